@@ -9,7 +9,7 @@ from ef_common.core import founding
 from ef_common.core.founding import FINISHED, LEFT, Start
 from ef_common.errors import AuthenticationError, CoordinatorLost, JobFinished, StorageFailed
 from ef_common.launch import finding
-from ef_common.launch.finding import Job, find_job
+from ef_common.launch.finding import Job, Patience, find_job
 from ef_common.launch.registry import Registry
 from ef_common.protocol.addresses import Address
 from ef_common.storage.store import Store
@@ -198,3 +198,28 @@ def test_registry_that_stays_away_is_given_up(
     monkeypatch.setattr(registry, "look", away)
     with pytest.raises(CoordinatorLost, match=r"does not answer: connection refused. That has not changed within 60 s"):
         Agent(registry).find()
+
+
+# ---------------------------------------------------------------- patience
+
+
+def test_patience_says_each_reason_at_once_and_gives_up(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    patience = Patience(10.0, setting="a setting")
+    for why in ("it rains", "it rains", "it snows"):
+        patience.wait(why, pause_s=4.0)
+    assert caplog.messages == ["it rains; waiting", "it snows; waiting"]
+    with pytest.raises(CoordinatorLost, match=r"it snows. That has not changed within 10 s \(a setting\)"):
+        patience.wait("it snows", pause_s=4.0)
+
+
+def test_patience_that_is_quiet_at_first_says_one_reason(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    patience = Patience(quiet_s=5.0)
+    for why in ("it rains", "it rains", "it snows", "it hails"):
+        patience.wait(why, pause_s=3.0)
+    assert caplog.messages == ["it snows; waiting"]
+
+
+def test_patience_counts_only_what_lasts(clock: Clock) -> None:
+    patience = Patience(10.0)
+    for counts in (True, True, False, True, True, True):
+        patience.wait("it rains", counts=counts, pause_s=5.0)
