@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ef_common.core.doors import LOOK, SETTLED_S, Follow, Heard, Lead, Over, Seeker, Standing, Wait
 from ef_common.errors import AuthenticationError, JobFinished, ProtocolError
-from ef_common.launch.finding import NOTHING_TO_JOIN, QUIET_S, Patience
+from ef_common.launch.finding import JOIN_S, NOTHING_TO_JOIN, PATIENCE_S, QUIET_S, Patience
 from ef_common.protocol.addresses import Address, format_address, is_loopback, named_by, parse_address
 
 logger = logging.getLogger(__name__)
@@ -116,6 +116,7 @@ def find_at_doors(
     open_door: Callable[[Sequence[Address]], Address | None],
     ask: Callable[[Address, str, str], Standing | None],
     lead: Callable[[], object],
+    joins: bool = False,
 ) -> Address | None:
     """Look until the job is found, or this agent has founded it.
 
@@ -124,6 +125,7 @@ def find_at_doors(
         open_door: Lets the coordinator of this agent listen at one of these that is on this machine; returns it.
         ask: Asks at an address, from the door of this agent, with a wish; None if nobody answers.
         lead: Lets the coordinator of this agent lead.
+        joins: Whether it only joins a job that runs.
 
     Returns:
         Where the job is led; None if this agent leads.
@@ -131,10 +133,11 @@ def find_at_doors(
     Raises:
         AuthenticationError: An agent has another token, or none, and nobody leads.
         ProtocolError: Somebody there is no agent of ElasticFlow, or one of another version, and nobody leads.
-        CoordinatorLost: This agent has committed itself to a founder that it cannot reach.
+        CoordinatorLost: This agent has committed itself to a founder that it cannot reach, or only joins and finds no job.
         JobFinished: The training is over.
     """
-    seeker, patience = Seeker(settle_s=doors.settle_s), Patience(quiet_s=QUIET_S)
+    seeker = Seeker(settle_s=doors.settle_s)
+    patience = Patience(JOIN_S if joins else PATIENCE_S, quiet_s=QUIET_S)
     own: Address | None = None
     told: set[Address] = set()
     named: set[Address] = set()
@@ -161,7 +164,8 @@ def find_at_doors(
                     if asking.refusal is not None:
                         raise asking.refusal
                     goes_on = seeker.wish not in (wish, LOOK)  # the next wish follows at once
-                    patience.wait(why, counts=bound, pause_s=0.0 if goes_on else _LOOK_S)
+                    what = "no training is running there" if joins else why
+                    patience.wait(what, counts=bound or joins, pause_s=0.0 if goes_on else _LOOK_S)
 
 
 class _Asking:

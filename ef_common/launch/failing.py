@@ -11,6 +11,7 @@ like any other, and costs only this worker.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import logging
@@ -37,6 +38,7 @@ from ef_common.errors import (
     StorageError,
     ThreadFailed,
 )
+from ef_common.launch.ending import end_soon
 from ef_common.session import Session
 
 logger = logging.getLogger(__name__)
@@ -92,6 +94,7 @@ class Failing:
 
     def _interrupted(self, number: int, frame: FrameType | None) -> None:
         self._signalled = True
+        atexit.register(end_soon)  # the others have lost it, and its launcher waits
         signal.default_int_handler(number, frame)
 
     def _show_and_tell(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 from ef_common.core.founding import Follow, Found, Founding, Over, Wait
 from ef_common.errors import AuthenticationError, CoordinatorLost, JobFinished, StorageError
@@ -20,6 +21,8 @@ PATIENCE_S = 60.0
 QUIET_S = 5.0
 """How long an agent says nothing of others that are late: those of one start are not there at the same moment."""
 NOTHING_TO_JOIN = "the training is over: there is nothing to join"
+JOIN_S = 10.0
+"""How long an agent that only joins waits where no training is running: its leader may just be replaced."""
 _LOOK_S = 0.5
 _NOWHERE = ("192.0.2.1", 9)  # of a network for documentation; nothing is sent there
 
@@ -44,6 +47,7 @@ def find_job(
     lead: Callable[[], Address],
     resign: Callable[[], None],
     founds: bool = True,
+    wait_s: float = inf,
 ) -> Job:
     """Look until the job is found. The coordinator of a founder listens before anybody can hear of it.
 
@@ -53,14 +57,16 @@ def find_job(
         lead: Starts a coordinator that leads; returns where others reach it.
         resign: Ends that one, because somebody else has founded the job.
         founds: This one may found the job; else it waits for somebody who does.
+        wait_s: For so long.
 
     Raises:
         AuthenticationError: The job runs, and has another token, or none.
-        CoordinatorLost: The registry does not answer, or the job runs where nobody can be reached from here.
+        CoordinatorLost: The registry does not answer, the job runs where nobody can be reached from here, or nobody has
+            founded it.
         JobFinished: The training is over.
     """
     founding = Founding()
-    patience = Patience()
+    patience, for_founder = Patience(), Patience(wait_s, quiet_s=QUIET_S)
     while True:
         now = time.monotonic()
         try:
@@ -80,7 +86,7 @@ def find_job(
             case Follow(number):
                 return Job(number, leader)
             case Found() if not founds:
-                time.sleep(_LOOK_S)
+                for_founder.wait(f"no training is running at {registry.place}")
             case Found(number):
                 address = lead()
                 if _make(registry, number, address, patience):

@@ -10,6 +10,7 @@ import secrets
 import socket
 import time
 from collections.abc import Sequence
+from math import inf
 
 from ef_common.control.coordinator import Coordinator
 from ef_common.control.leader_request import find_leader, inquire, report_failure, seek
@@ -19,7 +20,7 @@ from ef_common.errors import CoordinatorLost, JobFinished, ProtocolError, Storag
 from ef_common.launch import environment
 from ef_common.launch.certificates import trust_of
 from ef_common.launch.doors import Listed, Resolved, find_at_doors, is_this_machine, names_a_group
-from ef_common.launch.finding import NOTHING_TO_JOIN, QUIET_S, Patience, find_job, own_host
+from ef_common.launch.finding import JOIN_S, NOTHING_TO_JOIN, QUIET_S, Patience, find_job, own_host
 from ef_common.launch.registry import Registration, Registry
 from ef_common.launch.rendezvous_options import Options
 from ef_common.protocol.addresses import LOOPBACK, Address, format_address, is_loopback
@@ -62,7 +63,7 @@ class Hosting:
         self._run_id = run_id
         self._node = node
         self._local_addr = local_addr
-        self._founds = founds
+        self._founds = founds and not options.joins
         self._endpoint = options.endpoint  # the one of several that is this agent's own
         self._coordinator_at: Address = options.endpoint
         self._endpoints: tuple[Address, ...] = options.doors
@@ -99,7 +100,7 @@ class Hosting:
             self._ask_around(Resolved(host, port))
             return
         self._is_here = is_this_machine(host) if self._options.is_host is None else self._options.is_host
-        if self._is_here:
+        if self._is_here and not self._options.joins:
             self._host()
         self._coordinator_at = self._coordinator_address(self._options.endpoint)
         self._endpoints = (self._coordinator_at,)
@@ -112,6 +113,8 @@ class Hosting:
         """What is wrong at the endpoint is told here in one line, before a worker starts."""
         at = self._coordinator_at
         patience = Patience(self._options.join_timeout_s, setting="join_timeout in --rdzv-conf", quiet_s=QUIET_S)
+        if self._options.joins:
+            patience = Patience(JOIN_S, quiet_s=QUIET_S)
         while True:
             try:
                 standing = seek(at, self._agent(), self._trust.token, door="", wish=LOOK, tls=self._tls)
@@ -151,7 +154,7 @@ class Hosting:
             self._is_standby = False
 
         opens = open_door if self._founds else lambda known: None  # whoever has a door may be the one to found
-        leader = find_at_doors(doors, open_door=opens, ask=ask, lead=lead)
+        leader = find_at_doors(doors, open_door=opens, ask=ask, lead=lead, joins=self._options.joins)
         if not self._founds:
             open_door(doors.known())
         self._is_here = bool(own)
@@ -193,7 +196,8 @@ class Hosting:
             trust_start(nonce)
             return find_leader(addresses, self._agent(), self._trust.token, tls=self._tls)
 
-        job = find_job(registry, find_leader=ask, lead=lead, resign=resign, founds=self._founds)
+        wait_s = JOIN_S if self._options.joins else inf
+        job = find_job(registry, find_leader=ask, lead=lead, resign=resign, founds=self._founds, wait_s=wait_s)
         self._coordinator_at = job.leader or (reached_at, self._own_port)
         self._endpoints = (self._coordinator_at,)
         if job.leader is not None:

@@ -1,4 +1,4 @@
-"""Notices that this worker must leave: SIGTERM, SIGUSR1 (Slurm's `--signal`), and sources polled every second.
+"""Notices that this worker must leave: SIGTERM, SIGUSR1 (Slurm's `--signal`), SIGHUP, and sources that are polled.
 
 A notice is a wish and interrupts nothing: the session leaves at the next boundary that all agree on, and the process
 ends with status 0. If it has not reached one within the grace time (a validation may be long), it ends itself, as if it
@@ -33,7 +33,7 @@ SAME_NOTICE_S = 1.0
 """Signals that come within this time are one notice."""
 ASK_S = 1.0
 """How often a source is polled, and the coordinator is told again."""
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _LAST_WORDS_S = 1.0
 OUT_OF_TIME = 128 + signal.SIGTERM
 """Exit status of a worker whose grace time is over: what a shell shows for one that SIGTERM has ended."""

@@ -17,6 +17,7 @@ join_timeout       `600`                                   Seconds that a node w
 on_minority        `wait`                                  `wait` or `continue`: what workers do that have lost contact
                                                            with others and cannot be sure that those have stopped.
 is_host            found from the endpoint                 Whether this agent hosts the coordinator (`1` or `0`).
+join               `0`                                     Only join a job that runs (`1`), as `--join` does.
 =================  ======================================  ===========================================================
 """
 
@@ -87,6 +88,7 @@ class Options:
         stands_in: The coordinator was there before this agent: if nobody listens at the endpoint any more, its standby
             does, so that others find somebody there.
         join_timeout_s: How long this agent waits for the coordinator of an endpoint.
+        joins: It neither founds a job nor waits long for one.
     """
 
     endpoint: Address
@@ -100,6 +102,7 @@ class Options:
     registry: str = ""
     doors: tuple[Address, ...] = ()
     join_timeout_s: float = JOIN_TIMEOUT_S
+    joins: bool = False
 
     @classmethod
     def parse(cls, params: Parameters) -> Options:
@@ -137,6 +140,7 @@ class Options:
             registry=registry,
             doors=doors,
             join_timeout_s=_seconds(config, "join_timeout", default=JOIN_TIMEOUT_S, low=0.0),
+            joins=bool(_flag(config, "join")),
         )
 
 

@@ -35,8 +35,8 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from ef_common.errors import AuthenticationError, CoordinatorLost, UsageError
-from ef_common.launch import environment, run_directory
+from ef_common.errors import AuthenticationError, CoordinatorLost, JobFinished, UsageError
+from ef_common.launch import environment, joining, run_directory
 from ef_common.launch.certificates import trust_of
 from ef_common.launch.child import end_with_parent
 from ef_common.launch.coordinator_process import start_coordinator
@@ -61,6 +61,11 @@ EXCUSED = os.EX_TEMPFAIL
 LEFT = os.EX_TEMPFAIL
 """Exit status by default if the launcher was told to go before the training was over: it can be started again."""
 INTERRUPTED = KILLED + signal.SIGINT
+REFUSED = 2
+"""Exit status if the command cannot be run as it is."""
+_NONE = "\0"  # stands for a script that is not named
+_JOIN = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+_JOIN.add_argument("--join")
 _GENTLE = (signal.SIGHUP, SIGNAL)
 _LOOK_S = 0.1
 
@@ -95,9 +100,12 @@ class Options:
 
         Raises:
             SystemExit: It is wrong, or help was asked for.
+            JobFinished: The job that it is to join has finished.
             UsageError: Values that do not go together.
         """
-        args = parser().parse_args(argv)
+        args = _parse(argv)
+        if args.join:
+            _take_from_job(args)
         meeting = None if args.rdzv_endpoint else meeting_in(os.environ)
         if meeting is not None:
             args.rdzv_endpoint = meeting.endpoint
@@ -131,6 +139,12 @@ def parser() -> argparse.ArgumentParser:
         "All options of torchrun are accepted."
     )
     ours = made.add_argument_group("ElasticFlow")
+    ours.add_argument(
+        "--join",
+        metavar="RUN",
+        help="join a job that is running, as one more node: its run directory, which also knows the script and all "
+        "options of the job, or the URL at which its nodes find each other",
+    )
     ours.add_argument(
         "--checkpoint", metavar="URL", help="where checkpoints are saved, and resumed from: s3://bucket/run, a path …"
     )
@@ -168,6 +182,41 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def _parse(argv: list[str]) -> argparse.Namespace:
+    """Parse the command line; with ``--join`` it may name no script, which is "" then."""
+    known, _ = _JOIN.parse_known_args(argv)
+    args = parser().parse_args([*argv, _NONE] if known.join else argv)
+    if args.training_script == _NONE:
+        args.training_script = ""
+    elif args.training_script_args[-1:] == [_NONE]:
+        args.training_script_args.pop()
+    return args
+
+
+def _take_from_job(args: argparse.Namespace) -> None:
+    """Complete the arguments by what the job has that it is to join."""
+    args.rdzv_conf = ",".join(filter(None, (args.rdzv_conf, "join=1")))
+    if "://" in args.join:
+        if not args.training_script:
+            raise UsageError(f"name the script, too. Received: --join={args.join} alone")
+        args.rdzv_endpoint = args.join
+        return
+    place = Path(args.join)
+    job = joining.read(place)
+    given = parser()
+    for name, value in job.options.items():
+        if name == "rdzv_conf":
+            args.rdzv_conf = ",".join(filter(None, (value, args.rdzv_conf)))
+        elif getattr(args, name) == given.get_default(name):
+            setattr(args, name, value)
+    for name, value in job.variables.items():
+        os.environ.setdefault(name, value)
+    args.run_dir = args.run_dir or place.absolute()
+    if not args.training_script:
+        args.training_script, *args.training_script_args = job.command
+        os.chdir(job.directory)
+
+
 def main(argv: list[str]) -> int:
     """Run a job, or one node of it, to its end.
 
@@ -184,16 +233,23 @@ def main(argv: list[str]) -> int:
         outlive_reader()
         log_as_json()
         script = [options.torchrun.training_script, *options.torchrun.training_script_args]
-        run_dir = run_directory.create(script[0], options.run_dir, local=options.local)
+        run_dir = run_directory.create(
+            script[0], options.run_dir, local=options.local, joins=bool(options.torchrun.join)
+        )
         os.environ[environment.RUN_DIR] = str(run_dir)
         if options.checkpoint:
             os.environ[environment.CHECKPOINT] = options.checkpoint
         launcher = run_directory.this_launcher(script, max_workers=options.max_nodes, local=options.local)
         with _listening() as signals, _Agents(options) as agents:
+            if not options.torchrun.join:
+                joining.write(run_dir, options.torchrun, script, local=options.local)
             return _Supervisor(options, run_dir, agents, launcher, signals).run()
+    except JobFinished as finished:
+        say(str(finished))
+        return 0
     except (UsageError, CoordinatorLost) as error:
         say(str(error), color="red")
-        return 2
+        return REFUSED
 
 
 @contextlib.contextmanager
@@ -396,6 +452,11 @@ class _Agents:
         return any(self._statuses)
 
     @property
+    def refused(self) -> bool:
+        """Whether what was wrong was found before a worker was started; the agent has said it."""
+        return set(self._statuses) == {REFUSED}
+
+    @property
     def _statuses(self) -> list[int | None]:
         return [
             agent.process.exitcode
@@ -480,7 +541,7 @@ def _run_agent(args: argparse.Namespace, device: int | None, notes: Path, local:
         sys.exit(KILLED + int(error.sigval))
     except (AuthenticationError, CoordinatorLost, UsageError) as error:
         say(str(error), color="red")
-        sys.exit(2)
+        sys.exit(REFUSED)
 
 
 class _Supervisor:
@@ -588,4 +649,6 @@ class _Supervisor:
             return 0
         if self._signals or (self._agents.left and not self._agents.failed):
             return self._options.left_status
+        if self._agents.refused:
+            return REFUSED
         return 1 if self._agents.failed else 0

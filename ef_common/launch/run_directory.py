@@ -3,6 +3,7 @@
 ::
 
     events/…                the event log
+    job.json                what a node has to know that joins the job
     launcher.json           the state of the launcher of a job; only the launcher writes it, completely each time
     launcher-HOST-PID.json  the same of one of the nodes of a job, which may share the directory
     wanted.json             the number of workers that it shall have; written by `elasticflow scale`
@@ -116,13 +117,14 @@ class Order:
     num_workers: int
 
 
-def create(script: str, place: Path | None = None, *, local: bool = True) -> Path:
+def create(script: str, place: Path | None = None, *, local: bool = True, joins: bool = False) -> Path:
     """Make the directory of a new run, or share that of other nodes of the job.
 
     Args:
         script: Which program; gives the name, with the time.
         place: The directory itself, if the user has named one.
         local: See :class:`Launcher`.
+        joins: The run that is active there is the one that it joins.
 
     Raises:
         UsageError: Another run is going on there, or it cannot be made.
@@ -135,7 +137,7 @@ def create(script: str, place: Path | None = None, *, local: bool = True) -> Pat
     except OSError as error:
         raise UsageError(f"the run directory cannot be made: {error.strerror}. Received: {place}") from None
     for found in read_launchers(place):
-        if found.alive and (local or found.local):
+        if found.alive and not joins and (local or found.local):
             raise UsageError(
                 f"another run is active there (process {found.pid}). Use another --run-dir. Received: {place}"
             )
@@ -213,7 +215,7 @@ def _at_work(run_dir: Path) -> Launcher:
 def read_launcher(run_dir: Path) -> Launcher | None:
     """The state of the run's launcher (of several, that of one at work, if possible here); None if it had none."""
     found = read_launchers(run_dir)
-    return max(found, key=lambda one: (one.alive, not one.over, one.began), default=None)
+    return max(found, key=lambda one: (one.alive, not one.over, one.local, one.began), default=None)
 
 
 def read_launchers(run_dir: Path) -> list[Launcher]:

@@ -33,7 +33,9 @@ def start(job: TorchrunJob, number: int) -> list[Node]:
     return job.nodes
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGUSR1, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.thorough)]
+)
 @pytest.mark.parametrize("whom", ["the agent that leads", "another agent", "the worker of the agent that leads"])
 def test_node_that_is_told_to_go_hands_over_and_ends(job: TorchrunJob, whom: str, number: signal.Signals) -> None:
     nodes = start(job, 3)

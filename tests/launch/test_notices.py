@@ -156,6 +156,7 @@ def test_forked_child_is_ended_by_sigterm_alone(make: Callable[..., Notices], se
     child = os.fork()
     if child == 0:
         signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGHUP)
         signal.raise_signal(signal.SIGTERM)
         os._exit(3)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM

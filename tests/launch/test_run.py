@@ -292,6 +292,53 @@ def test_two_nodes_with_an_endpoint_train_together_and_share_a_directory(job: Ca
     reserved.close()
 
 
+def test_node_that_joins_by_the_run_directory_needs_no_option_and_no_script(job: Callable[..., Launched]) -> None:
+    run = job("--nproc-per-node=2", "--nnodes=1:4", *script())
+    run.wait_for_world(2)
+    assert (run.directory / "job.json").stat().st_mode & 0o777 == 0o600
+    newcomer = job(f"--join={run.directory}")
+    run.wait_for_world(3)
+    assert "one node of a larger job" not in elasticflow("scale", "--no-wait", str(run.directory), "1")[1]
+    run.wait_for_world(2)
+    newcomer.process.send_signal(signal.SIGTERM)
+    assert newcomer.wait() == os.EX_TEMPFAIL
+    run.wait_for_world(1)
+    (run.directory / ENOUGH).touch()
+    assert run.wait() == 0
+    run.audit()
+    late = job(f"--join={run.directory}")
+    assert late.wait() == 0
+    assert late.output.read_text() == "elasticflow: the training is over: there is nothing to join\n"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("door", ["host", "list", "registry"])
+def test_node_that_joins_founds_no_job_of_its_own(job: Callable[..., Launched], tmp_path: Path, door: str) -> None:
+    reserved = reserve_port()
+    here = f"127.0.0.1:{reserved.getsockname()[1]}"
+    endpoint = {
+        "host": here,
+        "list": f"{here},127.0.0.2:{reserved.getsockname()[1]}",
+        "registry": f"file://{tmp_path}/at",
+    }
+    alone = job(f"--rdzv-endpoint={endpoint[door]}", "--rdzv-conf=join=1", *script(), directory=tmp_path / "alone")
+    assert alone.wait() == 2
+    assert "within 10 s" in alone.output.read_text()
+    assert alone.events("start") == []
+    nodes = [job(f"--rdzv-endpoint={endpoint[door]}", "--nnodes=1:4", *script())]
+    if door == "list":  # more than half of the two
+        nodes.append(job(f"--rdzv-endpoint={endpoint[door]}", "--nnodes=1:4", *script()))
+    nodes[0].wait_for_world(len(nodes))
+    nodes.append(job(f"--join={nodes[0].directory}"))
+    if door == "registry":
+        nodes.append(job(f"--join={endpoint[door]}", *script()))
+    nodes[0].wait_for_world(len(nodes))
+    (nodes[0].directory / ENOUGH).touch()
+    assert [node.wait() for node in nodes] == [0] * len(nodes)
+    nodes[0].audit()
+    reserved.close()
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("how", ["SIGUSR1", "notice"])
 def test_node_of_the_coordinator_that_is_told_to_go_ends_with_its_own_status(
@@ -417,6 +464,8 @@ def test_options_of_torchrun_pass_through(job: Callable[..., Launched], tmp_path
         (["--rdzv-conf=hang_timeout=soon", "x.py"], "hang_timeout=soon"),
         (["--rdzv-conf=hang_timeout", "x.py"], "expected KEY=VALUE"),
         (["--left-status=256", "x.py"], "--left-status=256"),
+        (["--join=/nowhere"], "--join takes the directory of a run"),
+        (["--join=file:///nowhere/run"], "name the script, too"),
     ],
 )
 def test_what_cannot_be_run_is_refused(arguments: list[str], message: str, tmp_path: Path) -> None:
