@@ -1,7 +1,7 @@
 """An agent that is told to go by SIGUSR1, as by Slurm's ``--signal``, lets its workers leave at a step boundary.
 
-SIGTERM, SIGINT and SIGHUP are torchrun's: it passes them on to the workers, too, and ends after these. SIGUSR1 would end
-the agent at once, and its worker would not know.
+SIGTERM, SIGINT and SIGHUP are torchrun's: it passes them on to the workers, and ends after these. SIGUSR1 would end the
+agent at once, and its worker would not know.
 """
 
 from __future__ import annotations
