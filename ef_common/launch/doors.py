@@ -133,7 +133,7 @@ def find_at_doors(
     Raises:
         AuthenticationError: An agent has another token, or none, and nobody leads.
         ProtocolError: Somebody there is no agent of ElasticFlow, or one of another version, and nobody leads.
-        CoordinatorLost: This agent cannot reach the founder to which it has committed itself, or joins and finds no job.
+        CoordinatorLost: This agent cannot reach the founder it has committed itself to, or joins and finds no job.
         JobFinished: The training is over.
     """
     seeker = Seeker(settle_s=doors.settle_s)
