@@ -300,11 +300,12 @@ def test_node_that_joins_by_the_run_directory_needs_no_option_and_no_script(job:
     run.wait_for_world(3)
     assert "one node of a larger job" not in elasticflow("scale", "--no-wait", str(run.directory), "1")[1]
     run.wait_for_world(2)
-    newcomer.process.send_signal(signal.SIGTERM)
-    assert newcomer.wait() == os.EX_TEMPFAIL
-    run.wait_for_world(1)
+    run.process.send_signal(signal.SIGTERM)  # with it goes the coordinator, and the newcomer's standby takes over
+    assert run.wait() == os.EX_TEMPFAIL
+    newcomer.wait_for_world(1)
+    newcomer.wait_for_step(newcomer.events("step")[-1]["step"] + 3)
     (run.directory / ENOUGH).touch()
-    assert run.wait() == 0
+    assert newcomer.wait() == 0
     run.audit()
     late = job(f"--join={run.directory}")
     assert late.wait() == 0
