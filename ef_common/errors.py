@@ -17,7 +17,8 @@
     │   └── AuthenticationError     the token is missing or wrong
     ├── StorageError                a problem with the checkpoint store or its contents
     │   ├── StorageFailed           the store refused, hung, is full or unreachable; trying again may help
-    │   │   └── NotFound            what was requested is not there
+    │   │   ├── NotFound            what was requested is not there
+    │   │   └── StorageRefused      it lacks a right, or is read-only, or no folder: trying again does not help soon
     │   ├── AlreadyExists           somebody else has created it
     │   ├── InvalidCheckpoint       torn, truncated, changed or half deleted
     │   ├── ShareMissing            a worker has not written its part of a checkpoint
@@ -106,6 +107,10 @@ class StorageFailed(StorageError):
 
 class NotFound(StorageFailed):
     """The store has nothing under this name."""
+
+
+class StorageRefused(StorageFailed):
+    """The store lacks a right, or is read-only, or its path leads through a file. Somebody must change that."""
 
 
 class AlreadyExists(StorageError):

@@ -149,7 +149,10 @@ class Coordinator:
             OSError: The address cannot be bound (EADDRINUSE: another coordinator has it).
         """
         raise_file_limit()
-        listener = listen(self._address_to_bind())
+        address = self._address_to_bind()
+        listener = listen(address)
+        if address != self._wanted:
+            self._say_what_lacks()
         host, port = listener.getsockname()[:2]
         self._bound = (host, port)
         self._loop = asyncio.SelectorEventLoop()
@@ -229,14 +232,14 @@ class Coordinator:
 
     def _address_to_bind(self) -> Address:
         host, port = self._wanted
-        if self._token is not None or is_loopback(host):
-            return host, port
+        return (host, port) if self._token is not None or is_loopback(host) else (LOOPBACK, port)
+
+    def _say_what_lacks(self) -> None:
         logger.warning(
             "There is no job token, so the coordinator listens on %s only: workers on other machines cannot "
             "join. Set ELASTICFLOW_TOKEN to the same secret on all nodes, or token_file in --rdzv-conf.",
             LOOPBACK,
         )
-        return LOOPBACK, port
 
     def _note_population(self, number: int) -> None:
         with self._population_changed:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
 
 from ef_common.control.line import Line
 from ef_common.core.doors import Standing
@@ -178,11 +180,13 @@ def ask_leader(
 def find_leader(
     addresses: Sequence[Address], member: Member, token: Token | None, *, tls: Tls | None = None
 ) -> Address | None:
-    """Find the leading coordinator; each step with each address takes at most `ANSWER_S`.
+    """Find the leading coordinator; each step takes at most `ANSWER_S`.
+
+    The first address is asked first, and then all others at the same time: most of their machines may be gone.
 
     Args:
-        addresses: Where a coordinator may be. A standby may name another address.
-        member: Who looks for it; nobody else may have its id.
+        addresses: Where a coordinator may be, the likeliest one first. A standby may name another address.
+        member: Who looks for it; nobody else may have an id that begins with this one's.
         token: The job token, or None.
         tls: The identity of the one that looks, if connections are encrypted.
 
@@ -190,10 +194,31 @@ def find_leader(
         Where it is; None if nobody was reached, or nobody leads.
 
     Raises:
-        AuthenticationError: Somebody was reached, but nobody whose token is this one.
+        AuthenticationError: Somebody was reached whose token is another one, and nobody leads.
+        ProtocolError: Somebody was reached who is no coordinator, or one of another version, and nobody leads.
     """
-    found = _talk_to_leader(addresses, member, token, wire.Inquire(member.id), tls, raises=True)
-    return None if found is None else found[0]
+
+    def ask(address: Address) -> tuple[Address, wire.FromCoordinator] | None:
+        asker = replace(member, id=f"{member.id}-{format_address(address)}")  # the leader may hear of several
+        return _talk_to_leader([address], asker, token, wire.Inquire(asker.id), tls, raises=True)
+
+    refusal: AuthenticationError | ProtocolError | None = None
+    for some in filter(None, (addresses[:1], addresses[1:])):
+        pool = ThreadPoolExecutor(len(some), thread_name_prefix="elasticflow-ask")
+        try:
+            for answer in as_completed([pool.submit(ask, address) for address in some]):
+                try:
+                    found = answer.result()
+                except (AuthenticationError, ProtocolError) as error:
+                    refusal = refusal or error
+                    continue
+                if found is not None:
+                    return found[0]
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+    if refusal is not None:
+        raise refusal
+    return None
 
 
 def seek(
@@ -236,7 +261,7 @@ def _talk_to_leader(
     """Where the leading coordinator is, and its answer."""
     todo = list(addresses)
     asked: set[Address] = set()
-    refusal: AuthenticationError | None = None
+    refusal: AuthenticationError | ProtocolError | None = None
     while todo:
         address = todo.pop(0)
         if address in asked:
@@ -246,7 +271,7 @@ def _talk_to_leader(
             answer = _ask(address, member, token, message, tls)
         except (OSError, ProtocolError, AuthenticationError) as error:
             logger.debug("no coordinator at %s: %s", format_address(address), error)
-            refusal = error if isinstance(error, AuthenticationError) else refusal
+            refusal = refusal if isinstance(error, OSError) else error
             continue
         if not isinstance(answer, wire.Redirect):
             if answer is not None:

@@ -122,7 +122,8 @@ def find_at_doors(
 
     Args:
         doors: Where to look.
-        open_door: Lets the coordinator of this agent listen at one of these that is on this machine; returns it.
+        open_door: Lets the coordinator of this agent listen at one of these that is on this machine; returns it. Where
+            somebody answers, it is not asked to.
         ask: Asks at an address, from the door of this agent, with a wish; None if nobody answers.
         lead: Lets the coordinator of this agent lead.
         joins: Whether it only joins a job that runs.
@@ -139,12 +140,13 @@ def find_at_doors(
     seeker = Seeker(settle_s=doors.settle_s)
     patience = Patience(JOIN_S if joins else PATIENCE_S, quiet_s=QUIET_S)
     own: Address | None = None
+    answers: dict[str, Heard] = {}
     told: set[Address] = set()
     named: set[Address] = set()
     with _Asking(ask) as asking:
         while True:
             known = doors.known()
-            own = own or open_door(known)
+            own = own or open_door([one for one in known if format_address(one) not in answers])
             mine = "" if own is None else format_address(own)
             wish = seeker.wish
             targets = dict.fromkeys([*([] if own is None else [own]), *known, *told, *named])

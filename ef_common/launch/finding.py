@@ -6,11 +6,23 @@ import logging
 import socket
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NoAnswer
 from dataclasses import dataclass
 from math import inf
+from typing import TypeVar
 
+from ef_common import threads
 from ef_common.core.founding import Follow, Found, Founding, Over, Wait
-from ef_common.errors import AuthenticationError, CoordinatorLost, JobFinished, StorageError
+from ef_common.errors import (
+    AuthenticationError,
+    CoordinatorLost,
+    JobFinished,
+    ProtocolError,
+    StorageError,
+    StorageFailed,
+    StorageRefused,
+)
 from ef_common.launch.registry import Registry
 from ef_common.protocol.addresses import Address, format_address
 
@@ -18,12 +30,15 @@ logger = logging.getLogger(__name__)
 
 PATIENCE_S = 60.0
 """How long an agent waits for a registry that does not answer, or for a leader that lives and cannot be reached."""
+ANSWER_S = 20.0
+"""After so long, a registry has not answered: clients of object stores try for minutes, and say nothing."""
 QUIET_S = 5.0
 """How long an agent says nothing of others that are late: those of one start are not there at the same moment."""
 NOTHING_TO_JOIN = "the training is over: there is nothing to join"
 JOIN_S = 10.0
 """How long an agent that only joins waits where no training is running: its leader may just be replaced."""
 _LOOK_S = 0.5
+_T = TypeVar("_T")
 _NOWHERE = ("192.0.2.1", 9)  # of a network for documentation; nothing is sent there
 
 
@@ -64,20 +79,22 @@ def find_job(
         CoordinatorLost: The registry does not answer, the job runs where nobody can be reached from here, or nobody has
             founded it.
         JobFinished: The training is over.
+        ProtocolError: The job runs, with another version of the protocol.
+        StorageRefused: The registry cannot be read or written.
     """
     founding = Founding()
     patience, for_founder = Patience(), Patience(wait_s, quiet_s=QUIET_S)
     while True:
         now = time.monotonic()
         try:
-            seen = registry.look()
+            seen = _in_time(registry.look)
         except StorageError as error:
-            patience.wait(f"the registry {registry.place} does not answer: {error}")
+            _bear(registry, error, patience)
             continue
         leader, refusal = None, None
         try:
             leader = find_leader(seen.nonce, seen.addresses) if seen is not None and seen.addresses else None
-        except AuthenticationError as error:  # the address may be another job's by now
+        except (AuthenticationError, ProtocolError) as error:  # the address may be another job's by now
             refusal = error
         start = None if seen is None else seen.start
         match founding.decide(start, answered=leader is not None, now=now):
@@ -108,13 +125,37 @@ def _make(registry: Registry, number: int, address: Address, patience: Patience)
     """Make a start, and record where its leader is; False if somebody else has made it."""
     while True:
         try:
-            if not registry.found(number):
+            if not _in_time(registry.found, number):
                 return False
-            registry.add(number, address)
+            _in_time(registry.add, number, address)
         except StorageError as error:  # it may be done, or not: the same again finds out
-            patience.wait(f"the registry {registry.place} does not answer: {error}")
+            _bear(registry, error, patience)
         else:
             return True
+
+
+def _in_time(act: Callable[..., _T], *args: object) -> _T:
+    """What a registry answers. One that hangs may do later what it was asked to, as one that has failed may."""
+    answer: Future[_T] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(act(*args))
+        except Exception as error:
+            answer.set_exception(error)
+
+    threads.start(ask, name="elasticflow-registry", job="asks the registry")
+    try:
+        return answer.result(ANSWER_S)
+    except NoAnswer:
+        raise StorageFailed(f"no answer within {ANSWER_S:g} s") from None
+
+
+def _bear(registry: Registry, error: StorageError, patience: Patience) -> None:
+    """Wait until the registry may answer again; one that refuses does not do so by itself."""
+    if isinstance(error, StorageRefused):
+        raise StorageRefused(f"agents cannot find each other at {registry.place}: {error}") from error
+    patience.wait(f"the registry {registry.place} does not answer: {error}")
 
 
 class Patience:

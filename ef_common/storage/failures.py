@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ef_common.errors import AlreadyExists, ElasticFlowError, NotFound, StorageError, StorageFailed
+from ef_common.errors import AlreadyExists, ElasticFlowError, NotFound, StorageError, StorageFailed, StorageRefused
 
 _CREDENTIALS_IN_URL = re.compile(r"(?<=://)[^/@\s'\"]*@")
 _QUERY = re.compile(r"(?<=[\w/.])\?[^\s'\"<>]*=[^\s'\"<>]*")
@@ -80,8 +80,16 @@ def failure(error: BaseException, what: str, *, secrets: Sequence[str] = (), exc
         return error
     if isinstance(error, FileExistsError) or (exclusive and _codes(error) & {"PreconditionFailed", "412"}):
         return AlreadyExists(redact(f"cannot {what}: it exists already"))
-    kind = NotFound if isinstance(error, FileNotFoundError) and not _codes(error) & {"NoSuchBucket"} else StorageFailed
-    return kind(f"cannot {redact(what)}: {describe(error, secrets=secrets)}")
+    return _kind(error)(f"cannot {redact(what)}: {describe(error, secrets=secrets)}")
+
+
+def _kind(error: BaseException) -> type[StorageFailed]:
+    if isinstance(error, FileNotFoundError):
+        return StorageFailed if _codes(error) & {"NoSuchBucket"} else NotFound
+    is_refused = isinstance(error, (PermissionError, NotADirectoryError))
+    return (
+        StorageRefused if is_refused or (isinstance(error, OSError) and error.errno == errno.EROFS) else StorageFailed
+    )
 
 
 def describe(error: BaseException, *, secrets: Sequence[str] = ()) -> str:

@@ -88,7 +88,7 @@ def test_client_of_a_silent_server_gives_up_in_time(listener, join):
 
 @pytest.mark.parametrize(
     "line",
-    [b"SSH-2.0-OpenSSH_9.6\r\n", b'{"v":9,"t":"challenge","nonce":""}\n', b"x" * 5000],
+    [b"SSH-2.0-OpenSSH_9.6\r\n", b'{"v":99,"t":"challenge","nonce":""}\n', b"x" * 5000],
     ids=["ssh", "version", "long"],
 )
 def test_client_of_another_server_raises_protocol_error(listener, join, line):

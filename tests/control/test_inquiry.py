@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,12 +14,13 @@ import pytest
 from ef_common.control.leader_request import find_leader, inquire
 from ef_common.core.membership import Gathering, Shortage
 from ef_common.core.view import Member
-from ef_common.errors import AuthenticationError, Evicted
+from ef_common.errors import AuthenticationError, Evicted, ProtocolError
 from ef_common.protocol import wire
 from ef_common.protocol.addresses import named_by
 from ef_common.protocol.auth import Token
 from ef_common.session.crash_record import CrashRecord, lives
 from tests.control.conftest import fall_silent, line_of
+from tests.control.test_client import answer_with, listener  # noqa: F401  (a fixture)
 from tests.control.test_failover import job, leader  # noqa: F401  (a fixture)
 from tests.waiting import poll_until
 
@@ -141,6 +145,37 @@ def test_leader_of_another_start_with_the_same_token_is_none(serve):
     for other in (token, token.for_start("that"), None):
         with pytest.raises(AuthenticationError):
             find_leader([leader], AGENT, other)
+
+
+def test_coordinator_of_another_version_is_told_by_both_versions_only_where_nobody_leads(serve, listener):  # noqa: F811
+    answer_with(listener, b'{"v":99,"t":"challenge","nonce":""}\n')
+    with pytest.raises(ProtocolError, match=rf"expected version {wire.VERSION} .*Received: v=99"):
+        find_leader([("127.0.0.1", 1), listener.getsockname()], AGENT, None)
+    leader = serve().address
+    assert find_leader([listener.getsockname(), leader], AGENT, None) == leader
+
+
+def test_those_who_do_not_answer_are_asked_at_the_same_time():
+    """Of many machines on record most may be gone."""
+    number, lock, waiting, most = 10, threading.Lock(), 0, 0
+
+    def be_silent(server: socket.socket) -> None:
+        nonlocal waiting, most
+        with server.accept()[0] as peer:
+            with lock:
+                waiting += 1
+                most = max(most, waiting)
+            while peer.recv(65536):
+                pass
+            with lock:
+                waiting -= 1
+
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(number) as pool:
+        silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
+        heard = [pool.submit(be_silent, server) for server in silent]
+        assert find_leader([("127.0.0.1", 1), *(one.getsockname() for one in silent)], AGENT, None) is None
+        assert all(one.result() is None for one in heard)
+    assert most > number / 2
 
 
 def test_what_a_standby_reaches_on_its_own_machine_others_reach_under_its_address():

@@ -5,7 +5,9 @@ The switch is a thread of ours, so it can lose, delay and slow down what goes fr
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import ctypes
 import fcntl
 import heapq
 import itertools
@@ -13,11 +15,13 @@ import os
 import random
 import selectors
 import shutil
+import socket
 import struct
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +29,8 @@ PREFIX = "eftest"
 NETWORK = "10.207.42"
 TUN = Path("/dev/net/tun")
 _FILES = Path("/etc/netns")  # `ip netns exec` puts these over /etc
+_SPACES = Path("/var/run/netns")
+_CLONE_NEWNET = 0x40000000
 _TUNSETIFF, _IFF_TAP, _IFF_NO_PI = 0x400454CA, 0x0002, 0x1000
 _MAX_FRAME_BYTES = 2048
 _MAX_QUEUED_S = 0.2
@@ -52,6 +58,61 @@ def inside(node: int) -> tuple[str, ...]:
 def set_link(node: int, state: str) -> None:
     """Take a node's interface "down", as if its cable was pulled out, or "up" again."""
     _run("ip", "-n", _name(os.getpid(), node), "link", "set", "eth0", state)
+
+
+def set_names(node: int, names: Mapping[str, Sequence[str]]) -> None:
+    """What these names stand for on a node, from now on."""
+    lines = [f"{one} {name}" for name, addresses in names.items() for one in addresses]
+    _write_hosts(_name(os.getpid(), node), lines)
+
+
+@contextlib.contextmanager
+def served(node: int, target: tuple[str, int]) -> Iterator[tuple[str, int]]:
+    """A server of this machine is at an address of a node, too, which is given."""
+    with ThreadPoolExecutor(1) as pool:  # a thread that enters the node stays there
+        listener = pool.submit(_listen_inside, node).result()
+    started: Future[Callable[[], object]] = Future()
+    thread = threading.Thread(target=_run_forwarder, args=(listener, target, started), name="forwarder")
+    thread.start()
+    try:
+        yield listener.getsockname()
+    finally:
+        started.result()()
+        thread.join()
+
+
+def _listen_inside(node: int) -> socket.socket:
+    with (_SPACES / _name(os.getpid(), node)).open() as space:
+        if ctypes.CDLL(None, use_errno=True).setns(space.fileno(), _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "a thread cannot enter a network namespace")
+    return socket.create_server((address(node), 0))
+
+
+def _run_forwarder(listener: socket.socket, target: tuple[str, int], started: Future[Callable[[], object]]) -> None:
+    with contextlib.suppress(asyncio.CancelledError):
+        asyncio.run(_forward(listener, target, started))
+
+
+async def _forward(listener: socket.socket, target: tuple[str, int], started: Future[Callable[[], object]]) -> None:
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+
+    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer), contextlib.suppress(OSError):
+            far_reader, far_writer = await asyncio.open_connection(*target)
+            await asyncio.gather(carry(reader, far_writer), carry(far_reader, writer))
+
+    server = await asyncio.start_server(connect, sock=listener)
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    started.set_result(lambda: loop.call_soon_threadsafe(task.cancel))
+    try:
+        await asyncio.Event().wait()
+    finally:
+        server.close()
 
 
 @dataclass(frozen=True)
@@ -87,10 +148,10 @@ class Switch:
         """This is how frames go between any two nodes."""
         self._ways = {(one, other): way for one in self._ports for other in self._ports}
 
-    def cut(self, *some: int, direction: str = "") -> None:
-        """Cut these nodes off from all others: what goes "in" to them is lost, what comes "out", or both ways."""
+    def cut(self, *some: int, direction: str = "", spared: Sequence[int] = ()) -> None:
+        """Cut these nodes off from all others but those spared: what goes "in" is lost, what comes "out", or both."""
         lost = Way(loss=1.0)
-        pairs = [(one, other) for one in some for other in self._ports if other not in some]
+        pairs = [(one, other) for one in some for other in self._ports if other not in (*some, *spared)]
         ways = dict(self._ways)
         if direction != "in":
             ways.update(dict.fromkeys(pairs, lost))
@@ -190,7 +251,7 @@ def _add(node: int, switch: Switch) -> None:
     # Without DNS, a look-up would wait for a server that never answers.
     files = _FILES / name
     files.mkdir(parents=True, exist_ok=True)
-    (files / "hosts").write_text("127.0.0.1 localhost\n")
+    _write_hosts(name, [])
     switch_file = Path("/etc/nsswitch.conf")
     lines = switch_file.read_text().splitlines() if switch_file.exists() else []
     kept = [line for line in lines if not line.startswith("hosts:")]
@@ -200,6 +261,10 @@ def _add(node: int, switch: Switch) -> None:
     _run("ip", "-n", name, "addr", "add", f"{address(node)}/24", "dev", "eth0")
     for device in ("lo", "eth0"):
         _run("ip", "-n", name, "link", "set", device, "up")
+
+
+def _write_hosts(name: str, lines: Sequence[str]) -> None:
+    (_FILES / name / "hosts").write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
 
 
 def _remove(name: str) -> None:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,63 +13,17 @@ from ef_common.launch.registry import Registry
 from ef_common.storage.claims import place_for
 from ef_common.testing.harness_torchrun import Node, TorchrunJob
 from ef_common.testing.ports import reserve_port
+from tests.faults.alone import GUARD_S, Alone, coordinators, wait_for_one_leader
 from tests.faults.torchrun_nodes import OPTIONS, SCRIPT, finish, wait_for_steps
-from tests.waiting import poll_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
-
-GUARD_S = 120.0
-
-
-class Alone:
-    """A process of `elasticflow coordinator`."""
-
-    def __init__(self, output: Path, site: Path, *options: str) -> None:
-        self._output = output
-        path = os.pathsep.join([str(site), *filter(None, sys.path)])
-        environ = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "ELASTICFLOW_"))}
-        with output.open("wb") as file:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "ef_common.cli", "coordinator", *options],
-                env={**environ, "PYTHONPATH": path},
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    def said(self, words: str) -> bool:
-        text = self._output.read_text()
-        assert self.process.poll() is None or words in text, text
-        return words in text
-
-    def wait_for(self, words: str) -> None:
-        poll_until(lambda: self.said(words), guard_s=GUARD_S)
-
-    def end(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(GUARD_S)
 
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[Callable[..., Alone]]:
     """Starts a coordinator where torch cannot be imported."""
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "torch.py").write_text("raise ImportError('a coordinator needs no torch')")
-    started: list[Alone] = []
-
-    def make(endpoint: str, *options: str) -> Alone:
-        number = len(started)
-        conf = "--rdzv-conf=last_call_timeout=10,heartbeat_timeout=10"
-        options = (f"--rdzv-endpoint={endpoint}", conf, *options)
-        started.append(Alone(tmp_path / f"coordinator{number}.txt", site, *options))
-        return started[-1]
-
-    yield make
-    for one in started:
-        one.process.kill()
-        one.process.wait()
+    with coordinators(tmp_path) as start:
+        yield start
 
 
 def start(job: TorchrunJob) -> Node:
@@ -145,10 +95,7 @@ def test_coordinators_at_a_list_have_one_leader_and_the_others_know_it(alone: Ca
     endpoint = ",".join(f"127.0.0.1:{port}" for port in ports)
     try:
         two = [alone(endpoint) for _ in range(2)]
-        poll_until(lambda: any(one.said("leads the job") for one in two), guard_s=GUARD_S)
-        for one in two:
-            one.wait_for("the coordinator at")
-        assert sum(one.said("leads the job") for one in two) == 1
+        wait_for_one_leader(two)
         standby = alone(endpoint, "--standby")
         standby.wait_for(f"127.0.0.1:{ports[2]} stands by")
         assert [one.end() for one in (standby, *two)] == [0, 0, 0]

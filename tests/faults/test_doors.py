@@ -1,26 +1,28 @@
-"""Agents that are told several addresses, and find their job at any of them that answers."""
+"""Agents of one machine that find their job at a list of addresses, or in a folder.
+
+What comes of them when nodes, or the network between them, fail is in `test_every_door.py`.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
-from ef_common.control.leader_request import find_leader
-from ef_common.core.view import Member
+from ef_common.core.founding import FINISHED, LEFT, Start
+from ef_common.launch.registry import Registry
+from ef_common.storage.claims import place_for
 from ef_common.testing.harness_torchrun import Node, TorchrunJob
 from ef_common.testing.ports import reserve_port
-from tests.faults.torchrun_nodes import OPTIONS, SCRIPT, finish, lose_founder, wait_for_steps
+from tests.faults.torchrun_nodes import OPTIONS, SCRIPT, finish
 from tests.waiting import poll_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
-Run = Callable[..., TorchrunJob]
+Run = Callable[[str], TorchrunJob]
 
 
 @pytest.fixture
@@ -33,22 +35,34 @@ def ports() -> Iterator[list[int]]:
 
 
 @pytest.fixture
-def run(tmp_path: Path, ports: list[int]) -> Iterator[Run]:
-    """Begins a run of the job whose agents are told these three doors, or another endpoint."""
-    jobs: list[TorchrunJob] = []
-
-    def make(endpoint: str = ",".join(f"127.0.0.1:{port}" for port in ports)) -> TorchrunJob:
-        job = TorchrunJob(tmp_path / f"run{len(jobs)}", SCRIPT, endpoint=endpoint)
-        jobs.append(job)
-        return job.__enter__()
-
-    yield make
-    for job in jobs:
-        job.__exit__(None, None, None)
+def listed(ports: list[int]) -> str:
+    return ",".join(f"127.0.0.1:{port}" for port in ports)
 
 
-def start(job: TorchrunJob, *, environ: dict[str, str] | None = None, **options: object) -> Node:
-    conf = "--rdzv-conf=last_call_timeout=10,heartbeat_timeout=10"
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return f"file://{tmp_path}/registry"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    """Begins a run of the job whose agents are told this endpoint."""
+    with contextlib.ExitStack() as stack:
+        numbers = iter(range(9))
+        yield lambda endpoint: stack.enter_context(
+            TorchrunJob(tmp_path / f"run{next(numbers)}", SCRIPT, endpoint=endpoint)
+        )
+
+
+def newest(folder: str) -> Start:
+    found = Registry(place_for(folder), "none", "test").newest()
+    assert found is not None
+    return found
+
+
+def start(job: TorchrunJob, *, last_call_s: float = 10.0, token: str = "", **options: object) -> Node:
+    conf = f"--rdzv-conf=last_call_timeout={last_call_s},heartbeat_timeout=10"
+    environ = {"ELASTICFLOW_TOKEN": token} if token else {}
     return job.start("--nnodes=1:8", conf, script_args=(json.dumps({**OPTIONS, **options}),), environ=environ)
 
 
@@ -56,21 +70,8 @@ def output(job: TorchrunJob, node: Node) -> str:
     return (job.outputs / f"{node.name}.txt").read_text()
 
 
-def founder_at(doors: list[tuple[str, int]], nodes: list[Node]) -> tuple[Node, tuple[str, int]]:
-    """The node whose agent leads, and its door."""
-    leader = find_leader(doors, Member("test", "test", ""), None)
-    assert leader in doors
-    (founder,) = (
-        node
-        for node in nodes
-        for one in psutil.Process(node.pid).net_connections()
-        if one.status == psutil.CONN_LISTEN and one.laddr == leader
-    )
-    return founder, leader
-
-
-def test_agents_that_start_at_the_same_time_found_one_job(run: Run) -> None:
-    job = run()
+def test_agents_that_start_at_the_same_time_found_one_job(run: Run, listed: str) -> None:
+    job = run(listed)
     nodes = [start(job) for _ in range(6)]
     job.wait_for("view", 6, world_size=6)
     job.wait_for_step(3)
@@ -78,76 +79,44 @@ def test_agents_that_start_at_the_same_time_found_one_job(run: Run) -> None:
 
 
 @pytest.mark.thorough
-def test_newcomer_finds_the_job_through_another_door_after_its_founder_was_killed(run: Run, ports: list[int]) -> None:
-    job = run()
-    nodes = [start(job) for _ in range(3)]
-    job.wait_for("view", 3, world_size=3)
-    job.wait_for_step(3)
-    founder, _ = founder_at([("127.0.0.1", port) for port in ports], nodes)
-    lose_founder(job, founder, nodes, start)
-
-
-@pytest.mark.thorough
-def test_job_that_was_killed_whole_is_founded_again_and_goes_on_from_its_checkpoint(run: Run, tmp_path: Path) -> None:
-    place = {"checkpoint": f"file://{tmp_path}/store", "checkpoint_steps": 5}
-    first = run()
-    nodes = [start(first, **place) for _ in range(2)]
-    first.wait_for_step(12)
-    first.wait_for("checkpoint")
-    for node in nodes:
-        node.kill()
-    again = run()
-    nodes = [start(again, **place) for _ in range(3)]
-    again.wait_for("view", 3, world_size=3)
-    assert again.wait_for("run")[0]["resumed"]
-    finish(again, nodes)
-
-
-@pytest.mark.thorough
-def test_agent_that_lacks_a_majority_says_so_once_and_starts_with_it(run: Run, ports: list[int]) -> None:
-    job = run()
+def test_agent_that_lacks_a_majority_says_so_once_and_starts_with_it(run: Run, listed: str) -> None:
+    job = run(listed)
     first = start(job)
     poll_until(lambda: "waiting" in output(job, first), guard_s=job.guard_s)
-    said = output(job, first)
-    lacking = ", ".join(f"127.0.0.1:{port}" for port in ports[1:])
-    assert f"as soon as 2 of 3 support it; no answer from {lacking}; waiting" in said
+    lacking = ", ".join(listed.split(",")[1:])
+    assert f"as soon as 2 of 3 support it; no answer from {lacking}; waiting" in output(job, first)
     second = start(job)
     job.wait_for("view", 2, world_size=2)
     assert output(job, first).count("waiting") == 1
     finish(job, [first, second])
 
 
-RESOLVER = """\
-import socket
-
-def getaddrinfo(host, *args, _real=socket.getaddrinfo, **kwargs):
-    if host != "workers.test":
-        return _real(host, *args, **kwargs)
-    with open({names!r}) as file:
-        return [one for line in file.read().split() for one in _real(line, *args, **kwargs)]
-
-socket.getaddrinfo = getaddrinfo
-"""
+def test_agents_that_start_at_the_same_time_make_one_job_and_a_latecomer_hears_of_its_end(
+    run: Run, folder: str
+) -> None:
+    job = run(folder)
+    nodes = [start(job, token="the secret of the cluster, which other jobs have, too") for _ in range(3)]
+    job.wait_for("view", 3, world_size=3)
+    job.wait_for_step(3)
+    finish(job, nodes)
+    assert (newest(folder).number, newest(folder).end) == (1, FINISHED)
+    late = start(job)
+    assert late.wait() == 0
+    assert "the training is over" in output(job, late)
+    assert len(job.events("start")) == 3
 
 
 @pytest.mark.thorough
-def test_name_whose_addresses_change_leads_to_the_job(run: Run, ports: list[int], tmp_path: Path) -> None:
-    """As a headless service of Kubernetes: each pod that comes or goes changes the addresses."""
-    names, site = tmp_path / "names", tmp_path / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(RESOLVER.format(names=str(names)))
-    environ = {"PYTHONPATH": os.pathsep.join([str(site), *filter(None, sys.path)])}
-    addresses = [f"127.0.0.{number}" for number in (9, 10, 11, 12)]
-    job = run(f"workers.test:{ports[0]}")
-    names.write_text("\n".join(addresses[:3]))
-    nodes = [start(job, environ=environ) for _ in range(3)]
-    job.wait_for("view", 3, world_size=3)
-    job.wait_for_step(3)
-    founder, (gone, _) = founder_at([(address, ports[0]) for address in addresses[:3]], nodes)
-    founder.kill()
-    names.write_text("\n".join(address for address in addresses if address != gone))
-    job.wait_for("view", 2, world_size=2)
-    newcomer = start(job, environ=environ)
-    job.wait_for("view", 6, world_size=3)
-    wait_for_steps(job)
-    finish(job, [*(node for node in nodes if node is not founder), newcomer])
+def test_job_that_all_were_told_to_leave_is_started_again_at_once(run: Run, folder: str, tmp_path: Path) -> None:
+    place = {"checkpoint": f"file://{tmp_path}/store", "last_call_s": 2.0}
+    first = run(folder)
+    node = start(first, **place)
+    first.wait_for_step(3)
+    node.signal(10)
+    assert node.wait() == 0
+    assert newest(folder).end == LEFT
+    again = run(folder)
+    node = start(again, **place)
+    again.wait_for_step(4)
+    finish(again, [node])
+    assert newest(folder).number == 2

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -36,6 +36,7 @@ class Agents:
         self.own = Supporter()
         self.others: dict[Address, Callable[[str, str], Standing]] = {}
         self.asked: set[Address] = set()
+        self.tried: list[list[Address]] = []
         self.leads = 0
         self.lock = threading.Lock()
 
@@ -50,7 +51,11 @@ class Agents:
         self.leads += 1
 
     def find(self, *listed: Address, door: Address | None = HERE) -> Address | None:
-        return find_at_doors(Listed(listed), open_door=lambda known: door, ask=self.ask, lead=self.lead)
+        def open_door(known: Sequence[Address]) -> Address | None:
+            self.tried.append(list(known))
+            return door
+
+        return find_at_doors(Listed(listed), open_door=open_door, ask=self.ask, lead=self.lead)
 
 
 @pytest.fixture
@@ -95,6 +100,18 @@ def test_agent_without_a_door_looks_until_somebody_leads(agents: Agents, caplog:
     )
     assert agents.find(("h1", 9), THERE, door=None) == THERE
     assert [record.getMessage() for record in caplog.records] == ["nobody answers at h1:9, h2:2000; waiting"]
+
+
+def test_agent_tries_no_door_at_which_another_one_answers(agents: Agents) -> None:
+    agents.others[THERE] = supports(agents)
+    agents.clock.at[agents.clock.now + 5.0] = lambda: agents.others.update(
+        {THERE: lambda door, wish: Standing(leads=True)}
+    )
+    assert agents.find(THERE, ELSEWHERE, door=None) == THERE
+    first, *later = agents.tried
+    assert first == [THERE, ELSEWHERE]
+    assert later
+    assert all(tried == [ELSEWHERE] for tried in later)
 
 
 def test_agent_that_has_committed_itself_gives_up_a_founder_that_it_cannot_reach(agents: Agents) -> None:

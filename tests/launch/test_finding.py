@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,14 @@ import pytest
 
 from ef_common.core import founding
 from ef_common.core.founding import FINISHED, LEFT, Start
-from ef_common.errors import AuthenticationError, CoordinatorLost, JobFinished, StorageFailed
+from ef_common.errors import (
+    AuthenticationError,
+    CoordinatorLost,
+    JobFinished,
+    ProtocolError,
+    StorageFailed,
+    StorageRefused,
+)
 from ef_common.launch import finding
 from ef_common.launch.finding import Job, Patience, find_job
 from ef_common.launch.registry import Registry
@@ -55,13 +63,13 @@ class Agent:
         self.asked: list[list[Address]] = []
         self.nonces: list[str] = []
         self.leads = 0
-        self.refuses = False
+        self.refusal: Exception | None = None
 
     def find_leader(self, nonce: str, addresses: list[Address]) -> Address | None:
         self.asked.append(addresses)
         self.nonces.append(nonce)
-        if self.refuses:
-            raise AuthenticationError("another token")
+        if self.refusal is not None:
+            raise self.refusal
         return self.leader
 
     def lead(self) -> Address:
@@ -134,13 +142,17 @@ def test_job_that_gives_no_sign_of_life_is_started_again_after_the_lease(registr
     assert founding.LEASE_S <= clock.now - 1000.0 <= founding.LEASE_S + 1.0
 
 
+REFUSALS = [AuthenticationError("another token"), ProtocolError("another version")]
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
 def test_another_job_that_has_the_address_of_a_dead_one_by_now_keeps_nobody_out(
-    registry: Registry, clock: Clock
+    registry: Registry, clock: Clock, refusal: Exception
 ) -> None:
     other(registry).found(1)
     other(registry).add(1, THERE)
     agent = Agent(registry)
-    agent.refuses = True
+    agent.refusal = refusal
     assert agent.find() == Job(2, None)
 
 
@@ -160,13 +172,16 @@ def test_job_that_lives_and_cannot_be_reached_is_not_started_again(registry: Reg
     assert registry.newest().number == 1  # type: ignore[union-attr]
 
 
-def test_job_that_lives_and_has_another_token_refuses_at_once(registry: Registry, clock: Clock) -> None:
+@pytest.mark.parametrize("refusal", REFUSALS)
+def test_job_that_lives_and_has_another_token_or_version_refuses_at_once(
+    registry: Registry, clock: Clock, refusal: Exception
+) -> None:
     other(registry).found(1)
     other(registry).add(1, THERE)
     beats(other(registry), clock)
     agent = Agent(registry)
-    agent.refuses = True
-    with pytest.raises(AuthenticationError, match="another token"):
+    agent.refusal = refusal
+    with pytest.raises(type(refusal), match=str(refusal)):
         agent.find()
     assert clock.now < 1010.0
 
@@ -189,6 +204,29 @@ def test_registry_that_is_away_for_a_while_is_waited_for(
     assert registry.newest() == Start(1)
 
 
+@pytest.mark.parametrize("operation", ["look", "found", "add"])
+def test_registry_that_hangs_is_asked_again(
+    registry: Registry, clock: Clock, operation: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    works, goes_on, asked = getattr(registry, operation), threading.Event(), threading.Event()
+
+    def hang(*args: Any) -> Any:
+        if not asked.is_set():
+            asked.set()
+            goes_on.wait()
+        return works(*args)
+
+    monkeypatch.setattr(registry, operation, hang)
+    monkeypatch.setattr(finding, "ANSWER_S", 1.0)
+    try:
+        assert Agent(registry).find() == Job(1, None)
+    finally:
+        goes_on.set()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"the registry {registry.place} does not answer: no answer within 1 s; waiting"
+    ]
+
+
 def test_registry_that_stays_away_is_given_up(
     registry: Registry, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +236,19 @@ def test_registry_that_stays_away_is_given_up(
     monkeypatch.setattr(registry, "look", away)
     with pytest.raises(CoordinatorLost, match=r"does not answer: connection refused. That has not changed within 60 s"):
         Agent(registry).find()
+
+
+@pytest.mark.parametrize("operation", ["look", "found", "add"])
+def test_registry_that_refuses_is_given_up_at_once(
+    registry: Registry, clock: Clock, operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any) -> None:
+        raise StorageRefused("it is read-only")
+
+    monkeypatch.setattr(registry, operation, refuse)
+    with pytest.raises(StorageRefused, match=r"agents cannot find each other at file://.*: it is read-only"):
+        Agent(registry).find()
+    assert clock.now == 1000.0
 
 
 # ---------------------------------------------------------------- patience

@@ -7,7 +7,8 @@ import socket
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,10 +22,13 @@ from ef_common.core.doors import Standing
 from ef_common.core.view import Member
 from ef_common.errors import CoordinatorLost, JobFailed, UsageError
 from ef_common.launch.environment import read_environment
+from ef_common.launch.registry import Registry
 from ef_common.launch.rendezvous_options import Options
 from ef_common.launch.torchrun_handler import ElasticFlowRendezvous, create_handler, get_handler
+from ef_common.protocol import wire
 from ef_common.protocol.auth import Token
 from ef_common.session.crash_record import CrashRecord
+from ef_common.storage.claims import place_for
 from ef_common.testing.ports import free_ports
 from ef_common.tls import Tls
 from tests.waiting import poll_until
@@ -376,6 +380,55 @@ def test_handler_at_whose_endpoint_is_something_else_says_so_and_ends(capfd):
             capfd, f"no coordinator of this version is at 127.0.0.1:{port}", f"127.0.0.1:{port}", is_host="0"
         )
         answering.join()
+
+
+@contextmanager
+def job_of_another_version(registry: Registry) -> Iterator[None]:
+    """A job on record that lives, whose coordinator speaks another version of the protocol."""
+    ended = threading.Event()
+
+    def answer(server: socket.socket) -> None:
+        while not ended.is_set():
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(b'{"v":99,"t":"challenge","nonce":""}\n')
+
+    def live(address: tuple[str, int]) -> None:
+        beats = 0
+        while not ended.wait(0.2):
+            registry.beat(1, beats, address)
+            beats += 1
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        registry.found(1)
+        registry.add(1, server.getsockname())
+        threads = [
+            threading.Thread(target=answer, args=(server,)),
+            threading.Thread(target=live, args=(server.getsockname(),)),
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            socket.create_connection(server.getsockname()).close()
+            for thread in threads:
+                thread.join()
+
+
+def test_handler_at_a_registry_whose_job_has_another_version_names_both_and_ends(tmp_path, capfd):
+    registry = Registry(place_for(f"file://{tmp_path}"), "run-1", "there")
+    with job_of_another_version(registry):
+        assert_refused(capfd, f"expected version {wire.VERSION} of the protocol", f"file://{tmp_path}")
+    assert registry.newest() is not None
+    assert registry.newest().number == 1
+
+
+def test_handler_at_a_folder_that_cannot_be_written_says_so_and_ends(tmp_path, capfd):
+    (tmp_path / "file").touch()
+    endpoint = f"file://{tmp_path}/file/run"  # an administrator may write to all others
+    assert_refused(capfd, f"agents cannot find each other at {endpoint}: cannot", endpoint)
 
 
 def test_node_that_reaches_no_coordinator_ends_without_a_traceback(tmp_path):

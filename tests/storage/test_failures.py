@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from ef_common.errors import AlreadyExists, NotFound, StorageFailed
+from ef_common.errors import AlreadyExists, NotFound, StorageFailed, StorageRefused
 from ef_common.storage.failures import describe, failure, redact, secrets_of
 
 
@@ -61,6 +61,13 @@ def test_failure_keeps_missing_existing_and_failed_apart() -> None:
     assert type(failure(ClientError("PreconditionFailed"), "create x", exclusive=True)) is AlreadyExists
     assert type(failure(ClientError("PreconditionFailed"), "read x")) is StorageFailed
     assert type(failure(OSError("x"), "read x")) is StorageFailed
+
+
+@pytest.mark.parametrize(
+    "error", [PermissionError("x"), NotADirectoryError("x"), OSError(errno.EROFS, "Read-only file system")]
+)
+def test_failure_that_does_not_end_by_itself_is_a_refusal(error: Exception) -> None:
+    assert type(failure(error, "write x")) is StorageRefused
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ GUARDS: dict[str, tuple[str, ...]] = {
         "tests/faults/test_coordinator_alone.py",
         "tests/faults/test_departures.py",
         "tests/faults/test_doors.py",
-        "tests/faults/test_finding.py",
+        "tests/faults/test_every_door.py",
         "tests/faults/test_horovodrun.py",
         "tests/faults/test_plain_torchrun.py",
     ),

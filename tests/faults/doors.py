@@ -1,0 +1,77 @@
+"""The ways in which agents on a network find their job, each with what it needs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.faults import networks
+from tests.faults.network_nodes import PORT
+from tests.storage.ceph import KEYS
+from tests.storage.conftest import BUCKET
+
+NUM_NODES = 8
+SERVER = NUM_NODES + 1
+"""The node on which stores are."""
+NAMED = (1, 2, 3)
+"""The nodes of a list."""
+_HOST = "workers.test"
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Door:
+    """Where agents find their job.
+
+    Attributes:
+        endpoint: What they are told.
+        remembers: It knows more than those who are there: that the training is over, say. It needs no majority.
+        environ: Variables of the agents.
+        holds_checkpoints: Those of the job may be at the same place.
+    """
+
+    endpoint: str
+    remembers: bool = True
+    environ: Mapping[str, str] = field(default_factory=dict)
+    holds_checkpoints: bool = False
+
+    def stand_for(self, nodes: Iterable[int]) -> None:
+        """These nodes are there now, if it is a name; all nodes know that."""
+        names = {_HOST: [networks.address(node) for node in nodes]}
+        for node in range(1, NUM_NODES + 1):
+            networks.set_names(node, names)
+
+
+def a_list(request: pytest.FixtureRequest) -> Door:
+    return Door(",".join(f"{networks.address(node)}:{PORT}" for node in NAMED), remembers=False)
+
+
+def a_name(request: pytest.FixtureRequest) -> Door:
+    return Door(f"{_HOST}:{PORT}", remembers=False)
+
+
+def a_folder(request: pytest.FixtureRequest) -> Door:
+    path: Path = request.getfixturevalue("tmp_path")
+    return Door(f"file://{path}/shared", holds_checkpoints=True)
+
+
+def an_object_store(request: pytest.FixtureRequest) -> Door:
+    host, port = request.getfixturevalue("ceph_on_network")
+    environ = {
+        "AWS_ACCESS_KEY_ID": KEYS["key"],
+        "AWS_SECRET_ACCESS_KEY": KEYS["secret"],
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+    }
+    return Door(f"s3://{BUCKET}/door-{next(_numbers)}", environ=environ, holds_checkpoints=True)
+
+
+def an_etcd(request: pytest.FixtureRequest) -> Door:
+    host, port = request.getfixturevalue("etcd_on_network")
+    return Door(f"etcd://{host}:{port}/door-{next(_numbers)}")
+
+
+DOORS = {"list": a_list, "name": a_name, "folder": a_folder, "s3": an_object_store, "etcd": an_etcd}
