@@ -24,7 +24,6 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from ef_common.errors import UnsupportedError
-from ef_common.launch.restarts import Death
 from ef_common.parts import Package, check, listed
 from ef_common.session.crash_record import has_left, path_of, read_failure
 from ef_common.terminal import say
@@ -165,7 +164,14 @@ class Siblings:
         if restarts:
             agent._remaining_restarts -= 1
             self._due[rank] = self._clock() + loss.pause_s
-        _tell(rank, loss.death, self._num_restarts if restarts else 0, self._max_restarts, loss.pause_s)
+        when = f" in {loss.pause_s:g} s" if loss.pause_s else ""
+        what = f"the others go on without it (--max-restarts={self._max_restarts})"
+        if restarts:
+            what = f"restarting it{when} (restart {self._num_restarts} of {self._max_restarts})"
+        elif over:
+            what = "the others have finished"
+        died = f"worker {rank} of this node died {loss.death.where} ({loss.death.how})"
+        say(f"{died}; {what}", color="yellow", event="restarting" if restarts else "lost", local_rank=rank)
         return True
 
     def _revive(self, rank: int) -> None:
@@ -184,13 +190,3 @@ class Siblings:
     @property
     def _num_restarts(self) -> int:
         return self._max_restarts - int(self._agent._remaining_restarts)
-
-
-def _tell(rank: int, death: Death, restart: int, max_restarts: int, pause_s: float) -> None:
-    died = f"worker {rank} of this node died {death.where} ({death.how})"
-    if restart:
-        when = f" in {pause_s:g} s" if pause_s else ""
-        what = f"restarting it{when} (restart {restart} of {max_restarts})"
-    else:
-        what = f"the others go on without it (--max-restarts={max_restarts})"
-    say(f"{died}; {what}", color="yellow", event="restarting" if restart else "lost", local_rank=rank)

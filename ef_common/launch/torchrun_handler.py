@@ -55,6 +55,7 @@ from ef_common.launch.rendezvous_options import BACKEND, Options, Parameters
 from ef_common.launch.torchrun_agent import Siblings, agent_of
 from ef_common.launch.unnamed_rendezvous import HERE, Unnamed, take_unnamed_rendezvous
 from ef_common.protocol.addresses import LOOPBACK
+from ef_common.storage.failures import redact
 from ef_common.terminal import say
 
 logger = logging.getLogger(__name__)
@@ -194,7 +195,9 @@ def create_handler(params: RendezvousParameters, *, unnamed: Unnamed | None = No
 
 
 def _tell(params: Parameters, local: bool) -> None:
-    where = "of this machine (--rdzv-endpoint=HOST:PORT lets more nodes join)" if local else f"at {params.endpoint}"
+    where = (
+        "of this machine (--rdzv-endpoint=HOST:PORT lets more nodes join)" if local else f"at {redact(params.endpoint)}"
+    )
     say(
         f"--nnodes={params.min_nodes}:{params.max_nodes} names no rendezvous, so this is a node of an elastic job "
         f"{where}; torchrun's own is --rdzv-backend=c10d",
