@@ -7,6 +7,7 @@ which a worker has noted, or because workers die at one step repeatedly.
 from __future__ import annotations
 
 import atexit
+import inspect
 import logging
 import os
 import shutil
@@ -67,7 +68,7 @@ class Deaths:
             ChildFailedError: They must not be restarted: the agent ends as it does when no restarts are left.
             JobFailed: They must not be restarted, and it is unknown how they have died.
         """
-        failures = failures_of(sys._getframe(1))
+        failures = failures_of(inspect.currentframe())
         death, why = self._mourn(failures)
         if why:
             self._over = True

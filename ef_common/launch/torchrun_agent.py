@@ -79,7 +79,7 @@ def agent_of(handler: Any, frame: FrameType | None) -> Any:
         frame: One that the agent has called.
     """
     while frame is not None:
-        caller = frame.f_locals.get("self")
+        caller: Any = frame.f_locals.get("self")
         if hasattr(caller, "get_worker_group") and caller.get_worker_group().spec.rdzv_handler is handler:
             return caller
         frame = frame.f_back
@@ -102,7 +102,6 @@ class Siblings:
         self._told = told
         self._clock = clock
         self._agent: Any = None
-        self._context: Any = None
         self._due: dict[int, float] = {}  # when the dead are started again
         self._are_ours = False
 
@@ -127,11 +126,10 @@ class Siblings:
 
     def _start(self, context: Any) -> None:
         self._due.clear()
-        if not isinstance(context, SubprocessContext):
-            return  # of --run-path, whose workers are forked
-        self._context = context
-        poll = context._poll
-        context._poll = lambda: None if self._look() else poll()
+        if isinstance(context, SubprocessContext):  # else it is that of --run-path, whose workers are forked
+            self._context: Any = context
+            poll = self._context._poll
+            self._context._poll = lambda: None if self._look() else poll()
 
     def _look(self) -> bool:
         """Look at all workers once; returns whether torchrun need not know of anything."""

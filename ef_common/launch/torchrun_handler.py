@@ -26,9 +26,9 @@ The keys of ``--rdzv-conf`` are in :mod:`ef_common.launch.rendezvous_options`.
 from __future__ import annotations
 
 import atexit
+import inspect
 import logging
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -124,7 +124,7 @@ class ElasticFlowRendezvous(RendezvousHandler):
             self._deaths.before_restart()
         self._has_begun = True
         if self._siblings is not None:
-            self._siblings.attach(agent_of(self, sys._getframe()))
+            self._siblings.attach(agent_of(self, inspect.currentframe()))
         store = HashStore()
         info = RendezvousStoreInfo.build(0, store, LOOPBACK)
         self._master_port = info.master_port

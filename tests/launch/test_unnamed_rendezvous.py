@@ -17,7 +17,7 @@ from ef_common.errors import UsageError
 from ef_common.launch import unnamed_rendezvous as unnamed
 from ef_common.launch.rendezvous_options import Told
 from ef_common.launch.unnamed_rendezvous import FLAGS, Unnamed, unnamed_rendezvous
-from tests.launch.conftest import ROOT, Job
+from tests.launch.conftest import GUARD_S, ROOT, Job
 from tests.waiting import poll_until
 
 LOCAL = Unnamed(True, {"PET_RDZV_BACKEND": "elasticflow", "PET_RDZV_ENDPOINT": "localhost:0"})
@@ -211,7 +211,7 @@ def test_torchrun_with_a_number_of_nodes_waits_for_them(job: Job) -> None:
 @pytest.mark.parametrize("program", ["-m", "torchrun"])
 def test_plain_script_on_one_machine_trains_as_under_torchruns_own_rendezvous(tmp_path: Path, program: str) -> None:
     agent = start(tmp_path, PLAIN.format(then=""), "--nnodes=1:8", "--nproc-per-node=2", program=program)
-    output, _ = agent.communicate(timeout=120)
+    output, _ = agent.communicate(timeout=GUARD_S)
     assert agent.returncode == 0, output
     assert output.count("TOTAL 3.0 None") == 2
     assert "names no rendezvous" in output
@@ -221,7 +221,7 @@ def test_plain_script_on_one_machine_trains_as_under_torchruns_own_rendezvous(tm
 def test_plain_script_that_loses_a_worker_ends_as_under_torchruns_own_rendezvous(tmp_path: Path) -> None:
     then = "import signal, time\nif dist.get_rank(): os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)"
     agent = start(tmp_path, PLAIN.format(then=then), "--nnodes=1:8", "--nproc-per-node=2")
-    output, _ = agent.communicate(timeout=120)
+    output, _ = agent.communicate(timeout=GUARD_S)
     assert agent.returncode == 1, output
     assert "ChildFailedError" in output
 
@@ -233,9 +233,11 @@ def test_plain_script_on_one_of_several_nodes_is_told_that_it_trains_by_itself(j
     agent = start(tmp_path, PLAIN.format(then=then), *options)
     assert agent.stdout is not None
     lines: list[str] = []
-    poll_until(lambda: lines.append(agent.stdout.readline()) or "trains on each node by itself" in lines[-1])
+    poll_until(
+        lambda: lines.append(agent.stdout.readline()) or "trains on each node by itself" in lines[-1], guard_s=GUARD_S
+    )
     (tmp_path / "end").touch()
-    rest, _ = agent.communicate(timeout=60)
+    rest, _ = agent.communicate(timeout=GUARD_S)
     assert agent.returncode == 0, rest
     assert "--rdzv-backend=c10d" in lines[-1]
 
@@ -243,7 +245,7 @@ def test_plain_script_on_one_of_several_nodes_is_told_that_it_trains_by_itself(j
 @pytest.mark.processes
 def test_torchrun_that_needs_more_nodes_and_has_no_endpoint_says_so_and_ends(tmp_path: Path) -> None:
     agent = start(tmp_path, "", "--nnodes=2:8")
-    output, _ = agent.communicate(timeout=120)
+    output, _ = agent.communicate(timeout=GUARD_S)
     assert agent.returncode == 2
     assert "needs a place where they meet: add --rdzv-endpoint=HOST:PORT" in output
     assert "Traceback" not in output
