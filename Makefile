@@ -71,8 +71,8 @@ mutants: $(HOROVOD)
 # Contracts with the private parts of other packages, and with what of them may differ from release to release: with the
 # oldest releases that pyproject.toml allows, and with the newest. Horovod is not built for them.
 MATRIX := tests/lightning/test_hooks.py tests/lightning/test_plain_checkpoint.py tests/lightning/test_own_files.py \
-	tests/keras/test_hooks.py tests/launch/test_torchrun_handler.py tests/launch/test_c10d.py tests/collectives \
-	tests/faults/test_join.py tests/test_matrix.py
+	tests/keras/test_hooks.py tests/launch/test_torchrun_handler.py tests/launch/test_torchrun_agent.py \
+	tests/launch/test_unnamed_rendezvous.py tests/launch/test_c10d.py tests/collectives tests/faults/test_join.py tests/test_matrix.py
 test-matrix: .venv-oldest/.installed .venv-newest/.installed
 	@status=0; \
 	export OMP_NUM_THREADS=1; \

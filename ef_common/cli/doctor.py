@@ -24,6 +24,7 @@ from pathlib import Path
 
 from ef_common.horovod import source
 from ef_common.horovod.build import DISTRIBUTIONS, installed_version, search_path
+from ef_common.launch.surroundings import place_in
 
 _TIMEOUT_S = 180.0
 _DRIVER_TIMEOUT_S = 2.0
@@ -103,6 +104,7 @@ def examine(*, thorough: bool = False) -> list[Finding]:
         Finding("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
         Finding("CPU cores", str(len(os.sched_getaffinity(0)))),
         Finding("GPUs", ", ".join(gpus) or "none"),
+        _launcher(),
     ]
     findings += [_package(name, installed, gpu=bool(gpus)) for name in _DISTRIBUTIONS]
     findings.append(_torchrun(installed, gpu=bool(gpus)))
@@ -185,6 +187,11 @@ def _gpus(root: Path = Path("/")) -> list[str]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_DRIVER_TIMEOUT_S, check=True)
         return done.stdout.splitlines()
     return []
+
+
+def _launcher() -> Finding:
+    place = place_in(os.environ)
+    return Finding("launcher", f"{place.name}: {place.start}", place.missing)
 
 
 def _torchrun(installed: Mapping[str, str], *, gpu: bool) -> Finding:

@@ -7,24 +7,41 @@ which a worker has noted, or because workers die at one step repeatedly.
 from __future__ import annotations
 
 import atexit
+import inspect
 import logging
 import os
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from ef_common.errors import JobFailed
 from ef_common.launch import environment
 from ef_common.launch.restarts import Death, Restarts
+from ef_common.launch.torchrun_agent import failures_of
 from ef_common.session.crash_record import read_failure, write_failure
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The death of one worker, whose siblings live.
+
+    Args:
+        death: It.
+        why: Why the job has failed; "" if it goes on.
+        pause_s: How long to wait before the worker is started again.
+    """
+
+    death: Death
+    why: str
+    pause_s: float
 
 
 class Deaths:
@@ -51,7 +68,7 @@ class Deaths:
             ChildFailedError: They must not be restarted: the agent ends as it does when no restarts are left.
             JobFailed: They must not be restarted, and it is unknown how they have died.
         """
-        failures = _failures()
+        failures = failures_of(inspect.currentframe())
         death, why = self._mourn(failures)
         if why:
             self._over = True
@@ -66,6 +83,17 @@ class Deaths:
         )
         time.sleep(count.pause_s)
 
+    def of_one(self, local_rank: int, status: int) -> Loss:
+        """One worker has died, and others of this node live.
+
+        Args:
+            local_rank: Local rank of the worker.
+            status: Its exit status, minus the signal that ended it.
+        """
+        restarts = Restarts(self.directory, local_rank)
+        death, why = self._judge(restarts, [(local_rank, status)])
+        return Loss(death, why, restarts.count.pause_s)
+
     def at_the_end(self) -> None:
         """The agent ends, perhaps because its workers have died and no restarts were left."""
         error = sys.exc_info()[1]
@@ -77,16 +105,21 @@ class Deaths:
         """Record the death of workers; returns how they died, and why the job has failed, if it has."""
         ordered = sorted(failures.values(), key=lambda failure: failure.timestamp)
         statuses: list[tuple[int, int | None]] = [(failure.local_rank, failure.exitcode) for failure in ordered]
-        death = self._restarts.died(statuses or [(0, None)])
+        death, why = self._judge(self._restarts, statuses or [(0, None)])
+        if why:
+            logger.error("the job has failed: %s", why)
+        return death, why
+
+    def _judge(self, restarts: Restarts, statuses: Sequence[tuple[int, int | None]]) -> tuple[Death, str]:
+        death = restarts.died(statuses)
         why = read_failure(self.directory)
-        if not why and (often := self._restarts.too_often(death, node=self._node)):
+        if not why and (often := restarts.too_often(death, node=self._node)):
             why = self._report(often, True) or often
         elif not why and death.noted is None and death.status == 1:
             text = f"a worker of node {self._node} raised an exception before it had joined; see its output there"
             why = self._report(text, False)
         if why:
             write_failure(self.directory, why)
-            logger.error("the job has failed: %s", why)
         return death, why
 
 
@@ -97,14 +130,3 @@ def directory_for_notes() -> Path:
     directory = Path(tempfile.mkdtemp(prefix="elasticflow-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     return directory
-
-
-def _failures() -> Mapping[int, ProcessFailure]:
-    """The failures for which torchrun's agent asks for another rendezvous, which it has in a local variable."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_name == "_invoke_run":
-            failures = getattr(frame.f_locals.get("run_result"), "failures", None)
-            return failures if isinstance(failures, Mapping) else {}
-        frame = frame.f_back
-    return {}

@@ -123,16 +123,19 @@ class Restarts:
 
     Args:
         directory: The directory.
+        local_rank: The only one of these workers that is meant: it dies alone, and is counted for itself.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, local_rank: int | None = None) -> None:
         self.directory = directory
+        self._file = directory / (_COUNT if local_rank is None else f"{_COUNT}-{local_rank}")
+        self._notes = "worker-*" if local_rank is None else crash_record.path_of(directory, local_rank).name
 
     @property
     def count(self) -> Count:
         """The count so far."""
         try:
-            fields = json.loads((self.directory / _COUNT).read_text())
+            fields = json.loads(self._file.read_text())
             at = None if fields["at"] is None else tuple(fields["at"])
             return Count(fields["in_a_row"], fields["total"], at, fields["times"], fields["excused"])
         except (OSError, ValueError, KeyError, TypeError):
@@ -150,10 +153,10 @@ class Restarts:
             for rank, status in statuses
         ]
         death = next((one for one in deaths if one.at is not None), deaths[0])
-        for path in self.directory.glob("worker-*"):
+        for path in self.directory.glob(self._notes):
             path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
-            write_json(self.directory / _COUNT, asdict(self.count.after(death)))
+            write_json(self._file, asdict(self.count.after(death)))
         return death
 
     def too_often(self, death: Death, *, node: str) -> str:

@@ -1,4 +1,4 @@
-"""What a scheduler's variables say of a command that names no endpoint: that it is one of several, and where they meet.
+"""What the variables of a scheduler say of a command: whether it is one of several, and where they meet.
 
 Without an endpoint each of them would silently run a training of its own.
 """
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ef_common.errors import UsageError
+from ef_common.launch.environment import COORDINATOR
 from ef_common.launch.rendezvous_options import DEFAULT_PORT
 from ef_common.protocol.addresses import format_address, is_loopback, parse_address
 
@@ -46,12 +47,67 @@ def meeting_in(environ: Mapping[str, str]) -> Meeting | None:
         address = parse_address(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", what=_MASTER_ADDR)
         rank = environ.get(_NODE_RANK, "").strip()
         return Meeting(format_address(address), is_host=rank == "0" if rank else None)
-    for what, (size, rank) in _TASKS.items():
-        number = environ.get(size, "").strip()
-        if number.isdecimal() and int(number) > 1:
-            raise UsageError(
-                f"this is task {environ.get(rank, '?')} of {number} of {what}, and each of them would run a training "
-                "of its own. Pass --rdzv-endpoint=HOST:PORT of one of them, or a place that all of them reach: "
-                "--rdzv-endpoint=file:///shared/folder"
-            )
+    for what, number, rank in _tasks_in(environ):
+        raise UsageError(
+            f"this is task {environ.get(rank, '?')} of {number} of {what}, and each of them would run a training "
+            "of its own. Pass --rdzv-endpoint=HOST:PORT of one of them, or a place that all of them reach: "
+            "--rdzv-endpoint=file:///shared/folder"
+        )
     return None
+
+
+def _tasks_in(environ: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """Who starts this command more than once, how often, and the variable of which one this is."""
+    numbers = ((what, environ.get(size, "").strip(), rank) for what, (size, rank) in _TASKS.items())
+    return [(what, number, rank) for what, number, rank in numbers if number.isdecimal() and int(number) > 1]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a command is started, for people.
+
+    Args:
+        name: Who has started it.
+        start: How a job starts there.
+        missing: A command that says what the variables do not; "" if nothing is missing.
+    """
+
+    name: str
+    start: str
+    missing: str = ""
+
+
+_HERE = "`elasticflow run train.py` or `torchrun --nnodes=1:8 train.py` is a job of this machine"
+_SRUN = "`srun --ntasks-per-node=1 elasticflow run --rdzv-endpoint=HOST:29400 train.py` is one of all nodes"
+_PODS = "with `--rdzv-endpoint=SERVICE:29400`, the name of a headless service, it is one of all of its pods"
+_TRAINER = "a pod of Kubeflow's Trainer"
+
+
+def place_in(environ: Mapping[str, str]) -> Place:
+    """Which launcher has started this process, and how a job would start from here."""
+    if "TORCHELASTIC_RUN_ID" in environ:
+        return _place_under_torchrun(environ)
+    try:
+        meeting = meeting_in(environ)
+    except UsageError as error:
+        for what, number, rank in _tasks_in(environ):
+            start = "each task would run a training of its own, unless all are told where they meet"
+            command = "elasticflow run --rdzv-endpoint=file:///shared/folder train.py"
+            return Place(f"task {environ.get(rank, '?')} of {number} of {what}", start, command)
+        return Place(_TRAINER, str(error))
+    if meeting is not None:
+        return Place(_TRAINER, f"`elasticflow run train.py` is one node of the job that meets at {meeting.endpoint}")
+    if "SLURM_JOB_ID" in environ:
+        number = environ.get("SLURM_JOB_NUM_NODES", "1")
+        nodes = "one node" if number == "1" else f"{number} nodes"
+        return Place(f"Slurm job {environ['SLURM_JOB_ID']} on {nodes}", f"{_HERE}; {_SRUN}")
+    if "KUBERNETES_SERVICE_HOST" in environ:
+        return Place("a pod of Kubernetes", f"{_HERE}; {_PODS}")
+    return Place("none", _HERE)
+
+
+def _place_under_torchrun(environ: Mapping[str, str]) -> Place:
+    if COORDINATOR in environ:
+        return Place("torchrun", f"`python train.py` joins the job at {environ[COORDINATOR]}")
+    text = "`python train.py` survives losses, but all workers are restarted when a node joins"
+    return Place("torchrun, with a rendezvous of its own", text)

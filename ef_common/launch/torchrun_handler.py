@@ -2,12 +2,16 @@
 
 ::
 
-    torchrun --nnodes=1:8 --rdzv-backend=elasticflow --rdzv-endpoint=HOST:PORT train.py
+    torchrun --nnodes=1:8 --rdzv-endpoint=HOST:PORT train.py
+
+A range of nodes without a named backend is ours (:mod:`ef_common.launch.unnamed_rendezvous`), and so is
+``--rdzv-backend=elasticflow``.
 
 Each agent is told that the world is its own node and that nobody ever waits, so it never restarts healthy workers. It
-restarts those that crash, as ``--max-restarts`` says: the first time at once, then after growing pauses. It restarts
-none when an exception of the user's code has ended the job, and ends the job itself when its workers die at the same
-step repeatedly (:mod:`ef_common.launch.restarts`). The agent that can bind the endpoint hosts the coordinator; each
+restarts those that crash, as ``--max-restarts`` says: the first time at once, then after growing pauses. Others of its
+node go on meanwhile (:mod:`ef_common.launch.torchrun_agent`). It restarts none when an exception of the user's code has
+ended the job, and ends the job itself when its workers die at the same step repeatedly
+(:mod:`ef_common.launch.restarts`). The agent that can bind the endpoint hosts the coordinator; each
 other agent keeps a standby ready. The workers learn everything they need from the environment.
 
 The endpoint may also be a registry: a URL of a shared folder, an object store or etcd, at which agents find the job
@@ -22,9 +26,12 @@ The keys of ``--rdzv-conf`` are in :mod:`ef_common.launch.rendezvous_options`.
 from __future__ import annotations
 
 import atexit
+import inspect
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -43,8 +50,12 @@ from ef_common.launch.ending import end_soon
 from ef_common.launch.frozen import Watch
 from ef_common.launch.hosting import Hosting, node_name
 from ef_common.launch.notice_sources import this_agent
-from ef_common.launch.rendezvous_options import BACKEND, Options
+from ef_common.launch.plain_script import PlainScript
+from ef_common.launch.rendezvous_options import BACKEND, Options, Parameters
+from ef_common.launch.torchrun_agent import Siblings, agent_of
+from ef_common.launch.unnamed_rendezvous import HERE, Unnamed, take_unnamed_rendezvous
 from ef_common.protocol.addresses import LOOPBACK
+from ef_common.storage.failures import redact
 from ef_common.terminal import say
 
 logger = logging.getLogger(__name__)
@@ -57,14 +68,19 @@ class ElasticFlowRendezvous(RendezvousHandler):
         options: Options of the rendezvous.
         run_id: torchrun's id of the job.
         local_addr: torchrun's ``--local-addr``: address at which others reach this node.
+        local: The job is on this machine alone.
     """
 
-    def __init__(self, options: Options, *, run_id: str, local_addr: str | None = None) -> None:
+    def __init__(self, options: Options, *, run_id: str, local_addr: str | None = None, local: bool = False) -> None:
         self._run_id = run_id
         self._node = node_name()
         self._hosting = Hosting(options, run_id=run_id, node=self._node, local_addr=local_addr)
         self._closed = False
+        self._local = local
         self._deaths: Deaths | None = None
+        self._siblings: Siblings | None = None
+        self._plain: PlainScript | None = None
+        self._master_port = 0
         self._watch: Watch | None = None
         self._departure = Departure()
         self._has_begun = False
@@ -74,6 +90,8 @@ class ElasticFlowRendezvous(RendezvousHandler):
         """Find the job, and prepare the environment that workers inherit; see :meth:`Hosting.find`."""
         self._hosting.find()
         self._deaths = Deaths(directory_for_notes(), node=self._node, report=self._hosting.report)
+        self._siblings = Siblings(self._deaths, told=lambda: self._departure.told)
+        self._plain = None if self._local else PlainScript(self._deaths.directory)
         self._watch = Watch(self._deaths.directory, self._hosting.ask_about)
         self._watch.start()
         self._departure.listen()
@@ -105,8 +123,12 @@ class ElasticFlowRendezvous(RendezvousHandler):
         if self._has_begun and self._deaths is not None:
             self._deaths.before_restart()
         self._has_begun = True
+        if self._siblings is not None:
+            self._siblings.attach(agent_of(self, inspect.currentframe()))
         store = HashStore()
-        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo.build(0, store, LOOPBACK))
+        info = RendezvousStoreInfo.build(0, store, LOOPBACK)
+        self._master_port = info.master_port
+        return RendezvousInfo(store, 0, 1, info)
 
     def is_closed(self) -> bool:
         """Whether `set_closed` was called."""
@@ -117,7 +139,9 @@ class ElasticFlowRendezvous(RendezvousHandler):
         self._closed = True
 
     def num_nodes_waiting(self) -> int:
-        """Return 0, because the coordinator handles newcomers."""
+        """Return 0, because the coordinator handles newcomers. torchrun asks while its workers run."""
+        if self._plain is not None:
+            self._plain.look(self._master_port)
         return 0
 
     def get_run_id(self) -> str:
@@ -138,14 +162,28 @@ class ElasticFlowRendezvous(RendezvousHandler):
         return True
 
 
-def create_handler(params: RendezvousParameters) -> RendezvousHandler:
+def create_handler(params: RendezvousParameters, *, unnamed: Unnamed | None = None) -> RendezvousHandler:
     """Create the handler of one agent, and start it.
+
+    Args:
+        params: torchrun's.
+        unnamed: The command line names no rendezvous; None if it does.
 
     Raises:
         SystemExit: The training is over (status 0), or what is wrong was told in one line (status 2).
     """
     try:
-        handler = ElasticFlowRendezvous(Options.parse(params), run_id=params.run_id, local_addr=params.local_addr)
+        told: Parameters = params
+        if unnamed is not None:
+            unnamed.take_back(os.environ)
+            told = unnamed.complete(params, os.environ)
+        options = Options.parse(told)
+        local = unnamed is not None and told.endpoint == HERE
+        if local:  # nobody else knows of it
+            options = replace(options, settings=replace(options.settings, start_nodes=1))
+        if unnamed is not None:
+            _tell(told, local)
+        handler = ElasticFlowRendezvous(options, run_id=params.run_id, local_addr=params.local_addr, local=local)
         handler.start()
     except JobFinished as finished:
         logger.warning("%s", finished)
@@ -156,6 +194,17 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     return handler
 
 
+def _tell(params: Parameters, local: bool) -> None:
+    where = (
+        "of this machine (--rdzv-endpoint=HOST:PORT lets more nodes join)" if local else f"at {redact(params.endpoint)}"
+    )
+    say(
+        f"--nnodes={params.min_nodes}:{params.max_nodes} names no rendezvous, so this is a node of an elastic job "
+        f"{where}; torchrun's own is --rdzv-backend=c10d",
+        event="unnamed_rendezvous",
+    )
+
+
 def get_handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
-    """Entry point of the group ``torchrun.handlers``."""
-    return create_handler
+    """Entry point of the group ``torchrun.handlers``, which torchrun asks before it builds its parser."""
+    return partial(create_handler, unnamed=take_unnamed_rendezvous())

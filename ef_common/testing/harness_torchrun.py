@@ -91,7 +91,7 @@ class TorchrunJob(Run):
     Args:
         directory: Run directory.
         script: What the workers run.
-        rdzv_backend: torchrun's rendezvous backend.
+        rdzv_backend: torchrun's rendezvous backend; "" to name neither one nor an endpoint.
         endpoint: Its endpoint; by default a free port of the loopback interface.
         guard_s: How long to wait for what must happen.
     """
@@ -153,7 +153,8 @@ class TorchrunJob(Run):
             **(environ or {}),
         }
         command = [*prefix, sys.executable, "-m", "torch.distributed.run", "--monitor-interval=0.1"]
-        command += [f"--rdzv-backend={self._backend}", f"--rdzv-endpoint={self._endpoint}"]
+        if self._backend:
+            command += [f"--rdzv-backend={self._backend}", f"--rdzv-endpoint={self._endpoint}"]
         with (self.outputs / f"{name}.txt").open("wb") as output:
             process = subprocess.Popen(
                 [*command, *options, str(self._script), *script_args],

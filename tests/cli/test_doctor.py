@@ -73,6 +73,14 @@ def test_report_names_versions_and_what_is_missing(monkeypatch: pytest.MonkeyPat
     assert found["horovod"].remedy == build
 
 
+def test_report_says_which_launcher_this_is_and_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    monkeypatch.setenv("SLURM_PROCID", "2")
+    launcher = _found()["launcher"]
+    assert launcher.found.startswith("task 2 of 4 of a Slurm step: each task would run a training of its own")
+    assert launcher.remedy == "elasticflow run --rdzv-endpoint=file:///shared/folder train.py"
+
+
 @pytest.mark.parametrize(
     ("built", "frameworks", "text", "right"),
     [

@@ -4,7 +4,7 @@ import pytest
 
 from ef_common.errors import UsageError
 from ef_common.launch.run import Options
-from ef_common.launch.surroundings import Meeting, meeting_in
+from ef_common.launch.surroundings import Meeting, Place, meeting_in, place_in
 
 KUBEFLOW = {"PET_NNODES": "4", "PET_MASTER_ADDR": "job-node-0-0.job", "PET_MASTER_PORT": "29500", "PET_NODE_RANK": "2"}
 
@@ -57,3 +57,39 @@ def test_run_with_an_endpoint_asks_nobody_else(monkeypatch: pytest.MonkeyPatch) 
     assert not Options.parse(["--rdzv-endpoint=file:///shared/run", "train.py"]).local
     with pytest.raises(UsageError, match="file:///shared/folder"):
         Options.parse(["train.py"])
+
+
+@pytest.mark.parametrize(
+    ("environ", "name", "start"),
+    [
+        ({}, "none", "`torchrun --nnodes=1:8 train.py` is a job of this machine"),
+        (KUBEFLOW, "a pod of Kubeflow's Trainer", "one node of the job that meets at job-node-0-0.job:29500"),
+        (KUBEFLOW | {"PET_MASTER_PORT": "http"}, "a pod of Kubeflow's Trainer", "PET_MASTER_ADDR must be HOST:PORT"),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "a pod of Kubernetes", "--rdzv-endpoint=SERVICE:29400"),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4"}, "Slurm job 7 on 4 nodes", "srun --ntasks-per-node=1"),
+        ({"SLURM_JOB_ID": "7"}, "Slurm job 7 on one node", "is a job of this machine"),
+        (
+            {"TORCHELASTIC_RUN_ID": "none", "ELASTICFLOW_COORDINATOR": "h:1", **KUBEFLOW},
+            "torchrun",
+            "joins the job at h:1",
+        ),
+        ({"TORCHELASTIC_RUN_ID": "none"}, "torchrun, with a rendezvous of its own", "restarted when a node joins"),
+    ],
+)
+def test_place_is_recognized(environ: dict[str, str], name: str, start: str) -> None:
+    place = place_in(environ)
+    assert (place.name, place.missing) == (name, "")
+    assert start in place.start
+
+
+@pytest.mark.parametrize(
+    ("environ", "name"),
+    [
+        ({"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2"}, "task 2 of 4 of a Slurm step"),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, "task 0 of 2 of an MPI job"),
+    ],
+)
+def test_place_of_one_of_several_tasks_lacks_an_endpoint(environ: dict[str, str], name: str) -> None:
+    missing = "elasticflow run --rdzv-endpoint=file:///shared/folder train.py"
+    start = "each task would run a training of its own, unless all are told where they meet"
+    assert place_in(environ) == Place(name, start, missing)

@@ -17,6 +17,7 @@ from pathlib import Path
 from ef_common.control.client import CoordinatorClient
 from ef_common.errors import JobFinished
 from ef_common.launch.environment import read_environment
+from ef_common.session.crash_record import CrashRecord
 
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: to kill an agent is to kill its node
 DIRECTORY = Path(os.environ["EF_TEST_DIR"])
@@ -68,7 +69,11 @@ def train(client: CoordinatorClient) -> None:
 def main() -> None:
     environment = read_environment()
     job = None
-    record(kind="start", has_token=environment.token is not None)
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT")
+    record(kind="start", has_token=environment.token is not None, restart=restart, local_rank=environment.local_rank)
+    sys.stdout.write("started\n")
+    if environment.notes is not None:
+        CrashRecord(environment.notes, environment.local_rank)  # as a worker of ElasticFlow, for its agent
     if environment.coordinator is None:
         from ef_common.launch.c10d import host_or_find_coordinator, is_plain_torchrun
 
