@@ -194,7 +194,12 @@ class Hosting:
 
         def ask(nonce: str, addresses: list[Address]) -> Address | None:
             trust_start(nonce)
-            return find_leader(addresses, self._agent(), self._trust.token, tls=self._tls)
+            leader = find_leader(addresses, self._agent(), self._trust.token, tls=self._tls)
+            if leader is not None:
+                standing = seek(leader, self._agent(), self._trust.token, door="", wish=LOOK, tls=self._tls)
+                if standing is not None and standing.over:  # it waits for others to end before it records that
+                    raise JobFinished(NOTHING_TO_JOIN)
+            return leader
 
         wait_s = JOIN_S if self._options.joins else inf
         job = find_job(registry, find_leader=ask, lead=lead, resign=resign, founds=self._founds, wait_s=wait_s)

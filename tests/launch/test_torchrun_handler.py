@@ -26,6 +26,7 @@ from ef_common.launch.registry import Registry
 from ef_common.launch.rendezvous_options import Options
 from ef_common.launch.torchrun_handler import ElasticFlowRendezvous, create_handler, get_handler
 from ef_common.protocol import wire
+from ef_common.protocol.addresses import parse_address
 from ef_common.protocol.auth import Token
 from ef_common.session.crash_record import CrashRecord
 from ef_common.storage.claims import place_for
@@ -211,25 +212,45 @@ def test_handlers_at_a_list_make_one_job_and_a_latecomer_hears_of_its_end(caplog
         handlers.append(create_handler(parameters(endpoint)))  # no door is left
         assert os.environ["ELASTICFLOW_COORDINATOR"] == f"127.0.0.1:{ports[0]}"
         assert int(os.environ["ELASTICFLOW_STANDBY"]) not in ports
-        workers = [
-            CoordinatorClient(("127.0.0.1", ports[0]), Member(f"w{number}", f"n{number}", ""), None)
-            for number in range(2)
-        ]
-        threads = [threading.Thread(target=worker.start, args=(lambda generation: None,)) for worker in workers]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        workers[0].send("close")
-        with pytest.raises(SystemExit) as ended:
-            create_handler(parameters(endpoint))
-        assert ended.value.code == 0
-        assert caplog.text.count("the training is over") == 1
-        for worker in workers:
-            worker.stop()
+        with training_that_is_over(("127.0.0.1", ports[0])):
+            assert_over(caplog, endpoint)
     finally:
         for handler in reversed(handlers):
             assert handler.shutdown()
+
+
+def test_handler_at_a_registry_hears_of_the_end_while_workers_are_still_there(tmp_path, caplog):
+    endpoint = f"file://{tmp_path}"
+    handler = create_handler(parameters(endpoint))
+    address = parse_address(os.environ["ELASTICFLOW_COORDINATOR"], what="the coordinator")
+    with training_that_is_over(address):
+        assert_over(caplog, endpoint)
+    assert handler.shutdown()
+
+
+@contextmanager
+def training_that_is_over(coordinator: tuple[str, int]) -> Iterator[None]:
+    """Two workers have trained, and one has said that this is all; none has gone."""
+    workers = [CoordinatorClient(coordinator, Member(f"w{number}", f"n{number}", ""), None) for number in range(2)]
+    threads = [threading.Thread(target=worker.start, args=(lambda generation: None,)) for worker in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    workers[0].send("close")
+    try:
+        yield
+    finally:
+        for worker in workers:
+            worker.stop()
+
+
+def assert_over(caplog, endpoint: str) -> None:
+    """One that comes now hears that the training is over, and ends with status 0."""
+    with pytest.raises(SystemExit) as ended:
+        create_handler(parameters(endpoint))
+    assert ended.value.code == 0
+    assert caplog.text.count("the training is over") == 1
 
 
 def test_handler_at_a_name_for_this_machine_founds_the_job(monkeypatch):
