@@ -17,10 +17,11 @@ from ef_common.launch.frozen import PATIENCE_S, STILL_S
 from ef_common.testing.harness_torchrun import TorchrunJob
 from tests.faults import networks
 from tests.faults.hosts import ENOUGH
-from tests.faults.test_partition import TIMEOUT_S, make  # noqa: F401  (a fixture)
+from tests.faults.test_partition import begin, make  # noqa: F401  (make is a fixture)
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
+TIMEOUT_S = 2.0
 SCRIPT = Path(__file__).with_name("torchrun_worker.py")
 OPTIONS = json.dumps({"epochs": 1000, "length": 403, "step_sleep_s": 0.05, "stop": ENOUGH})
 STEP = 6
@@ -98,7 +99,7 @@ def test_frozen_worker_that_wakes_up_leaves_by_itself(job: TorchrunJob) -> None:
 def test_frozen_worker_of_a_node_that_is_cut_off_is_not_ended_before_the_node_is_back(make):  # noqa: F811
     """Until then its agent cannot know where most of the workers are."""
     three = make(3)
-    three.start()
+    begin(three, 3, heartbeat_timeout_s=TIMEOUT_S)
     node = three.leader() % 3 + 1
     (worker,) = three.workers(node)
     (pid,) = three.job.nodes[node - 1].worker_pids()
