@@ -13,8 +13,8 @@ from ef_common.launch.environment import read_environment
 from tests.faults.training import train
 
 LINGER, LINGERING = "linger", "lingering"
-"""Files in the run directory: the first worker whose training has ended makes the second one of the first one, and waits
-while it is there."""
+"""Files in the run directory: the first worker whose training has ended renames the first one, and waits while the
+second one is there."""
 
 
 def linger() -> None:
