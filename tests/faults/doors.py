@@ -62,9 +62,9 @@ def a_folder(request: pytest.FixtureRequest) -> Door:
 def an_object_store(request: pytest.FixtureRequest) -> Door:
     host, port = request.getfixturevalue("ceph_on_network")
     environ = {
-        "AWS_ACCESS_KEY_ID": KEYS["key"],
-        "AWS_SECRET_ACCESS_KEY": KEYS["secret"],
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "FSSPEC_S3_KEY": KEYS["key"],
+        "FSSPEC_S3_SECRET": KEYS["secret"],
+        "FSSPEC_S3_ENDPOINT_URL": f"http://{host}:{port}",
     }
     return Door(f"s3://{BUCKET}/door-{next(_numbers)}", environ=environ, holds_checkpoints=True)
 

@@ -25,7 +25,7 @@ from tests.waiting import poll_until
 
 pytestmark = [
     pytest.mark.processes,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(530),
     pytest.mark.skipif(networks.why_not() is not None, reason=str(networks.why_not())),
 ]
 
@@ -116,7 +116,7 @@ def test_job_that_was_killed_whole_goes_on_from_its_checkpoint(nodes: Nodes, doo
     nodes.kill(*left[:2])
     begin(nodes, door, *left, **place)
     nodes.finish()
-    assert [bool(event["resumed"]) for event in nodes.job.events("run")] == [False, True]
+    assert {(event["run"], bool(event["resumed"])) for event in nodes.job.events("run")} == {(1, False), (2, True)}
     assert nodes.num_trainings() == 2
 
 
@@ -126,11 +126,12 @@ def test_latecomer_hears_that_the_training_is_over(nodes: Nodes, door: Door) -> 
     directory = nodes.job.directory
     for name in (LINGER, ENOUGH):
         (directory / name).touch()
-    poll_until(lambda: len(list(directory.glob(f"{LINGERING}-*"))) == 2, guard_s=nodes.job.guard_s)
-    nodes.start(4)  # while the one that leads is still there
+    poll_until((directory / LINGERING).exists, guard_s=nodes.job.guard_s)
+    poll_until(lambda: not all(map(nodes.workers, (1, 2))), guard_s=nodes.job.guard_s)
+    nodes.start(4)  # one worker has ended; as the other one is there, so is the agent that leads
     assert nodes.wait(4) == 0
     assert nodes.said(4).count(OVER) == 1
-    (directory / LINGER).unlink()
+    (directory / LINGERING).unlink()
     nodes.finish()
     nodes.start(3)
     if door.remembers:
@@ -179,8 +180,11 @@ def test_nodes_that_start_on_the_two_sides_of_a_cut_are_one_job(nodes: Nodes, do
 def test_side_of_a_cut_with_the_store_or_most_doors_trains_and_the_other_one_joins(nodes: Nodes, door: Door) -> None:
     door.stand_for([1, 2, 3])
     nodes.switch.cut(1)
-    nodes.start(1, 2, 3, last_call_s=10.0, **PATIENT)
+    first = (2, 3) if door.remembers else (1, 2, 3)  # who does not reach a store gives up after a minute
+    nodes.start(*first, at_most=3, last_call_s=10.0, **PATIENT)
     nodes.wait_for_view(2)
+    if door.remembers:
+        nodes.start(1, **PATIENT)
     wait_for_waiting(nodes, 1)
     assert not nodes.workers(1)
     nodes.switch.heal()
@@ -195,7 +199,7 @@ def test_side_of_a_cut_with_the_store_or_most_doors_trains_and_the_other_one_joi
 def test_store_that_is_away_while_nodes_start_is_waited_for(nodes: Nodes, door: Door) -> None:
     nodes.switch.cut(SERVER)
     nodes.start(1, 2, **PATIENT)
-    wait_for_waiting(nodes, 1, 2)
+    poll_until(lambda: waits(nodes, 1) or waits(nodes, 2), guard_s=nodes.job.guard_s)
     time.sleep(AWAY_S)
     assert not nodes.job.events("start")
     nodes.switch.heal()
