@@ -30,8 +30,7 @@ def start(job: TorchrunJob, framework: str, *options: str) -> tuple[Node, list[i
     node = job.start(
         "--nnodes=1:8", "--nproc-per-node=2", *options, script_args=(json.dumps(OPTIONS),), environ=environ
     )
-    job.wait_for("view", 2, world_size=2)
-    wait_for_steps(job)
+    job.wait_for("step", 2, world_size=2)
     return node, node.worker_pids()
 
 
