@@ -102,6 +102,7 @@ class Siblings:
         self._told = told
         self._clock = clock
         self._agent: Any = None
+        self._context: Any = None
         self._due: dict[int, float] = {}  # when the dead are started again
         self._are_ours = False
 
@@ -126,10 +127,12 @@ class Siblings:
 
     def _start(self, context: Any) -> None:
         self._due.clear()
-        if isinstance(context, SubprocessContext):  # else it is that of --run-path, whose workers are forked
-            self._context: Any = context
-            poll = self._context._poll
-            self._context._poll = lambda: None if self._look() else poll()  # type: ignore[method-assign]
+        are_forked = not isinstance(context, SubprocessContext)  # by --run-path
+        if are_forked:
+            return
+        self._context = context
+        poll = context._poll
+        context._poll = lambda: None if self._look() else poll()
 
     def _look(self) -> bool:
         """Look at all workers once; returns whether torchrun need not know of anything."""
