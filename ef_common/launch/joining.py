@@ -1,7 +1,7 @@
 """What `elasticflow run --join RUN` has to know of a job: its launchers leave it in the run directory.
 
-Only the user who has started the job can read that file, because in it is the token of a job on one machine, which
-nobody else knows.
+Only the user who has started the job can read that file, because in it is the token that the launcher of a job on one
+machine has made. Where connections are encrypted it is not: workers must not have it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class JobOptions:
     host: str
 
 
-def write(run_dir: Path, args: argparse.Namespace, command: list[str], *, local: bool) -> None:
+def write(run_dir: Path, args: argparse.Namespace, command: list[str], *, local: bool, token: str) -> None:
     """Leave in the run directory what other nodes have to know.
 
     Args:
@@ -60,8 +60,9 @@ def write(run_dir: Path, args: argparse.Namespace, command: list[str], *, local:
         args: torchrun's arguments, by which this node has found the job.
         command: The script and its arguments.
         local: The whole job is on this machine.
+        token: One that its launcher has made, so that nobody knows it, and that its workers know; "" for none.
     """
-    shared = (*_SHARED, environment.TOKEN) if local else _SHARED
+    known = {name: os.environ[name] for name in _SHARED if name in os.environ}
     job = JobOptions(
         options={
             "rdzv_endpoint": args.rdzv_endpoint,
@@ -71,7 +72,7 @@ def write(run_dir: Path, args: argparse.Namespace, command: list[str], *, local:
             "nnodes": args.nnodes,
             "nproc_per_node": args.nproc_per_node,
         },
-        variables={name: os.environ[name] for name in shared if name in os.environ},
+        variables={**known, **({environment.TOKEN: token} if token else {})},
         command=command,
         directory=os.getcwd(),
         host=socket.gethostname() if local else "",
@@ -107,6 +108,10 @@ def read(run_dir: Path) -> JobOptions:
         raise UsageError(
             f"the whole job is on machine {job.host}. For a job of several machines, start it with --rdzv-endpoint. "
             f"{received}"
+        )
+    if job.host and environment.TOKEN not in job.variables and environment.TOKEN not in os.environ:
+        raise UsageError(
+            f"the job has a token that is not on record: set {environment.TOKEN} for it, and to join it. {received}"
         )
     return job
 

@@ -242,7 +242,7 @@ def main(argv: list[str]) -> int:
         launcher = run_directory.this_launcher(script, max_workers=options.max_nodes, local=options.local)
         with _listening() as signals, _Agents(options) as agents:
             if not options.torchrun.join:
-                joining.write(run_dir, options.torchrun, script, local=options.local)
+                joining.write(run_dir, options.torchrun, script, local=options.local, token=agents.token_to_join)
             return _Supervisor(options, run_dir, agents, launcher, signals).run()
     except JobFinished as finished:
         say(str(finished))
@@ -298,9 +298,13 @@ class _Agents:
 
     Args:
         options: The command line's.
+
+    Attributes:
+        token_to_join: The token of a local job that nobody knows but its launcher and its workers; "" for none.
     """
 
     def __init__(self, options: Options) -> None:
+        self.token_to_join = ""
         self._options = options
         self._args = options.torchrun
         self._agents: dict[int, _Agent] = {}  # without those that are replaced, or have left as asked
@@ -334,6 +338,8 @@ class _Agents:
         token = given.token or Token(secrets.token_hex(16), source=environment.TOKEN)
         os.environ[environment.TOKEN] = token.text
         trust = trust_of(token, given.tls)
+        if given.token is None and trust.coordinator is None:
+            self.token_to_join = token.text
         if options.num_workers > 1:
             os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does for several workers of a node
         address, pid = start_coordinator(

@@ -23,8 +23,8 @@ from click.testing import CliRunner
 from ef_common.cli import main
 from ef_common.core.membership import Settings
 from ef_common.errors import UsageError
+from ef_common.launch import joining, run_directory
 from ef_common.launch import run as launcher
-from ef_common.launch import run_directory
 from ef_common.protocol.auth import Token
 from ef_common.storage.checkpoints import Checkpoints
 from ef_common.storage.store import Store
@@ -473,6 +473,20 @@ def test_what_cannot_be_run_is_refused(arguments: list[str], message: str, tmp_p
     code, text = elasticflow("run", f"--run-dir={tmp_path}", *arguments)
     assert code == 2
     assert message in text
+
+
+def test_job_on_this_machine_is_joined_with_its_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("ELASTICFLOW_TOKEN", raising=False)
+    args = launcher.parser().parse_args(["--rdzv-endpoint=127.0.0.1:1", "--nnodes=1:3", "mine.py", "--lr=1"])
+    joining.write(tmp_path, args, ["mine.py", "--lr=1"], local=True, token="")
+    code, text = elasticflow("run", f"--join={tmp_path}")
+    assert (code, "set ELASTICFLOW_TOKEN" in text) == (2, True)
+    joining.write(tmp_path, args, ["mine.py", "--lr=1"], local=True, token="made")
+    with patch.dict(os.environ):
+        options = launcher.Options.parse([f"--join={tmp_path}"])
+        assert os.environ["ELASTICFLOW_TOKEN"] == "made"
+    assert (options.max_nodes, options.local, options.run_dir) == (3, False, tmp_path)
+    assert [options.torchrun.training_script, *options.torchrun.training_script_args] == ["mine.py", "--lr=1"]
 
 
 def test_refused_run_leaves_no_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
