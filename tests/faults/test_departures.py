@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[TorchrunJob]:
+def job(tmp_path: Path, hangup_not_ignored: None) -> Iterator[TorchrunJob]:
     with TorchrunJob(tmp_path / "run", SCRIPT) as job:
         yield job
 

@@ -35,7 +35,7 @@ def session() -> Told:
 
 
 @pytest.fixture
-def make(session: Told) -> Iterator[Callable[..., Notices]]:
+def make(session: Told, hangup_not_ignored: None) -> Iterator[Callable[..., Notices]]:
     before = {number: signal.getsignal(number) for number in SIGNALS}
     made: list[Notices] = []
 

@@ -141,6 +141,7 @@ total = torch.tensor([1.0 + dist.get_rank()])
 dist.all_reduce(total)
 print("TOTAL", total.item(), os.environ.get("PET_RDZV_BACKEND"), flush=True)
 {then}
+dist.destroy_process_group()
 """
 
 
