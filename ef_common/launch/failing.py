@@ -11,7 +11,6 @@ like any other, and costs only this worker.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import errno
 import logging
@@ -94,8 +93,12 @@ class Failing:
 
     def _interrupted(self, number: int, frame: FrameType | None) -> None:
         self._signalled = True
-        atexit.register(end_soon)  # the others have lost it, and its launcher waits
         signal.default_int_handler(number, frame)
+
+    def end_soon_if_interrupted(self) -> None:
+        """Be called at the end of the process, when the others know of it: the launcher still waits for that end."""
+        if self._signalled:
+            end_soon()
 
     def _show_and_tell(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         with contextlib.suppress(Exception):  # the output may be gone

@@ -227,7 +227,8 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
         checkpoint=environment.checkpoint,
         claims=environment.claims,
     )
-    for last in (session.stop, worker.end, notices.close, failing.tell_postponed):  # they run in the opposite order
+    ends = (session.stop, worker.end, notices.close, failing.tell_postponed)  # they run in the opposite order
+    for last in (failing.end_soon_if_interrupted, *ends):
         atexit.register(last)
     return worker
 
