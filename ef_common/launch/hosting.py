@@ -112,9 +112,10 @@ class Hosting:
     def _wait_for_coordinator(self) -> None:
         """What is wrong at the endpoint is told here in one line, before a worker starts."""
         at = self._coordinator_at
-        patience = Patience(self._options.join_timeout_s, setting="join_timeout in --rdzv-conf", quiet_s=QUIET_S)
+        limit_s, setting = self._options.join_timeout_s, "join_timeout in --rdzv-conf"
         if self._options.joins:
-            patience = Patience(JOIN_S, quiet_s=QUIET_S)
+            limit_s, setting = JOIN_S, ""
+        patience = Patience(limit_s, setting=setting, quiet_s=QUIET_S)
         while True:
             try:
                 standing = seek(at, self._agent(), self._trust.token, door="", wish=LOOK, tls=self._tls)

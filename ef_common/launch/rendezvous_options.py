@@ -234,6 +234,11 @@ def config_of(text: str) -> dict[str, str]:
     return config
 
 
+def joined_conf(*texts: str) -> str:
+    """Texts of ``--rdzv-conf`` as one; some may be empty. Of a key that stands in several, the last one counts."""
+    return ",".join(filter(None, texts))
+
+
 def _seconds(config: Mapping[str, Any], key: str, *, default: float, low: float) -> float:
     text = config.get(key, default)
     try:

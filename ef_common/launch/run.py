@@ -41,7 +41,7 @@ from ef_common.launch.certificates import trust_of
 from ef_common.launch.child import end_with_parent
 from ef_common.launch.coordinator_process import start_coordinator
 from ef_common.launch.departure import SIGNAL
-from ef_common.launch.rendezvous_options import BACKEND, DEFAULT_NNODES, options_of_a_local_job
+from ef_common.launch.rendezvous_options import BACKEND, DEFAULT_NNODES, joined_conf, options_of_a_local_job
 from ef_common.launch.restarts import Restarts
 from ef_common.launch.run_directory import Launcher
 from ef_common.launch.signals import handled, to_end
@@ -64,8 +64,6 @@ INTERRUPTED = KILLED + signal.SIGINT
 REFUSED = 2
 """Exit status if the command cannot be run as it is."""
 _NONE = "\0"  # stands for a script that is not named
-_JOIN = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-_JOIN.add_argument("--join")
 _GENTLE = (signal.SIGHUP, SIGNAL)
 _LOOK_S = 0.1
 
@@ -103,14 +101,15 @@ class Options:
             JobFinished: The job that it is to join has finished.
             UsageError: Values that do not go together.
         """
-        args = _parse(argv)
+        made = parser()
+        args = _parse(made, argv)
         if args.join:
-            _take_from_job(args)
+            _take_from_job(args, made)
         meeting = None if args.rdzv_endpoint else meeting_in(os.environ)
         if meeting is not None:
             args.rdzv_endpoint = meeting.endpoint
             is_host = "" if meeting.is_host is None else f"is_host={int(meeting.is_host)}"
-            args.rdzv_conf = ",".join(filter(None, (args.rdzv_conf, is_host)))
+            args.rdzv_conf = joined_conf(args.rdzv_conf, is_host)
         local = not args.rdzv_endpoint
         if local and args.rdzv_backend != BACKEND:
             raise UsageError(
@@ -182,10 +181,12 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def _parse(argv: list[str]) -> argparse.Namespace:
+def _parse(made: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
     """Parse the command line; with ``--join`` it may name no script, which is "" then."""
-    known, _ = _JOIN.parse_known_args(argv)
-    args = parser().parse_args([*argv, _NONE] if known.join else argv)
+    may_lack_script = any(
+        argument.partition("=")[0] == "--join" for argument in argv
+    )  # or it is an option of the script
+    args = made.parse_args([*argv, _NONE] if may_lack_script else argv)
     if args.training_script == _NONE:
         args.training_script = ""
     elif args.training_script_args[-1:] == [_NONE]:
@@ -193,9 +194,9 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     return args
 
 
-def _take_from_job(args: argparse.Namespace) -> None:
+def _take_from_job(args: argparse.Namespace, made: argparse.ArgumentParser) -> None:
     """Complete the arguments by what the job has that it is to join."""
-    args.rdzv_conf = ",".join(filter(None, (args.rdzv_conf, "join=1")))
+    args.rdzv_conf = joined_conf(args.rdzv_conf, "join=1")
     if "://" in args.join:
         if not args.training_script:
             raise UsageError(f"name the script, too. Received: --join={args.join} alone")
@@ -203,11 +204,10 @@ def _take_from_job(args: argparse.Namespace) -> None:
         return
     place = Path(args.join)
     job = joining.read(place)
-    given = parser()
     for name, value in job.options.items():
         if name == "rdzv_conf":
-            args.rdzv_conf = ",".join(filter(None, (value, args.rdzv_conf)))
-        elif getattr(args, name) == given.get_default(name):
+            args.rdzv_conf = joined_conf(value, args.rdzv_conf)
+        elif getattr(args, name) == made.get_default(name):
             setattr(args, name, value)
     for name, value in job.variables.items():
         os.environ.setdefault(name, value)
@@ -353,7 +353,7 @@ class _Agents:
         with contextlib.suppress(psutil.NoSuchProcess):
             self._coordinator = psutil.Process(pid)
         self._args.rdzv_endpoint = format_address(address)
-        self._args.rdzv_conf = ",".join(filter(None, (self._args.rdzv_conf, "is_host=0", "stands_in=1")))
+        self._args.rdzv_conf = joined_conf(self._args.rdzv_conf, "is_host=0", "stands_in=1")
         self._args.nnodes = f"{options.min_nodes}:{options.max_nodes}"  # for the standbys, which the agents host
         self._args.nproc_per_node = "1"
         self._max_restarts, self._args.max_restarts = self._args.max_restarts, 0

@@ -147,13 +147,13 @@ class Siblings:
         for rank, due in list(self._due.items()):
             if self._clock() >= due:
                 self._revive(rank)
-        return bool(self._due) or any(status is None for status in statuses.values())
+        return bool(self._due) or None in statuses.values()
 
     def _lose(self, rank: int, status: int, statuses: Mapping[int, int | None]) -> bool:
         """A worker has died; returns whether others go on."""
         directory, agent = self._deaths.directory, self._agent
         over = 0 in statuses.values() and not has_left(directory)
-        living = bool(self._due) or any(statuses[other] is None for other in statuses)
+        living = bool(self._due) or None in statuses.values()
         self._are_ours = self._are_ours or any(path_of(directory, other).exists() for other in self._context.envs)
         if not self._are_ours or not (living or over) or read_failure(directory):
             return False

@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from ef_common.errors import UsageError
@@ -40,12 +40,10 @@ class Unnamed:
     """A command line that asks for a range of nodes, and names no rendezvous.
 
     Args:
-        local: It names no endpoint either.
         variables: What was set, so that torchrun takes it as its defaults.
     """
 
-    local: bool
-    variables: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str]
 
     def take_back(self, environ: MutableMapping[str, str]) -> None:
         """Remove the variables again when torchrun has read them: they are not for its workers."""
@@ -58,7 +56,7 @@ class Unnamed:
         Raises:
             UsageError: The nodes cannot find each other.
         """
-        if not self.local:
+        if _RDZV_ENDPOINT not in self.variables:
             return params
         nodes = f"{params.min_nodes}:{params.max_nodes}"
         meeting = meeting_in({**environ, _NNODES: nodes})
@@ -98,8 +96,8 @@ def unnamed_rendezvous(arguments: Sequence[str], environ: Mapping[str, str]) -> 
         return None
     if low == high:
         return None
-    local = not options.get("--rdzv-endpoint", environ.get(_RDZV_ENDPOINT, ""))
-    return Unnamed(local, {_RDZV_BACKEND: BACKEND, **({_RDZV_ENDPOINT: HERE} if local else {})})
+    endpoint = options.get("--rdzv-endpoint", environ.get(_RDZV_ENDPOINT, ""))
+    return Unnamed({_RDZV_BACKEND: BACKEND, **({} if endpoint else {_RDZV_ENDPOINT: HERE})})
 
 
 def take_unnamed_rendezvous() -> Unnamed | None:

@@ -86,10 +86,9 @@ def failure(error: BaseException, what: str, *, secrets: Sequence[str] = (), exc
 def _kind(error: BaseException) -> type[StorageFailed]:
     if isinstance(error, FileNotFoundError):
         return StorageFailed if _codes(error) & {"NoSuchBucket"} else NotFound
-    is_refused = isinstance(error, (PermissionError, NotADirectoryError))
-    return (
-        StorageRefused if is_refused or (isinstance(error, OSError) and error.errno == errno.EROFS) else StorageFailed
-    )
+    if isinstance(error, (PermissionError, NotADirectoryError)) or getattr(error, "errno", None) == errno.EROFS:
+        return StorageRefused
+    return StorageFailed
 
 
 def describe(error: BaseException, *, secrets: Sequence[str] = ()) -> str:

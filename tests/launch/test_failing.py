@@ -146,8 +146,12 @@ def test_interrupt_that_code_raises_is_one_in_each_worker():
 def test_signal_from_outside_interrupts_this_worker_alone(monkeypatch):
     before = signal.getsignal(signal.SIGINT)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    ends: list[str] = []
+    monkeypatch.setattr("ef_common.launch.failing.end_soon", lambda: ends.append("soon"))
     session = Told()
     failing = Failing(session)  # type: ignore[arg-type]
+    failing.end_soon_if_interrupted()
+    assert ends == []
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         failing.install()
@@ -157,6 +161,8 @@ def test_signal_from_outside_interrupts_this_worker_alone(monkeypatch):
         signal.signal(signal.SIGINT, before)
     failing.tell(interrupt.value)
     assert session.told == []
+    failing.end_soon_if_interrupted()
+    assert ends == ["soon"]
 
 
 def test_fault_excuses_the_worker_and_nothing_else_does(tmp_path):

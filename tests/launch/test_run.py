@@ -489,6 +489,11 @@ def test_job_on_this_machine_is_joined_with_its_token(monkeypatch: pytest.Monkey
     assert [options.torchrun.training_script, *options.torchrun.training_script_args] == ["mine.py", "--lr=1"]
 
 
+def test_option_of_the_script_that_is_named_as_one_of_ours_is_the_scripts() -> None:
+    options = launcher.Options.parse(["mine.py", "--join"])
+    assert (options.torchrun.join, options.torchrun.training_script_args) == (None, ["--join"])
+
+
 def test_refused_run_leaves_no_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     options = launcher.Options.parse(["--nproc-per-node=2", "--rdzv-conf=hang_timeout=soon", "x.py"])

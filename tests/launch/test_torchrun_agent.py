@@ -73,12 +73,18 @@ def start(job: Job, number: int, *options: str, nodes: str = "1:1") -> dict[int,
     return {record["local_rank"]: record["pid"] for record in records}
 
 
-@pytest.mark.processes
-def test_killed_worker_without_restarts_leaves_its_sibling_in_its_process(job: Job, entry_point: None) -> None:
+def lose_one_of_two(job: Job) -> int:
+    """Start a node of two workers and kill the second one; the process id of the other one, which trains alone now."""
     pids = start(job, 2)
     job.wait_for("view", 2, size=2)
     os.kill(pids[1], signal.SIGKILL)
     job.wait_for("view", pid=pids[0], size=1)
+    return pids[0]
+
+
+@pytest.mark.processes
+def test_killed_worker_without_restarts_leaves_its_sibling_in_its_process(job: Job, entry_point: None) -> None:
+    lose_one_of_two(job)
     job.tell("end")
     assert job.wait_exit(job.agents[0]) == 0
     assert len(job.records("start")) == 2
@@ -108,11 +114,7 @@ def test_crashed_worker_is_restarted_alone_and_neither_sibling_nor_other_node(jo
 
 @pytest.mark.processes
 def test_last_worker_that_is_killed_ends_the_node_as_torchrun_does(job: Job, entry_point: None) -> None:
-    pids = start(job, 2)
-    job.wait_for("view", 2, size=2)
-    os.kill(pids[1], signal.SIGKILL)
-    job.wait_for("view", pid=pids[0], size=1)
-    os.kill(pids[0], signal.SIGKILL)
+    os.kill(lose_one_of_two(job), signal.SIGKILL)
     assert job.wait_exit(job.agents[0]) == 1
     assert "ChildFailedError" in job.logs()
 

@@ -20,8 +20,8 @@ from ef_common.launch.unnamed_rendezvous import FLAGS, Unnamed, unnamed_rendezvo
 from tests.launch.conftest import GUARD_S, ROOT, Job
 from tests.waiting import poll_until
 
-LOCAL = Unnamed(True, {"PET_RDZV_BACKEND": "elasticflow", "PET_RDZV_ENDPOINT": "localhost:0"})
-NODE = Unnamed(False, {"PET_RDZV_BACKEND": "elasticflow"})
+LOCAL = Unnamed({"PET_RDZV_BACKEND": "elasticflow", "PET_RDZV_ENDPOINT": "localhost:0"})
+NODE = Unnamed({"PET_RDZV_BACKEND": "elasticflow"})
 KUBEFLOW = {"PET_MASTER_ADDR": "job-node-0-0.job", "PET_MASTER_PORT": "29500", "PET_NODE_RANK": "2"}
 
 
