@@ -536,6 +536,20 @@ def test_local_job_under_tls_keeps_its_token_from_the_coordinator(monkeypatch: p
     assert token.secret == Token(os.environ["ELASTICFLOW_TOKEN"]).for_workers().secret
 
 
+@pytest.mark.parametrize(
+    ("conf", "token", "is_recorded"), [("", None, True), ("tls=1", None, False), ("", "of the user", False)]
+)
+def test_token_is_left_to_those_who_join_if_nobody_knows_it_but_workers_do(
+    monkeypatch: pytest.MonkeyPatch, conf: str, token: str | None, is_recorded: bool
+) -> None:
+    monkeypatch.setattr(launcher, "start_coordinator", lambda *args, **kwargs: (("127.0.0.1", 5), NOBODY))
+    monkeypatch.setenv("ELASTICFLOW_TOKEN", token or "put back")
+    if token is None:
+        monkeypatch.delenv("ELASTICFLOW_TOKEN")
+    with launcher._Agents(launcher.Options.parse([f"--rdzv-conf={conf}", "x.py"])) as agents:
+        assert agents.token_to_join == (os.environ["ELASTICFLOW_TOKEN"] if is_recorded else "")
+
+
 def test_settings_of_a_local_job_may_stand_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELASTICFLOW_HEARTBEAT_TIMEOUT", "7")
     monkeypatch.setenv("ELASTICFLOW_HANG_TIMEOUT", "30")

@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
 from ef_common.errors import UnsupportedError
 from ef_common.launch import torchrun_agent
+from ef_common.launch.deaths import Deaths
 from ef_common.launch.torchrun_agent import PARTS, RELEASES, package
 from ef_common.parts import check
+from ef_common.session.crash_record import CrashRecord
 from tests import sources
 from tests.launch.conftest import Job
 from tests.parts import assert_one_sentence, changes
@@ -60,6 +64,44 @@ def test_release_without_a_part_is_left_as_it_is_and_says_so(caplog: pytest.LogC
     assert vars(agent) == {}
     said = f"takes the others of this node along, because torch {torch.__version__} has no `SubprocessHandler._popen`"
     assert said in caplog.text
+
+
+# ---------------------------------------------------------------- which are started again
+
+
+class Context(SubprocessContext):
+    """Two workers, of which the second one has been killed."""
+
+    def __init__(self) -> None:
+        self.envs = {0: {}, 1: {}}
+        self._running_local_ranks = {0, 1}
+        self.started: list[str] = []
+        lives, dead = (SimpleNamespace(poll=lambda status=status: status, args="train", pid=7) for status in (None, -9))
+        self.subprocess_handlers = {  # type: ignore[assignment]
+            0: SimpleNamespace(proc=lives),
+            1: SimpleNamespace(proc=dead, _popen=lambda args, env: self.started.append(args) or lives),
+        }
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_dead_worker_is_started_again_unless_its_agent_was_told_to_go(tmp_path: Path, told: bool) -> None:
+    context = Context()
+    spec = SimpleNamespace(local_world_size=2, max_restarts=1)
+    agent = SimpleNamespace(
+        get_worker_group=lambda: SimpleNamespace(spec=spec, workers=[SimpleNamespace(), SimpleNamespace()]),
+        _start_workers=lambda group: {},
+        _pcontext=context,
+        _remaining_restarts=1,
+    )
+    CrashRecord(tmp_path, 1).introduce("one of ours")
+    deaths = Deaths(tmp_path, node="n", report=lambda why, fatal: "")
+    siblings = torchrun_agent.Siblings(deaths, told=lambda: told)
+    siblings.attach(agent)
+    agent._start_workers(None)
+    assert context._poll() is None  # torch does not hear of it
+    assert context._running_local_ranks == ({0} if told else {0, 1})
+    assert context.started == ([] if told else ["train"])
+    assert agent._remaining_restarts == (1 if told else 0)
 
 
 # ---------------------------------------------------------------- real agents
