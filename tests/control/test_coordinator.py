@@ -25,6 +25,22 @@ from tests.control.conftest import in_loop
 TOKEN = Token("hunter2")
 
 
+@pytest.mark.parametrize(
+    ("host", "token", "lacks"), [("", None, True), ("127.0.0.1", None, False), ("", Token("hunter2"), False)]
+)
+def test_coordinator_says_that_it_lacks_a_token_where_others_would_reach_it_and_it_listens(host, token, lacks, caplog):
+    one = Coordinator((host, 0), token=token)
+    one.start()
+    try:
+        assert sum("There is no job token" in message for message in caplog.messages) == lacks
+        other = Coordinator((host, one.address[1]), token=token)
+        with pytest.raises(OSError):
+            other.start()
+        assert sum("There is no job token" in message for message in caplog.messages) == lacks
+    finally:
+        one.stop()
+
+
 # ---------------------------------------------------------------- views
 
 
