@@ -469,7 +469,7 @@ def test_rank_0_alone_wants_nodes(name: str, wanted: list[int]) -> None:
     channel: Any = Roomy()
     session = Session(Member(name, "n", ""), channel=channel, groups=Groups())  # type: ignore[arg-type]
     session.want(5)  # there is no view yet
-    session.start()
+    session.view = channel.view
     session.want(3)
     session.want(0)
     assert channel.wanted == wanted
