@@ -78,6 +78,7 @@ FROM_COORDINATOR = [
     wire.Claim(CLAIM, ("a", "ü-1")),
     wire.Agreed(7, NONCE),
     wire.Resign(),
+    wire.Stay(),
     wire.Redirect("[fe80::1]:29400", PROOF),
     wire.Redirect("node-1.cluster_a.local:29400", PROOF),
     wire.Redirect("", PROOF),

@@ -29,6 +29,7 @@ from ef_common.core.membership import (
     Settled,
     Silent,
     Slow,
+    Stay,
     Straggler,
     Suspected,
     Wanted,
@@ -141,15 +142,46 @@ def test_rule_14_nodes_leave_as_a_whole() -> None:
 def test_rule_14_nobody_is_asked_twice() -> None:
     job = started("a", "b", "c", "d").wants(3).wants(2, number=2)
     assert job.asked == "c d"
-    job.wants(3, number=3)(Leaving("c"), Leaving("d")).wants(2, number=4)
-    assert job.asked == ""
+    job.wants(1, number=3)(Leaving("c"), Leaving("d"))
+    assert job.asked == "b"
+    job.wants(2, number=4)(Leaving("b"))
+    assert job.take(Stay) == [Stay("b")]
     assert job.meet().view.ids == ("a", "b")
 
 
-def test_rule_14_those_who_were_asked_go_though_more_are_wanted_again() -> None:
-    job = started("a", "b", "c").join("d").wants(2).wants(3, number=2)
-    job(Leaving("c")).meet()
-    assert job.view.ids == ("a", "b", "d")
+def test_rule_14_as_many_of_those_who_are_about_to_leave_stay_as_are_wanted_again() -> None:
+    job = started("a", "b", "c", "d", "e").join("f").wants(2)(Leaving("d"), Leaving("e")).wants(3, number=2)
+    assert job.take(Stay) == []  # the word of the third one is on its way
+    assert job(Leaving("c")).take(Stay) == [Stay("c")]
+    assert job.wants(4, number=3).take(Stay) == [Stay("d")]
+    assert job.meet().view.ids == ("a", "b", "c", "d")
+    job.settle().wants(3, number=4)
+    assert job.asked == "c d d e"
+
+
+def test_rule_14_one_who_told_another_coordinator_that_it_leaves_does_not_stay() -> None:
+    job = started("a", "b", "c").wants(2)(Leaving("c"))
+    job(report("c", job.view, phase=Phase.LEAVING)).wants(3, number=2)
+    assert job.take(Stay) == []
+    assert job.meet().view.ids == ("a", "b")
+
+
+def test_rule_14_one_who_was_asked_takes_the_place_of_the_last_that_stays() -> None:
+    job = started("a", "b", "c", "d").wants(1)(Slow(("c",)), Leaving("b"), Leaving("c"), Leaving("d"))
+    job(Silent(("a",), "silent"))  # it may live, and then it is not most of them
+    assert job.take(Stay) == [Stay("b")]
+    assert isinstance(job.state, Serving)
+    assert job.state.held  # b is half of those who count
+    job = started("a", "b", "c", "d").wants(2)(Leaving("c"), Leaving("d"))
+    job(Gone("a", "its process ended"))
+    assert job.take(Stay) == [Stay("c")]
+    assert job.settle().meet().view.ids == ("b", "c")
+
+
+def test_rule_14_node_stays_as_a_whole() -> None:
+    job = started("a0", "b0", "a1", "b1").wants(1, worker="a0")(Leaving("b0")).wants(2, number=2, worker="a0")
+    assert job.take(Stay) == []
+    assert job(Leaving("b1")).take(Stay) == [Stay("b0"), Stay("b1")]
 
 
 def test_rule_14_more_that_are_wanted_let_spares_in() -> None:
@@ -213,11 +245,12 @@ def test_rule_14_a_goodbye_of_one_who_was_asked_lets_the_others_go() -> None:
     assert job.take(Announce) == [Announce(job.view)]
 
 
-def test_rule_14_a_loss_after_others_were_asked_is_made_up_by_a_spare() -> None:
-    job = started("a", "b", "c", "d").join("e").wants(3)(Leaving("d"), Gone("b", "killed"))
+def test_rule_14_a_loss_after_others_were_asked_is_made_up_by_one_of_them() -> None:
+    job = started("a", "b", "c", "d").wants(3).join("e")(Leaving("d"), Gone("b", "killed"))
     assert job.view.ids == ("a", "c", "d")
-    assert job.settle().meet().view.ids == ("a", "c", "e")
+    assert job.settle().meet().view.ids == ("a", "c", "d")
     assert job.asked == "d"
+    assert job.take(Stay) == [Stay("d")]
 
 
 def test_rule_14_a_straggler_is_replaced_by_a_spare_of_the_wanted_size() -> None:

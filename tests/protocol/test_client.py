@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import pytest
 
-from ef_common.core.membership import Idle, Leaving, Membership, Settings, Wanted
+from ef_common.core.membership import Idle, Leaving, Membership, Phase, Settings, Wanted
 from ef_common.core.progress import Limits
 from ef_common.core.room import Demand, Room
 from ef_common.core.view import Member, View
@@ -294,3 +294,19 @@ def test_member_that_is_asked_to_leave_says_that_it_does() -> None:
     client, link = member()
     client.receive(link, wire.encode(wire.Resign()), 0.0)
     assert said(client) == [Leaving("w")]
+
+
+def test_member_that_was_asked_to_leave_may_be_told_to_stay() -> None:
+    client, link = member()
+    client.receive(link, wire.encode(wire.Resign()) + wire.encode(wire.Stay()), 0.0)
+    assert said(client) == [Leaving("w")]
+    assert (client.resume_state.leaving, client.resume_state.phase) == (False, Phase.MEMBER)
+
+
+def test_member_that_wants_to_leave_itself_does_not_stay() -> None:
+    client, link = member()
+    client.receive(link, wire.encode(wire.Resign()), 0.0)
+    client.send("leave")
+    client.receive(link, wire.encode(wire.Stay()), 0.0)
+    assert said(client) == [Leaving("w")] * 3
+    assert (client.resume_state.leaving, client.resume_state.phase) == (True, Phase.LEAVING)

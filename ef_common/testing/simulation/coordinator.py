@@ -71,6 +71,8 @@ class Server(CoordinatorServer):
         self.note(str(action))
         if isinstance(action, membership.Resign):
             self._count_asked(action.worker)
+        if isinstance(action, membership.Stay):
+            self.asked.discard(self._workers.get(action.worker))
         super()._perform(action)
 
     def _count_asked(self, worker: str) -> None:

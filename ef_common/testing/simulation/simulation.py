@@ -371,7 +371,7 @@ class Simulation:
         ]
         newest = self.invariants.formed[max(self.invariants.formed)]
         last = max(received, key=lambda view: view.generation).ids if received else newest  # maybe it never came about
-        going_on = {name for name, worker in lively.items() if not worker.session.leaving}
+        going_on = {name for name, worker in lively.items() if not worker.channel.resume_state.leaving}
         most = all(2 * len(going_on.intersection(ids)) > len(ids) for ids in (newest, last))
         if most and self._has_claim_of_others(going_on, max(self.invariants.formed)):
             self.count("claimed by others")  # who may have ended, which nobody can prove
@@ -512,6 +512,8 @@ class Simulation:
         if isinstance(after, Serving) and isinstance(before, Serving):
             if after.asked - before.asked - {after.replacement.straggler}:
                 self.count("asked to leave")
+            if any(after.workers[w].phase is Phase.MEMBER for w in before.asked - after.asked if w in after.workers):
+                self.count("asked to stay")
             if after.demand > before.demand and after.announced and not before.announced:
                 self.count("more wanted, and there")
         replaced = before.replacement if isinstance(before, Serving) else None
@@ -596,7 +598,9 @@ class Simulation:
         itself = [marking] if marking is not None and marking.running else []
         if which in self.workers:
             return [self.workers[which]]
-        choices = {"any": members, "first": members[:1], "waiting": outside, "another": others, "both": others}.get(which, [])
+        choices = {"any": members, "first": members[:1], "waiting": outside, "another": others, "both": others}.get(
+            which, []
+        )
         if which == "everybody":
             return [worker for worker in self.workers.values() if worker.running]
         chosen = [self.scheduler.random.choice(choices)] if choices else []
