@@ -23,6 +23,7 @@ from ef_common.core.membership import Phase, Returned
 from ef_common.core.progress import Progress
 from ef_common.core.quorum import Bid
 from ef_common.core.resume_state import ResumeState
+from ef_common.core.room import Room
 from ef_common.core.view import Member, View
 from ef_common.core.watermark import Watermark
 from ef_common.errors import (
@@ -112,6 +113,7 @@ class Client:
         change_pending: A change of the members is planned, or this worker is out: it must ask at its next boundary.
         watermark: The watermark of the members, as far as it is known.
         training: The training that the members are in, as far as it is known.
+        room: What the coordinator knows of the number of nodes, as far as it has told.
         end: Why nothing more will come, once that is so.
     """
 
@@ -131,6 +133,7 @@ class Client:
         self.change_pending = False
         self.watermark: Watermark | None = None
         self.training = 1
+        self.room: Room | None = None
         self.end: Exception | None = None
         self._address = address
         self._token = token
@@ -158,6 +161,7 @@ class Client:
         self._taken = True  # not known to be in vain: the coordinator that it has, or had last, leads
         self._replace_at: float | None = None  # when to end the group of a job that has failed
         self._stopped = False
+        self._wants_to_leave = False  # itself; it may also be asked to
         self._claims: dict[Bid, float | None] = {}  # that are asked for, and when to ask again
 
     @property
@@ -241,6 +245,14 @@ class Client:
         """Tell the coordinator something; see :class:`~ef_common.session.ports.ControlChannel`."""
         if kind not in _MESSAGES:
             raise ProtocolError(f"a worker sends one of {', '.join(_MESSAGES)}. Received: kind={kind!r}")
+        self._wants_to_leave = self._wants_to_leave or kind == "leave"
+        self._tell(kind, generation)
+
+    def _leave(self) -> None:
+        """Say that this worker leaves, because the coordinator has asked it to, or because it wants to itself."""
+        self._tell("leave", 0)
+
+    def _tell(self, kind: str, generation: int) -> None:
         self.resume_state = self.resume_state.told(kind, generation)
         self._say(_MESSAGES[kind](self.member.id, generation))
 
@@ -267,6 +279,14 @@ class Client:
         if self.resume_state.store is None:
             self.resume_state = replace(self.resume_state, store=store)
             self._say(membership.Stored(self.member.id, store))
+
+    def want(self, num_nodes: int) -> None:
+        """Tell how many nodes the members want; nothing is said if that is known. Only rank 0 is heard."""
+        known = self.resume_state.demand
+        if not known.number or known.nodes != num_nodes:
+            demand = known.next(self.generation, num_nodes)
+            self.resume_state = self.resume_state.wanting(demand)
+            self._say(membership.Wanted(self.member.id, demand))
 
     def stop(self) -> None:
         """Nothing more will be said. May be repeated."""
@@ -603,7 +623,11 @@ class Client:
             case wire.Agreed(generation, members):
                 self.resume_state = self.resume_state.agreed(generation, members)
             case wire.Resign():
-                self.send("leave")
+                self._leave()
+            case wire.Stay() if self._wants_to_leave:
+                self._leave()
+            case wire.Stay():
+                self.resume_state = self.resume_state.staying()
             case wire.Redirect():
                 self._sent_away = True
                 self._redirect(self._address, message)
@@ -626,6 +650,9 @@ class Client:
                 self._replace_at = self._now + _IN_FLIGHT_S
             case wire.Straggler(slow, ratio, waiting):
                 self.outputs.append(Straggles(slow, ratio, waiting))
+            case wire.Room():
+                self.resume_state = self.resume_state.wanting(message.demand)
+                self.room = room_of(message)
             case wire.Error(reason=reason):
                 self.end = self.end or CoordinatorLost(f"the coordinator closed the connection: {reason}")
             case wire.Challenge():
@@ -677,4 +704,18 @@ def return_of(report: Returned, names: tuple[ViewName, ...]) -> wire.Return:
         failed=report.failed,
         store=report.store,
         training=report.training,
+        demand=report.demand,
+    )
+
+
+def room_of(message: wire.Room) -> Room:
+    """What a message says of the number of nodes."""
+    return Room(
+        wanted=message.demand.nodes,
+        nodes=message.nodes,
+        spares=message.spares,
+        newcomers=message.newcomers,
+        min_nodes=message.min_nodes,
+        max_nodes=message.max_nodes,
+        stragglers=message.stragglers,
     )

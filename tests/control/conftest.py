@@ -31,11 +31,12 @@ class Peer:
         self.socket.sendall(b"".join(one if isinstance(one, bytes) else wire.encode(one) for one in messages))
 
     def hear(self) -> wire.FromCoordinator | None:
-        """The next message, or None at the end of the connection."""
+        """The next message, or None at the end of the connection. What room there is may be told at any time."""
         with contextlib.suppress(ConnectionError):
-            line = self._lines.readline()
-            if line:
-                return wire.decode_from_coordinator(line[:-1])
+            while line := self._lines.readline():
+                message = wire.decode_from_coordinator(line[:-1])
+                if not isinstance(message, wire.Room):
+                    return message
         return None
 
     def hear_all(self) -> list[wire.FromCoordinator]:
