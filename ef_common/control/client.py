@@ -18,6 +18,7 @@ from ef_common import threads
 from ef_common.control.line import Line
 from ef_common.control.sockets import call_in_forked_children, listen
 from ef_common.core.quorum import Bid
+from ef_common.core.room import Room
 from ef_common.core.view import Member, View
 from ef_common.core.watermark import Watermark
 from ef_common.errors import AuthenticationError, JobFailed, ProtocolError, StorageError, ThreadFailed
@@ -122,6 +123,11 @@ class CoordinatorClient:
         """See the port."""
         return self._protocol.change_pending
 
+    @property
+    def room(self) -> Room | None:
+        """See the port."""
+        return self._protocol.room
+
     # ------------------------------------------------------------ what the worker asks
 
     def start(self, on_view: Callable[[int], None]) -> bool:
@@ -219,6 +225,11 @@ class CoordinatorClient:
     def tell_watermark(self, watermark: Watermark) -> None:
         """Report this member's watermark in the next heartbeats; never waits. One that names too much is left out."""
         self._protocol.tell_watermark(watermark)  # one assignment
+
+    def want(self, num_nodes: int) -> None:
+        """See the port."""
+        if self._process == os.getpid():
+            self._do(lambda: self._protocol.want(num_nodes))
 
     def use_store(self, store: str, claim: GetClaim | None = None) -> None:
         """See the port."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from ef_common.core.membership import Phase, Returned
 from ef_common.core.quorum import Link, digest_of_ids
+from ef_common.core.room import NO_DEMAND, Demand
 from ef_common.core.view import Member, View
 
 _MAX_SEEN = 100
@@ -28,6 +29,7 @@ class ResumeState:
         training: The newest training that it has told: the one that a newcomer is ready for.
         failed: The exception that its own code has raised.
         store: Its store, as reported; None before that.
+        demand: The newest demand that it has made or heard of.
         seen: Addresses (host, port) of the standbys of the views before, as far as the newest one does not name them.
     """
 
@@ -43,6 +45,7 @@ class ResumeState:
     training: int = 1
     failed: str = ""
     store: str | None = None
+    demand: Demand = NO_DEMAND
     seen: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -119,6 +122,10 @@ class ResumeState:
         """The worker is asked for a claim of its view, which must not continue as it is, whoever leads."""
         return self if self.view is None else replace(self, suspected=self.view.generation)
 
+    def wanting(self, demand: Demand) -> ResumeState:
+        """A demand is made, or heard of."""
+        return replace(self, demand=demand) if demand > self.demand else self
+
     def parted(self, *, over: bool) -> ResumeState:
         """The connection has ended. `over`: the coordinator ended it without saying that this worker is out."""
         links = tuple(
@@ -142,6 +149,7 @@ class ResumeState:
             failed=self.failed,
             store=self.store,
             training=self.training,
+            demand=self.demand,
         )
 
 

@@ -8,7 +8,7 @@ Or, Zhang and Freedman, *Resource Elasticity in Distributed Deep Learning*, 2020
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ef_common.core.progress import Progress
@@ -139,7 +139,12 @@ def _median_without(ordered: Sequence[float], index: int) -> float:
     return (other((num - 1) // 2) + other(num // 2)) / 2
 
 
-def slowest(tracks: Mapping[str, Track], members: Sequence[str]) -> str:
+def slowest(tracks: Mapping[str, Track], members: Collection[str]) -> str:
     """The straggler with the lowest throughput; "" if there is none."""
+    return next(iter(slow(tracks, members)), "")
+
+
+def slow(tracks: Mapping[str, Track], members: Collection[str]) -> tuple[str, ...]:
+    """The stragglers among these members, the one with the lowest throughput first."""
     found = [member for member in members if member in tracks and tracks[member].is_straggler]
-    return min(found, key=lambda member: tracks[member].throughput, default="")
+    return tuple(sorted(found, key=lambda member: tracks[member].throughput))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ef_common import threads
+from ef_common.core.room import Room
 from ef_common.core.view import View
 from ef_common.core.watermark import Watermark
 from ef_common.horovod import rounds
@@ -196,6 +197,11 @@ class WatchedChannel:
         """Whether a change waits for a boundary."""
         return self._channel.change_pending
 
+    @property
+    def room(self) -> Room | None:
+        """What the coordinator knows of the number of nodes."""
+        return self._channel.room
+
     def start(self, on_view: Callable[[int], None]) -> bool:
         """Connect; the driver learns of each view as soon as it is known."""
 
@@ -234,6 +240,10 @@ class WatchedChannel:
     def tell_watermark(self, watermark: Watermark) -> None:
         """Report where this member is, for newcomers."""
         self._channel.tell_watermark(watermark)
+
+    def want(self, num_nodes: int) -> None:
+        """See the port."""
+        self._channel.want(num_nodes)
 
     def use_store(self, store: str, claim: GetClaim | None = None) -> None:
         """See the port."""

@@ -23,6 +23,7 @@ from ef_common.core.membership import Phase, Returned
 from ef_common.core.progress import Progress
 from ef_common.core.quorum import Bid
 from ef_common.core.resume_state import ResumeState
+from ef_common.core.room import Room
 from ef_common.core.view import Member, View
 from ef_common.core.watermark import Watermark
 from ef_common.errors import (
@@ -112,6 +113,7 @@ class Client:
         change_pending: A change of the members is planned, or this worker is out: it must ask at its next boundary.
         watermark: The watermark of the members, as far as it is known.
         training: The training that the members are in, as far as it is known.
+        room: What the coordinator knows of the number of nodes, as far as it has told.
         end: Why nothing more will come, once that is so.
     """
 
@@ -131,6 +133,7 @@ class Client:
         self.change_pending = False
         self.watermark: Watermark | None = None
         self.training = 1
+        self.room: Room | None = None
         self.end: Exception | None = None
         self._address = address
         self._token = token
@@ -267,6 +270,14 @@ class Client:
         if self.resume_state.store is None:
             self.resume_state = replace(self.resume_state, store=store)
             self._say(membership.Stored(self.member.id, store))
+
+    def want(self, num_nodes: int) -> None:
+        """Tell how many nodes the members want; nothing is said if that is known. Only rank 0 is heard."""
+        known = self.resume_state.demand
+        if not known.number or known.nodes != num_nodes:
+            demand = known.next(self.generation, num_nodes)
+            self.resume_state = self.resume_state.wanting(demand)
+            self._say(membership.Wanted(self.member.id, demand))
 
     def stop(self) -> None:
         """Nothing more will be said. May be repeated."""
@@ -626,6 +637,9 @@ class Client:
                 self._replace_at = self._now + _IN_FLIGHT_S
             case wire.Straggler(slow, ratio, waiting):
                 self.outputs.append(Straggles(slow, ratio, waiting))
+            case wire.Room():
+                self.resume_state = self.resume_state.wanting(message.demand)
+                self.room = room_of(message)
             case wire.Error(reason=reason):
                 self.end = self.end or CoordinatorLost(f"the coordinator closed the connection: {reason}")
             case wire.Challenge():
@@ -677,4 +691,18 @@ def return_of(report: Returned, names: tuple[ViewName, ...]) -> wire.Return:
         failed=report.failed,
         store=report.store,
         training=report.training,
+        demand=report.demand,
+    )
+
+
+def room_of(message: wire.Room) -> Room:
+    """What a message says of the number of nodes."""
+    return Room(
+        wanted=message.demand.nodes,
+        nodes=message.nodes,
+        spares=message.spares,
+        newcomers=message.newcomers,
+        min_nodes=message.min_nodes,
+        max_nodes=message.max_nodes,
+        stragglers=message.stragglers,
     )

@@ -16,6 +16,7 @@ from typing import Annotated, Any, NamedTuple
 
 from ef_common.core.doors import COMMIT, LOOK, MAX_DOORS, PROMISE
 from ef_common.core.progress import KINDS, SETTLING, Progress
+from ef_common.core.room import Demand
 from ef_common.core.view import Member, View
 from ef_common.core.watermark import Watermark
 from ef_common.errors import ProtocolError, UsageError
@@ -300,6 +301,12 @@ def _dump_progress(progress: Progress | None) -> list[Any] | None:
     return None if progress is None else [getattr(progress, name) for name in _PROGRESS]
 
 
+def _load_demand(value: Any) -> Demand:
+    if type(value) is not list or len(value) != 3:
+        raise ValueError("expected [generation, number, nodes]")
+    return Demand(_integer(0, _MAX_RETURNED_GENERATION).load(value[0]), _COUNT.load(value[1]), _COUNT.load(value[2]))
+
+
 def _load_standbys(value: Any) -> tuple[tuple[str, int], ...]:
     if type(value) is not list or any(type(one) is not list or len(one) != 2 for one in value):
         raise ValueError("expected a list of [host, port]")
@@ -363,4 +370,5 @@ Endpoint = Annotated[str, Codec(_load_endpoint)]
 Doors = Annotated[tuple[str, ...], Codec(_load_doors, list)]
 Wish = Annotated[str, _one_of(LOOK, PROMISE, COMMIT)]
 Amount = Annotated[float, Codec(_load_amount)]
+DemandField = Annotated[Demand, Codec(_load_demand, list)]
 ErrorCode = Annotated[str, _one_of("authentication", "protocol")]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 
 from ef_common.core.progress import Heard, Limits, Longest, Progress, Verdict, judge
-from ef_common.core.stragglers import Pacing, Report, Track, judge_pace, noted, slowest
+from ef_common.core.stragglers import Pacing, Report, Track, judge_pace, noted, slow, slowest
 from ef_common.protocol.peer import Peer
 
 _SWEEPS_PER_TIMEOUT = 8
@@ -99,5 +99,9 @@ class Liveness:
     def to_replace(self, members: Collection[str]) -> str | None:
         """The slowest straggler ("" if there is none), if the members want it to be replaced; else None."""
         if any(self._heard[worker].progress.evicts_stragglers for worker in members if worker in self._heard):
-            return slowest(self._tracks, tuple(members))
+            return slowest(self._tracks, members)
         return None
+
+    def slow(self, members: Collection[str]) -> tuple[str, ...]:
+        """The members that are stragglers, the slowest first."""
+        return slow(self._tracks, members)

@@ -28,6 +28,7 @@ from ef_common.core.membership import (
 )
 from ef_common.core.progress import Limits, Progress
 from ef_common.core.quorum import Link, digest_of_ids
+from ef_common.core.room import Demand
 from ef_common.core.view import Member, View
 from ef_common.core.watermark import Watermark
 from ef_common.errors import ProtocolError
@@ -60,6 +61,9 @@ _SHORT = 100
 _PROBE_S = 0.1
 _ALIVE = wire.encode(wire.Alive())
 _LARGEST_RATIO = 1e6
+_ROOM_S = 1.0
+"""Rank 0 is told this often at most how much room there is."""
+_STRAGGLERS_TOLD = 16
 _AT_ANY_TIME = (membership.Failed, wire.Inquire, wire.Seek, wire.Heartbeat, wire.Moved, wire.Bye)
 _BEFORE_RETURN = (wire.Return, wire.Follow, *_AT_ANY_TIME)
 _RECALLS = 3
@@ -134,6 +138,10 @@ class CoordinatorServer:
         self._probe_at: float | None = None
         self._noticed: set[str] = set()
         self._held_told = ""
+        self._room_at: float | None = None  # when rank 0 is to be told what has changed
+        self._room_told_at = -_ROOM_S
+        self._room_told: tuple[str, wire.Room] | None = None  # whom, and what
+        self._demand_told: tuple[int, Demand] | None = None  # the members of which view, and what
 
     @property
     def num_workers(self) -> int:
@@ -144,7 +152,7 @@ class CoordinatorServer:
     def deadline(self) -> float:
         """When :meth:`tick` is to be called; it may be called earlier, too."""
         soon = self._now if self._looks_soon else None
-        times = (self.liveness.sweep_at, self._tick_at, self._probe_at, self._pass_on_at, soon)
+        times = (self.liveness.sweep_at, self._tick_at, self._probe_at, self._pass_on_at, self._room_at, soon)
         return min(time for time in times if time is not None)
 
     # ------------------------------------------------------------ what happens
@@ -224,6 +232,8 @@ class CoordinatorServer:
             self._pass_on()
         if self._probe_at is not None and now >= self._probe_at:
             self._probe_all()
+        if self._room_at is not None and now >= self._room_at:
+            self._tell_room()
         if now >= self.liveness.sweep_at:
             self._sweep()
 
@@ -479,6 +489,7 @@ class CoordinatorServer:
             peer.returning = False
             if peer.view is None and received:  # else it has been told a newer one meanwhile
                 peer.view = received[-1].view
+            self._room_told = self._demand_told = None  # it may have missed them
             self._submit(_returned(peer.member, message, received), peer)
             self._look_soon()
 
@@ -697,6 +708,8 @@ class CoordinatorServer:
         except Exception as error:
             self._break(error)
         self._probe_soon()
+        if isinstance(self.state, Serving) and self._room_at is None:
+            self._room_at = max(self._now, self._room_told_at + _ROOM_S)
         changed = self.state.view is not before
         if changed:
             self.liveness.viewed_at = self._now
@@ -787,6 +800,24 @@ class CoordinatorServer:
             else:
                 self._write(peer, lines[id(before)])
 
+    def _tell_room(self) -> None:
+        """Tell rank 0 how much room there is, and the other members what is wanted, if that has changed.
+
+        One line to rank 0, at most once per second. One to each member when the demand has changed, and, in a job with
+        a demand, when the view has.
+        """
+        self._room_at, state = None, self.state
+        if not isinstance(state, Serving):
+            return
+        self._room_told_at = self._now
+        room, first = _room_of(state, self._settings), state.view.ids[0]
+        known = (state.view.generation, state.demand)
+        to_all = state.demand.number > 0 and known != self._demand_told
+        if to_all or (first, room) != self._room_told:
+            self._send(wire.encode(room), *(state.view.ids if to_all else (first,)))
+            self._room_told = (first, room)
+            self._demand_told = known if to_all else self._demand_told
+
     def _members(self) -> tuple[Member, ...]:
         return () if self.state.view is None else self.state.view.members
 
@@ -862,7 +893,7 @@ class CoordinatorServer:
                 self._submit(membership.Suspected(worker, view.generation), None)
 
     def _look_for_stragglers(self, now: float) -> None:
-        """Tell members that they are slower than the others; replace one if that is wanted."""
+        """Tell members that they are slower than the others; replace one if that is wanted, and note all of them."""
         state = self.state
         reports = self.liveness.stragglers(state.view.ids, now) if isinstance(state, Serving) else None
         if not isinstance(state, Serving) or reports is None:
@@ -874,6 +905,8 @@ class CoordinatorServer:
             logger.warning("view %d: %s %s: %s", view.generation, report.worker, what, how)
             ratio = min(report.ratio, _LARGEST_RATIO)
             self._send(wire.encode(wire.Straggler(report.slow, ratio, report.waiting)), report.worker)
+        if (slow := self.liveness.slow(view.ids)) != state.slow:
+            self._submit(membership.Slow(slow), None)
         worker = self.liveness.to_replace(view.ids)
         if worker is not None and worker != state.replacement.straggler:
             self._submit(membership.Straggler(worker), None)
@@ -887,6 +920,22 @@ class CoordinatorServer:
 
 def _standbys_of(members: Iterable[Member]) -> dict[Address, None]:
     return {(member.address, member.standby): None for member in members if member.standby}
+
+
+def _room_of(state: Serving, settings: Settings) -> wire.Room:
+    """How much room there is, in nodes; a node counts once, as what its most advanced worker is."""
+    nodes = {member.node for member in state.view.members}
+    spares = {member.node for member, phase, _ in state.workers.values() if phase is Phase.READY} - nodes
+    warming = {member.node for member, phase, _ in state.workers.values() if phase is Phase.WARMING} - nodes - spares
+    return wire.Room(
+        demand=state.demand,
+        nodes=len(nodes),
+        spares=len(spares),
+        newcomers=len(warming),
+        min_nodes=settings.min_nodes,
+        max_nodes=settings.max_nodes,
+        stragglers=state.slow[:_STRAGGLERS_TOLD],
+    )
 
 
 def _is_in_order(peer: Peer, message: wire.FromWorker) -> bool:
@@ -911,6 +960,7 @@ def _returned(member: Member, message: wire.Return, received: tuple[Link, ...]) 
         failed=message.failed,
         store=message.store,
         training=message.training,
+        demand=message.demand,
     )
 
 

@@ -26,6 +26,7 @@ from typing import Any, NoReturn, get_args, get_type_hints
 
 from ef_common.core import membership
 from ef_common.core.doors import Standing
+from ef_common.core.room import NO_DEMAND
 from ef_common.errors import ProtocolError
 from ef_common.protocol.fields import (
     Amount,
@@ -33,6 +34,7 @@ from ef_common.protocol.fields import (
     ClaimName,
     Codec,
     Count,
+    DemandField,
     Digest,
     Doors,
     Duration,
@@ -65,7 +67,7 @@ from ef_common.protocol.fields import (
     to_json,
 )
 
-VERSION = 9
+VERSION = 10
 MAX_STRANGER_BYTES = 4 * 1024
 """Longest line of a peer that has not proved that it knows the token."""
 MAX_LINE_BYTES = 2 * 1024 * 1024
@@ -109,6 +111,7 @@ class Return:
     failed: Failure
     store: StoreOrNone
     training: Training = 1
+    demand: DemandField = NO_DEMAND
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +293,7 @@ class Agreed:
 
 @dataclass(frozen=True, slots=True)
 class Resign:
-    """Leave, because another worker has taken the place of this one."""
+    """Leave, because another worker has taken the place of this one, or because fewer nodes are wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +330,23 @@ class Straggler:
 
 
 @dataclass(frozen=True, slots=True)
+class Room:
+    """What the coordinator knows of the number of nodes, see :class:`~ef_common.core.room.Room`.
+
+    Rank 0 gets it when it has changed, at most once per second. The other members get it if the demand or the view has
+    changed since there was a demand, because they report the demand to a standby.
+    """
+
+    demand: DemandField
+    nodes: Count
+    spares: Count
+    newcomers: Count
+    min_nodes: Count
+    max_nodes: Count
+    stragglers: Names
+
+
+@dataclass(frozen=True, slots=True)
 class Error:
     """The coordinator closes the connection because of what the worker did."""
 
@@ -343,6 +363,7 @@ Reported = (
     | membership.Stored
     | membership.Claimed
     | membership.Leaving
+    | membership.Wanted
     | membership.Closed
     | membership.Failed
 )
@@ -356,6 +377,7 @@ _CORE_FIELDS: Mapping[str, Any] = {
     "named": Ids,
     "why": Failure,
     "fatal": Flag,
+    "demand": DemandField,
     "leads": Flag,
     "over": Flag,
     "leader": Endpoint,
@@ -386,6 +408,7 @@ FromCoordinator = (
     | Evicted
     | Failed
     | Straggler
+    | Room
     | Relayed
     | Error
 )
@@ -405,6 +428,7 @@ _FROM_WORKER: Mapping[str, type[FromWorker]] = {
     "store": membership.Stored,
     "claimed": membership.Claimed,
     "leave": membership.Leaving,
+    "want": membership.Wanted,
     "close": membership.Closed,
     "fail": membership.Failed,
     "inquire": Inquire,
@@ -432,6 +456,7 @@ _FROM_COORDINATOR: Mapping[str, type[FromCoordinator]] = {
     "evicted": Evicted,
     "failed": Failed,
     "straggler": Straggler,
+    "room": Room,
     "relayed": Relayed,
     "error": Error,
 }

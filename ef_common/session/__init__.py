@@ -1,6 +1,7 @@
 """One worker's side of the protocol, the ports that it needs, and what others may read of its progress."""
 
+from ef_common.core.room import Room
 from ef_common.session.lone_group import LoneGroup
 from ef_common.session.session import Barrier, Session
 
-__all__ = ["Barrier", "LoneGroup", "Session"]
+__all__ = ["Barrier", "LoneGroup", "Room", "Session"]

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from ef_common.core.room import Room
 from ef_common.core.view import View
 from ef_common.core.watermark import Watermark
 
@@ -138,6 +139,10 @@ class ControlChannel(Protocol):
     def change_pending(self) -> bool:
         """Whether the members are about to change, or this worker is out: ask at the next boundary."""
 
+    @property
+    def room(self) -> Room | None:
+        """In rank 0: what the coordinator knows of the number of nodes, about a second old; None before it has told."""
+
     def start(self, on_view: Callable[[int], None]) -> bool:
         """Connect and introduce this worker.
 
@@ -189,6 +194,9 @@ class ControlChannel(Protocol):
         Raises:
             CoordinatorLost, Evicted, JobFinished: As their names say.
         """
+
+    def want(self, num_nodes: int) -> None:
+        """In rank 0: tell how many nodes the members want, or 0 for as many as come. Never waits."""
 
     def use_store(self, store: str, claim: GetClaim | None = None) -> None:
         """Report the store that all members have agreed on. The first call counts.

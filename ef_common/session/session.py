@@ -30,6 +30,7 @@ from typing import Any, NoReturn, TypeVar
 
 from ef_common.core.progress import SETTLING
 from ef_common.core.replay import FRESH, Replay, plan_replay
+from ef_common.core.room import Room
 from ef_common.core.view import SOLO, Member, View
 from ef_common.core.watermark import Watermark
 from ef_common.errors import (
@@ -42,6 +43,7 @@ from ef_common.errors import (
     ProtocolError,
     TrainingOver,
     UnsupportedError,
+    UsageError,
 )
 from ef_common.session.crash_record import CrashRecord
 from ef_common.session.current_group import CurrentGroup
@@ -254,6 +256,30 @@ class Session:
     def _leave_if_nobody_waits(self) -> None:
         if self.leaving:
             raise Left("it was no member yet")
+
+    # ------------------------------------------------------------ the number of nodes
+
+    @property
+    def room(self) -> Room | None:
+        """In rank 0: what the coordinator knows of the number of nodes; None if it has told nothing, or is none."""
+        return None if self._channel is None else self._channel.room
+
+    def want(self, num_nodes: int) -> None:
+        """In rank 0: tell the coordinator how many nodes the members want; ignored in other members, and in a lone one.
+
+        If there are more, the coordinator asks whole nodes to leave; those that come later wait as spares. How far a
+        demand can be met, :attr:`room` shows: never with fewer than `min_nodes` or more than `max_nodes`.
+
+        Args:
+            num_nodes: Number of nodes; 0 for as many as come, as in a job that has never wanted anything.
+
+        Raises:
+            UsageError: The number is negative.
+        """
+        if num_nodes < 0:
+            raise UsageError(f"expected a number of nodes, or 0 for as many as come. Received: num_nodes={num_nodes}")
+        if self._channel is not None and self.view.rank_of(self.worker.id) == 0 and not self.newcomer:
+            self._channel.want(num_nodes)
 
     # ------------------------------------------------------------ trainings
 

@@ -123,40 +123,40 @@ def test_message_of_the_coordinator_comes_back_as_it_was(message):
         b"{",
         b"\xff\xfe",
         b"[" * 100_000,
-        b'{"v":9,"t":"ready"}x',
-        b'{"v":9,"t":"ready"}',
+        b'{"v":10,"t":"ready"}x',
+        b'{"v":10,"t":"ready"}',
         b'{"v":true,"t":"ready"}',
         b'{"t":"ready"}',
-        b'{"v":9}',
-        b'{"v":9,"t":["ready"]}',
-        b'{"v":9,"t":"welcome","warm_up":true,"heartbeat_timeout_s":2.0,"proof":"00"}',
-        b'{"v":9,"t":"ready","more":1}',
-        b'{"v":9,"t":"ready","v":9}',
-        b'{"v":9,"t":"heartbeat"}',
-        b'{"v":9,"t":"heartbeat","watermark":null,"progress":[]}',
-        b'{"v":9,"t":"heartbeat","watermark":null,"progress":[1,-2,true,"step",0,0,0,0,0,0,0,false]}',
-        b'{"v":9,"t":"heartbeat","watermark":null,"progress":[1,1,1,"step",0,0,0,0,0,0,0,false]}',
-        b'{"v":9,"t":"heartbeat","watermark":null,"progress":[1,1,true,"nap",0,0,0,0,0,0,0,false]}',
-        b'{"v":9,"t":"heartbeat","watermark":null,"progress":[1,1,true,"step",-1,0,0,0,0,0,0,false]}',
-        b'{"v":9,"t":"heartbeat","watermark":null,"progress":[1,1,true,"step",1e999,0,0,0,0,0,0,false]}',
-        b'{"v":9,"t":"heartbeat","watermark":[],"progress":null}',
-        b'{"v":9,"t":"heartbeat","watermark":[1,2],"progress":null}',
-        b'{"v":9,"t":"heartbeat","watermark":[1,-2,[]],"progress":null}',
-        b'{"v":9,"t":"heartbeat","watermark":[1,2,null],"progress":null}',
-        b'{"v":9,"t":"heartbeat","watermark":[1,2,[0.5]],"progress":null}',
-        b'{"v":9,"t":"heartbeat","watermark":[1,2,[' + b"0," * 1000 + b'0]],"progress":null}',
-        b'{"v":9,"t":"watermark","watermark":[1,2,[]]}',
-        b'{"v":9,"t":"suspect"}',
-        b'{"v":9,"t":"suspect","generation":-1}',
-        b'{"v":9,"t":"suspect","generation":true}',
-        b'{"v":9,"t":"suspect","generation":1.0}',
-        b'{"v":9,"t":"suspect","generation":NaN}',
-        b'{"v":9,"t":"suspect","generation":1' + b"0" * 5000 + b"}",
-        b'{"v":9,"t":"relay","generation":1,"key":"","value":""}',
-        b'{"v":9,"t":"relay","generation":1,"key":"k","value":"*"}',
-        b'{"v":9,"t":"relay","generation":1,"key":"k","value":"YQ"}',
-        b'{"v":9,"t":"relay","generation":1,"key":"a\\nb","value":""}',
-        b'{"v":9,"t":"relay","generation":1,"key":"\\ud800","value":""}',
+        b'{"v":10}',
+        b'{"v":10,"t":["ready"]}',
+        b'{"v":10,"t":"welcome","warm_up":true,"heartbeat_timeout_s":2.0,"proof":"00"}',
+        b'{"v":10,"t":"ready","more":1}',
+        b'{"v":10,"t":"ready","v":10}',
+        b'{"v":10,"t":"heartbeat"}',
+        b'{"v":10,"t":"heartbeat","watermark":null,"progress":[]}',
+        b'{"v":10,"t":"heartbeat","watermark":null,"progress":[1,-2,true,"step",0,0,0,0,0,0,0,false]}',
+        b'{"v":10,"t":"heartbeat","watermark":null,"progress":[1,1,1,"step",0,0,0,0,0,0,0,false]}',
+        b'{"v":10,"t":"heartbeat","watermark":null,"progress":[1,1,true,"nap",0,0,0,0,0,0,0,false]}',
+        b'{"v":10,"t":"heartbeat","watermark":null,"progress":[1,1,true,"step",-1,0,0,0,0,0,0,false]}',
+        b'{"v":10,"t":"heartbeat","watermark":null,"progress":[1,1,true,"step",1e999,0,0,0,0,0,0,false]}',
+        b'{"v":10,"t":"heartbeat","watermark":[],"progress":null}',
+        b'{"v":10,"t":"heartbeat","watermark":[1,2],"progress":null}',
+        b'{"v":10,"t":"heartbeat","watermark":[1,-2,[]],"progress":null}',
+        b'{"v":10,"t":"heartbeat","watermark":[1,2,null],"progress":null}',
+        b'{"v":10,"t":"heartbeat","watermark":[1,2,[0.5]],"progress":null}',
+        b'{"v":10,"t":"heartbeat","watermark":[1,2,[' + b"0," * 1000 + b'0]],"progress":null}',
+        b'{"v":10,"t":"watermark","watermark":[1,2,[]]}',
+        b'{"v":10,"t":"suspect"}',
+        b'{"v":10,"t":"suspect","generation":-1}',
+        b'{"v":10,"t":"suspect","generation":true}',
+        b'{"v":10,"t":"suspect","generation":1.0}',
+        b'{"v":10,"t":"suspect","generation":NaN}',
+        b'{"v":10,"t":"suspect","generation":1' + b"0" * 5000 + b"}",
+        b'{"v":10,"t":"relay","generation":1,"key":"","value":""}',
+        b'{"v":10,"t":"relay","generation":1,"key":"k","value":"*"}',
+        b'{"v":10,"t":"relay","generation":1,"key":"k","value":"YQ"}',
+        b'{"v":10,"t":"relay","generation":1,"key":"a\\nb","value":""}',
+        b'{"v":10,"t":"relay","generation":1,"key":"\\ud800","value":""}',
     ],
     ids=lambda line: line[:60].decode("latin1"),
 )
@@ -222,7 +222,7 @@ def test_decode_malformed_view_raises_protocol_error(view):
 
 def test_decode_other_version_says_so():
     with pytest.raises(ProtocolError, match="same elasticflow everywhere"):
-        wire.decode_from_worker(b'{"v":99,"t":"ready"}')
+        wire.decode_from_worker(b'{"v":109,"t":"ready"}')
 
 
 def test_decode_long_line_raises_protocol_error():
@@ -252,7 +252,7 @@ def test_decode_return_after_which_no_view_could_follow_raises_protocol_error(fi
 
 def test_decode_watermark_of_a_job_that_is_null_raises_protocol_error():
     with pytest.raises(ProtocolError, match=r"watermark\.watermark"):
-        wire.decode_from_coordinator(b'{"v":9,"t":"watermark","watermark":null}')
+        wire.decode_from_coordinator(b'{"v":10,"t":"watermark","watermark":null}')
 
 
 def test_encode_longest_watermark_is_decoded():

@@ -53,6 +53,11 @@ Rules:
 13. If a quorum needs claims, the coordinator lets some members acquire them. The members that a claim names never
     change. Without an answer, the coordinator waits. If the other members may be more, they come first: it asks only
     after the time after which it would step down, and waits as long again.
+14. The members may want fewer nodes than `max_nodes`, or more than before. Rank 0 tells how many, and its newest demand
+    counts (:class:`~ef_common.core.room.Demand`). The members know it and report it to a standby, so it outlives a
+    coordinator. Workers of further nodes are spares. If the view has more nodes, and all members hold the state, whole
+    nodes are asked to leave (rule 9), all at one boundary: those of stragglers first, then the newest. A demand never
+    leaves fewer than `min_nodes`, and never admits more than `max_nodes`.
 
 The machine forgets what no rule needs any more (:func:`claims.forget`, and :func:`rules.settled` for the chain). The
 size of the state depends on the workers that are connected and on the views since the newest one that has come about,
@@ -94,10 +99,12 @@ from ef_common.core.membership.events import (
     Returned,
     Settled,
     Silent,
+    Slow,
     Stored,
     Straggler,
     Suspected,
     Tick,
+    Wanted,
 )
 from ef_common.core.membership.machine import decide, next_deadline
 from ef_common.core.membership.model import (
@@ -121,7 +128,7 @@ __all__ = ["decide", "next_deadline", "phase_of", "is_at_work", "is_news", "miss
 __all__ += ["Active", "Ended", "Forming", "Gathering", "Idle", "Membership", "Replacement", "Serving", "Settings"]
 __all__ += ["Shortage", "Phase"]
 __all__ += ["Arrived", "AtBoundary", "Begun", "Challenged", "Claimed", "Closed", "Event", "Failed", "FailedElsewhere"]
-__all__ += ["Gone", "Leaving", "Outranked", "Ready", "Refused", "Returned", "Settled", "Silent", "Stored"]
-__all__ += ["Straggler", "Suspected", "Tick"]
+__all__ += ["Gone", "Leaving", "Outranked", "Ready", "Refused", "Returned", "Settled", "Silent", "Slow", "Stored"]
+__all__ += ["Straggler", "Suspected", "Tick", "Wanted"]
 __all__ += ["Abort", "Action", "Agree", "Announce", "Claim", "Dismiss", "Finish", "Install", "Redirect", "Republish"]
 __all__ += ["Resign", "Resume", "Skip", "StepDown", "Welcome"]

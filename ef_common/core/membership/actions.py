@@ -121,6 +121,6 @@ class Agree(Action):
 
 @dataclass(frozen=True, slots=True)
 class Resign(Action):
-    """Ask a member to leave, because it is replaced."""
+    """Ask a member to leave, because it is replaced, or because fewer nodes are wanted."""
 
     worker: str

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ef_common.core.membership.phase import Phase
 from ef_common.core.quorum import Link
+from ef_common.core.room import NO_DEMAND, Demand
 from ef_common.core.view import Member
 
 
@@ -82,6 +83,21 @@ class Straggler(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Slow(Event):
+    """These members are slower than the others, the slowest first."""
+
+    workers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted(Event):
+    """Rank 0 tells how many nodes the members want."""
+
+    worker: str
+    demand: Demand
+
+
+@dataclass(frozen=True, slots=True)
 class Closed(Event):
     """A member's program ends, after all its trainings have ended; nobody can join any more."""
 
@@ -125,6 +141,7 @@ class Returned(Event):
         failed: Its own code has raised this.
         store: Its store (see :class:`Stored`), or None if it has not told.
         training: A member's newest training; the one that a newcomer is ready for.
+        demand: The newest that it knows (see :class:`Wanted`).
     """
 
     member: Member
@@ -138,6 +155,7 @@ class Returned(Event):
     failed: str = ""
     store: str | None = None
     training: int = 1
+    demand: Demand = NO_DEMAND
 
 
 @dataclass(frozen=True, slots=True)

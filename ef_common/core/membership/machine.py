@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ef_common.core.membership import claims, events, failure, newcomers, roster, rules, takeover
+from ef_common.core.membership import claims, events, failure, newcomers, roster, rules, size, takeover
 from ef_common.core.membership.actions import Redirect
 from ef_common.core.membership.model import (
     Active,
@@ -54,7 +54,8 @@ def decide(state: Membership, event: events.Event, now: float, settings: Setting
     after = claims.forget(before, _contest(further[0], event, now))
     after, agree = claims.agree(before, after)
     after, asked = claims.ask(after)
-    return after, (*actions, *further[1], *agree, *asked), further[2] or reason
+    after, resigns = size.follow(before, after, settings)
+    return after, (*actions, *further[1], *agree, *asked, *resigns), further[2] or reason
 
 
 def _contest(state: Membership, event: events.Event, now: float) -> Membership:
@@ -91,6 +92,8 @@ def _react(state: Membership, event: events.Event, now: float, settings: Setting
             return replace(state, dead=state.dead | {worker}), (), f"{worker} seems to be dead"
         case Gathering(), (events.AtBoundary() | events.Settled() | events.Suspected()):
             return takeover.told_meanwhile(state, event), (), ""
+        case Gathering(), events.Wanted():
+            return takeover.wanted_meanwhile(state, event), (), ""
         case Forming(generation=0), events.Outranked(leads=True):
             return takeover.step_down(state)
         case Serving(shortage=Shortage()), events.Outranked():
@@ -103,6 +106,10 @@ def _react(state: Membership, event: events.Event, now: float, settings: Setting
             return rules.suspected(state, worker, generation, now, settings)
         case Serving(), events.Straggler(worker):
             return rules.plan_or(rules.straggler(state, worker, settings), settings)
+        case Serving(), events.Wanted():
+            return rules.plan_or(size.wanted(state, event, settings), settings)
+        case Serving(), events.Slow():
+            return size.slow(state, event), (), ""
         case Serving(), events.Claimed():
             return claims.claimed(state, event), (), ""
         case Serving(), events.Tick():

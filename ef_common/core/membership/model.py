@@ -12,6 +12,7 @@ from ef_common.core.membership.actions import Action
 from ef_common.core.membership.events import Returned
 from ef_common.core.membership.phase import Workers
 from ef_common.core.quorum import NO_STORES, Bid, Link, Stores
+from ef_common.core.room import NO_DEMAND, Demand
 from ef_common.core.view import View
 
 
@@ -136,6 +137,7 @@ class Active(Membership):
     gone: frozenset[str] = NOBODY  # see `quorum`; of the members of the chain
     dead: frozenset[str] = NOBODY  # so it seems: they are not waited for
     stores: Stores = NO_STORES
+    demand: Demand = NO_DEMAND  # how many nodes the members want
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +176,8 @@ class Serving(Leading):
     settled: frozenset[str] = NOBODY
     suspects: Mapping[str, float] = field(default_factory=_nothing)  # and since when each of them does
     replacement: Replacement = Replacement()
+    slow: tuple[str, ...] = ()  # the stragglers, the slowest first
+    asked: frozenset[str] = NOBODY  # to leave, by us
     shortage: Shortage | None = None
 
     @property

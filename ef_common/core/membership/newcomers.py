@@ -131,13 +131,14 @@ def _form(state: Forming, now: float, settings: Settings) -> Decision | None:
     """Rules 1 and 4: issue a view without members."""
     members = founders(state, settings)
     nodes = list(dict.fromkeys(m.node for m in members))
-    enough = min(settings.max_nodes, settings.start_nodes or settings.max_nodes)
+    most = roster.limit(state, settings)
+    enough = min(most, settings.start_nodes or most)
     called = len(nodes) >= enough or now >= state.last_arrival + settings.last_call_s
     if not members or not called:
         return None
     if short := rules.shortfall_of(state, (), settings):
         return replace(state, held=short), (), f"the job cannot begin anew: {short}"
-    taken = nodes[: settings.max_nodes]
+    taken = nodes[:most]
     chosen = tuple(m for m in members if m.node in taken)
     _, waiting, training = state.workers[members[0].id]
     told: tuple[Action, ...]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ef_common.core.membership import roster
-from ef_common.core.membership.actions import Action, Resign
 from ef_common.core.membership.model import Replacement, Serving, Settings
 from ef_common.core.view import Member
 
@@ -30,7 +29,7 @@ def settle(state: Serving) -> Serving:
     return replace(state, replacement=Replacement(straggler)) if lost else state
 
 
-def dismissal(state: Serving) -> tuple[Action, ...]:
-    """Ask the straggler to leave, once the replacement is in a settled view."""
+def replaced(state: Serving) -> str:
+    """The straggler whose replacement is in the view, so that it can be asked to leave; "" if there is none."""
     came = bool(state.replacement.spare) and state.view.rank_of(state.replacement.spare) is not None
-    return (Resign(state.replacement.straggler),) if came and state.settled.issuperset(state.view.ids) else ()
+    return state.replacement.straggler if came else ""

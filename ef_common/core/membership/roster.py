@@ -64,6 +64,11 @@ def remaining(state: Serving) -> list[Member]:
     return [m for m in present(state) if state.workers[m.id].phase is Phase.MEMBER]
 
 
+def is_awaited(state: Serving) -> bool:
+    """Whether somebody has been asked to leave and has not said yet that it does."""
+    return any(worker in state.workers and state.workers[worker].phase is Phase.MEMBER for worker in state.asked)
+
+
 def gone(state: Active) -> frozenset[str]:
     """Members that do not count in the quorum."""
     leaving = {worker for worker, (_, phase, _) in state.workers.items() if phase is Phase.LEAVING}
@@ -75,14 +80,20 @@ def ready(state: Active, training: int) -> list[Member]:
     return [m for m, phase, ready_for in state.workers.values() if phase is Phase.READY and ready_for == training]
 
 
+def limit(state: Active, settings: Settings) -> int:
+    """How many nodes may train: as many as the members want, from `min_nodes` to `max_nodes`."""
+    wanted = state.demand.nodes or settings.max_nodes
+    return min(settings.max_nodes, max(settings.min_nodes, wanted))
+
+
 def admissible(state: Active, staying: list[Member], settings: Settings) -> list[Member]:
-    """Workers that are ready for the members' training, as far as `max_nodes` allows, in order of arrival."""
+    """Workers that are ready for the members' training, as far as there is room for their nodes, in order of arrival."""
     if state.closed:
         return []
-    nodes = {m.node for m in staying}
+    nodes, most = {m.node for m in staying}, limit(state, settings)
     joining = []
     for member in ready(state, state.training):
-        if member.node in nodes or len(nodes) < settings.max_nodes:
+        if member.node in nodes or len(nodes) < most:
             nodes.add(member.node)
             joining.append(member)
     return joining

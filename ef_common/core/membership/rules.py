@@ -45,7 +45,10 @@ def leaving(state: Active, worker: str) -> Decision:
     state = replace(state, workers=roster.placed(state, member, Phase.LEAVING))
     if isinstance(state, Serving) and worker == state.replacement.straggler:
         state = replace(state, replacement=Replacement())
-    return announce(state, f"{worker} wants to leave")
+    reason = f"{worker} wants to leave"
+    if isinstance(state, Serving) and roster.is_awaited(state):
+        return state, (), reason  # those who were asked together go together
+    return announce(state, reason)
 
 
 def straggler(state: Serving, worker: str, settings: Settings) -> Decision:
@@ -220,7 +223,7 @@ def settled(state: Serving, worker: str, generation: int) -> Decision:
     if state.chain[0].view.generation < generation:
         chain = tuple(link for link in state.chain if link.view.generation >= generation)
         state = replace(state, chain=chain, gone=state.gone & ids_of(chain))
-    return state, replacement.dismissal(state), ""
+    return state, (), ""
 
 
 def ids_of(chain: tuple[Link, ...]) -> frozenset[str]:
@@ -288,8 +291,10 @@ def install(
         issuer=settings.port,
     )
     kept = {**carry_over(state), "generation": view.generation, "workers": MappingProxyType(workers)}
-    replaced = state.replacement if isinstance(state, Serving) else Replacement()
-    after = Serving(**kept, view=view, replacement=replaced)
+    after = Serving(**kept, view=view)
+    if isinstance(state, Serving):
+        slow = tuple(worker for worker in state.slow if worker in ids)
+        after = replace(after, replacement=state.replacement, slow=slow, asked=state.asked & ids)
     joiners = admissible(after, list(members), settings) or replacement.spares(after, settings)
     if joiners or any(phase is Phase.LEAVING for _, phase, _ in workers.values()):
         view = replace(view, pending=True)

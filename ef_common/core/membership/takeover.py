@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import MappingProxyType
 
-from ef_common.core.membership import claims, newcomers, roster, rules
+from ef_common.core.membership import claims, newcomers, roster, rules, size
 from ef_common.core.membership.actions import (
     Action,
     Agree,
@@ -13,11 +13,12 @@ from ef_common.core.membership.actions import (
     Dismiss,
     Redirect,
     Republish,
+    Resign,
     Resume,
     StepDown,
     Welcome,
 )
-from ef_common.core.membership.events import AtBoundary, Returned, Settled, Stored, Suspected
+from ef_common.core.membership.events import AtBoundary, Returned, Settled, Stored, Suspected, Wanted
 from ef_common.core.membership.model import (
     Active,
     Decision,
@@ -57,6 +58,24 @@ def returned(state: Idle | Active, event: Returned, now: float, settings: Settin
     if isinstance(state, Leading) and isinstance(after, Leading) and after.training > state.training:
         after, more, _ = rules.advance(after, reason, settings)
         actions = (*actions, *more)
+    if isinstance(state, Serving) and isinstance(after, Serving) and event.member.id in after.workers:
+        after, more, why = _resized(after, event, settings)
+        actions, reason = (*actions, *more), why or reason
+    return after, actions, reason
+
+
+def _resized(state: Serving, event: Returned, settings: Settings) -> Decision:
+    """What a member that is back may have wanted, or not have heard, of the number of nodes."""
+    worker = event.member.id
+    if state.view.rank_of(worker) is None:
+        return state, (), ""
+    after, actions, reason = size.heed(state, event.demand, settings)
+    phase = state.workers[worker].phase
+    if phase is Phase.MEMBER and worker in state.asked:
+        return after, (*actions, Resign(worker)), reason
+    if phase is Phase.LEAVING and isinstance(after, Serving) and not roster.is_awaited(after):
+        after, more, _ = rules.announce(after, reason)
+        actions = (*actions, *more)
     return after, actions, reason
 
 
@@ -71,7 +90,7 @@ def _returned(state: Idle | Active, event: Returned, now: float, settings: Setti
         raise ProtocolError(f"worker {worker} returns as a member, but it knows no view")
     if event.settled and all(link.view.generation != event.settled for link in event.received):
         raise ProtocolError(f"worker {worker} has settled in view {event.settled}, but does not name its members")
-    generation = max(state.generation, event.promised, _newest(event))
+    generation = max(state.generation, event.promised, event.demand.generation, _newest(event))
     if isinstance(state, Idle):
         state = Gathering(since=now)
     if isinstance(state, Gathering):
@@ -140,6 +159,13 @@ def told_meanwhile(state: Gathering, event: AtBoundary | Suspected | Settled) ->
     return _noted(state, report)
 
 
+def wanted_meanwhile(state: Gathering, event: Wanted) -> Gathering:
+    """Note what a member wants that tells it before all members have come."""
+    size.expect_known(state, event)
+    report = state.returned.get(event.worker)
+    return state if report is None else _noted(state, replace(report, demand=max(report.demand, event.demand)))
+
+
 def _noted(state: Gathering, report: Returned) -> Gathering:
     """Note what a worker has reported, and what it knows, unless others know the same."""
     worker, key = report.member.id, _key_of(report)
@@ -191,6 +217,7 @@ def end_gathering(state: Gathering, now: float, settings: Settings) -> Decision:
     reports = [report for worker, report in state.returned.items() if worker in view.ids and worker in state.workers]
     current = [report for report in reports if report.received[-1].view == view]
     common = {**carry_over(state), "workers": roster.without(state, strangers), "gone": gone & rules.ids_of(chain)}
+    common["demand"] = max((report.demand for report in reports), default=state.demand)
     serving = Serving(
         **common,
         view=view,

@@ -8,6 +8,7 @@ from typing import TypeVar
 from ef_common.core.progress import Progress
 from ef_common.core.quorum import Bid
 from ef_common.core.resume_state import ResumeState
+from ef_common.core.room import Room
 from ef_common.core.view import Member, View
 from ef_common.core.watermark import Watermark
 from ef_common.errors import JobFailed
@@ -109,6 +110,11 @@ class Channel:
         """See the port."""
         return self._client.change_pending
 
+    @property
+    def room(self) -> Room | None:
+        """See the port."""
+        return self._client.room
+
     def start(self, on_view: Callable[[int], None]) -> bool:
         """See the port."""
         self._on_view = on_view
@@ -162,6 +168,10 @@ class Channel:
         """See the port."""
         self._raise_end()
         return self._client.training
+
+    def want(self, num_nodes: int) -> None:
+        """See the port."""
+        self._do(lambda: self._client.want(num_nodes))
 
     def use_store(self, store: str, claim: GetClaim | None = None) -> None:
         """See the port. The claims are those of the simulated store."""
