@@ -162,6 +162,10 @@ class Fit:
         if self.compensation is not None:
             self._reducer.applied = self.compensation.applied
         self._reducer.on_wait = self.data.prefetch
+        if self._autoscaler is not None and self._global is None:
+            autoscaler, dealer = self._autoscaler, self.data.dealer
+            self._reducer.measures = lambda: autoscaler.measures_noise(dealer.num_updates)
+            self._reducer.on_measured = autoscaler.note_squares
         if not model.trainable_variables:
             self.data.on_no_update = self._reducer.reduce_nothing
         self._undo.callback(self._reducer.detach)

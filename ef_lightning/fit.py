@@ -201,11 +201,25 @@ class Fit:
         trainer, session, strategy = self._trainer, self._session, self._strategy
         check_optimizers(strategy.optimizers)
         self.reducer = GradientReducer(session, trainer.lightning_module, weights=self.weights)
+        self._measure_noise(self.reducer)
         if not self._settings.deterministic:
             self.reducer.attach()
         interval = hooks.validation_interval(trainer)
         if interval is not None:
             self._timed_validation = TimedValidation(trainer, session, interval_s=interval)
+
+    def _measure_noise(self, reducer: GradientReducer) -> None:
+        """Let the autoscaler know the noise of the gradients, where one reduction is one update."""
+        autoscaler = self.autoscaler
+        one = self._trainer.lightning_module.automatic_optimization and self._settings.global_batch_size is None
+        if autoscaler is None or not autoscaler.needs_noise or not one:
+            return
+
+        def measures() -> bool:
+            loader = self.train_loader
+            return loader is not None and autoscaler.measures_noise(loader.dealer.num_updates)
+
+        reducer.measures, reducer.on_measured = measures, autoscaler.note_squares
 
     def _set_up_repetition(self) -> None:
         """Allow steps to be repeated where Lightning makes them and each worker makes the same passes."""

@@ -333,6 +333,20 @@ def test_wanted_nodes_are_those_of_the_coordinator_or_those_that_are_there(make:
     assert scaler.wanted_nodes == 4
 
 
+def test_noise_of_the_gradients_is_measured_in_every_few_updates_where_a_policy_may_ask(make: Any) -> None:
+    job = Job(4)
+    scaler, policy, _ = make(job)
+    local_batch, global_batch = 32, 128
+    for _ in range(300):
+        if scaler.measures_noise(job.step):  # |G|² = 4 and tr(Σ) = 800
+            scaler.note_squares(4 + 800 / local_batch, 4 + 800 / global_batch)
+        job.train(scaler, 1)
+    assert policy.seen[-1].history.noise_scale == pytest.approx(200.0)
+    assert [scaler.measures_noise(step) for step in range(8)] == [True, False, False, False] * 2
+    other = Autoscaler(Autoscale(), job, log=EventLog(None, "w0"))  # type: ignore[arg-type]
+    assert not other.measures_noise(0)
+
+
 # ---------------------------------------------------------------- stragglers
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ef_common.core.autoscale import Autoscale, Policy, Situation, Target
+from ef_common.core.noise_scale import NoiseScale
 from ef_common.core.room import Room
 from ef_common.core.throughput import History, Window
 from ef_common.core.view import View
@@ -31,6 +32,7 @@ _LOOK_S = 0.5
 _LONG_S = 1.0
 _LONG = 10.0  # a step that takes so many times as long as usual contains something else: a validation, a checkpoint
 _FADE = 0.1
+_NOISE_EVERY = 4
 
 
 class Autoscaler:
@@ -73,12 +75,32 @@ class Autoscaler:
         self._paused_s = 0.0
         self._usual_s = 0.0
         self._batch_size = 0
+        self._noise = NoiseScale()
+        self._squares: tuple[float, float] | None = None
         self._elapsed_s = self._worker_s = 0.0
         self._look_at = 0.0
         self._acts = False
         self._has_checked = False
 
     # ------------------------------------------------------------ a step
+
+    @property
+    def needs_noise(self) -> bool:
+        """Whether the policy may ask for the noise scale of the gradients."""
+        return self._settings is not None and self._settings.policy not in ("throughput", "cost")
+
+    def measures_noise(self, num_updates: int) -> bool:
+        """Whether the gradients of the next update are measured: every few, which is the same in all members."""
+        return self.needs_noise and num_updates % _NOISE_EVERY == 0
+
+    def note_squares(self, local: float, reduced: float) -> None:
+        """The gradients of the update that is about to be committed were measured.
+
+        Args:
+            local: Mean over the members of the squared norm of their own gradient.
+            reduced: Squared norm of the mean gradient.
+        """
+        self._squares = (local, reduced)
 
     def committed(self, contributors: View, num_samples: float, step: int) -> None:
         """All members have made an update.
@@ -134,7 +156,7 @@ class Autoscaler:
         self._last_at = now
         self._elapsed_s += took_s
         self._worker_s += took_s * view.world_size
-        self._batch_size = round(num_samples)
+        self._note_noise(view, num_samples)
         if view is not self._view:
             self._enter(view, paused_s)
         paused_s += self._excess(max(0.0, took_s - paused_s))
@@ -149,7 +171,19 @@ class Autoscaler:
                 samples_per_s=measure.throughput,
                 spread=measure.spread,
                 seconds=measure.seconds,
+                **({} if self.history.noise_scale is None else {"noise_scale": self.history.noise_scale}),
             )
+
+    def _note_noise(self, view: View, num_samples: float) -> None:
+        squares, self._squares = self._squares, None
+        num_workers, before = view.world_size, self._batch_size
+        self._batch_size = round(num_samples)
+        if (
+            squares is None or view is not self._view or num_samples < before
+        ):  # the last batches of an epoch are smaller
+            return
+        self._noise = self._noise.with_update(*squares, local_batch=num_samples / num_workers, num_workers=num_workers)
+        self.history = self.history.with_noise_scale(self._noise.samples)
 
     def _enter(self, view: View, paused_s: float) -> None:
         """The newest update is the first one in this view, before which training has paused."""
