@@ -10,7 +10,7 @@ change of size, however, is measured shortly before it and shortly after it. Tha
 its throughputs is free of the drift. What is known of a size is therefore the product of the ratios on the way from the
 present size to it, times the present throughput (`History.curve`).
 
-A history keeps the newest measure of each size and the newest trial of each pair of sizes, at most `MOST` of both.
+A history keeps the newest measure of each size and the newest trials, at most `MOST` of both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NUM_PARTS = 8
 MOST = 64
 """Measures and trials that a history keeps; the oldest are forgotten."""
 _WARM_UP_STEPS = 10
-_MOST_WINDOWS = 4  # a trial is the mean of this many windows; later ones have drifted
+MOST_WINDOWS = 4  # a trial is the mean of this many windows; later ones have drifted
 _NEIGHBOURS_S = 900.0  # a pause between two measures beyond this makes them incomparable
 _SMOOTHING = 0.3  # weight of the newest value
 
@@ -65,18 +65,15 @@ class Trial:
         before: The last measure of the old size.
         after: The mean of the first measures of the new one.
         windows: How many windows that mean has.
-        times: How often this pair of sizes has been tried, in either direction.
     """
 
     before: Measure
     after: Measure
     windows: int = 1
-    times: int = 1
 
     def __post_init__(self) -> None:
         _check(self.before.size != self.after.size, "a trial has two sizes", size=self.after.size)
-        for name in ("windows", "times"):
-            _check(is_count(getattr(self, name), least=1), f"{name} is a count", value=getattr(self, name))
+        _check(is_count(self.windows, least=1), "a trial has windows", windows=self.windows)
 
     @property
     def sizes(self) -> frozenset[int]:
@@ -104,9 +101,10 @@ class History:
 
     Args:
         measures: The newest measure of each size, the oldest first.
-        trials: The newest trial of each pair of sizes, the oldest first.
+        trials: The newest trials, the oldest first.
         change_s: Smoothed pause of the training at a change of size; 0 if unknown.
         noise_scale: Smoothed noise scale in samples (see `noise_scale`); None if unknown.
+        wanted: The number of nodes that the policy has asked for last; 0 if none.
 
     >>> history = History()
     >>> for measure in (Measure(1, 100.0, 0.0, 10.0, 10.0), Measure(2, 180.0, 0.0, 10.0, 30.0)):
@@ -121,8 +119,10 @@ class History:
     trials: tuple[Trial, ...] = ()
     change_s: float = 0.0
     noise_scale: float | None = None
+    wanted: int = 0
 
     def __post_init__(self) -> None:
+        _check(is_count(self.wanted, least=0), "a wish is a number of nodes", wanted=self.wanted)
         _check(_is_amount(self.change_s), "a pause has a length in seconds", change_s=self.change_s)
         noise = self.noise_scale
         _check(noise is None or _is_amount(noise), "a noise scale is a number of samples", noise_scale=noise)
@@ -135,7 +135,7 @@ class History:
 
     def trial(self, one: int, other: int) -> Trial | None:
         """The newest trial of these two sizes, in either direction."""
-        return next((trial for trial in self.trials if trial.sizes == {one, other}), None)
+        return next((trial for trial in reversed(self.trials) if trial.sizes == {one, other}), None)
 
     @property
     def newest(self) -> Measure | None:
@@ -175,15 +175,13 @@ class History:
             return replace(self, measures=measures, trials=self._with_window(measure))
         if measure.at - measure.seconds - before.at > _NEIGHBOURS_S:
             return replace(self, measures=measures)
-        old = self.trial(before.size, measure.size)
-        trial = Trial(before, measure, times=1 if old is None else old.times + 1)
-        return replace(self, measures=measures, trials=_newest((one for one in self.trials if one is not old), trial))
+        return replace(self, measures=measures, trials=_newest(self.trials, Trial(before, measure)))
 
     def _with_window(self, measure: Measure) -> tuple[Trial, ...]:
         """The trials after one more window of the same size: the newest one becomes a mean of more windows."""
         if not self.trials or (newest := self.trials[-1]).after.size != measure.size:
             return self.trials
-        if newest.windows >= _MOST_WINDOWS or measure.at - newest.at - measure.seconds > _NEIGHBOURS_S:
+        if newest.windows >= MOST_WINDOWS or measure.at - newest.at - measure.seconds > _NEIGHBOURS_S:
             return self.trials
         part = 1 / (newest.windows + 1)
         mean = replace(
@@ -198,6 +196,10 @@ class History:
         """The history after a change of size for which the training has paused for so long."""
         before = self.change_s
         return replace(self, change_s=pause_s if before == 0 else before + _SMOOTHING * (pause_s - before))
+
+    def with_wanted(self, wanted: int) -> History:
+        """The history after the policy has asked for so many nodes."""
+        return replace(self, wanted=wanted)
 
     def with_noise_scale(self, noise_scale: float | None) -> History:
         """The history with a newer noise scale."""

@@ -146,11 +146,11 @@ def test_curve_follows_the_drift_that_all_sizes_share() -> None:
     assert drifted.curve(2) == pytest.approx({1: 80.0, 2: 144.0, 4: 240.0})
 
 
-def test_pair_that_was_tried_again_counts_so_often() -> None:
-    sizes = (1, 2, 1, 2)
-    history = learned(*(measure(size, 100.0 * size, 20.0 * at) for at, size in enumerate(sizes)))
-    assert [trial.times for trial in history.trials] == [3]
-    assert [trial.before.size for trial in history.trials] == [1]
+def test_newest_trial_of_a_pair_counts() -> None:
+    history = learned(*(measure(size, 100.0 * size + at, 20.0 * at) for at, size in enumerate((1, 2, 1, 2))))
+    assert [trial.after.size for trial in history.trials] == [2, 1, 2]
+    assert history.trial(1, 2) is history.trials[-1]
+    assert history.curve(2) == pytest.approx({1: 102.0, 2: 203.0})
 
 
 def test_pause_of_a_change_is_smoothed_and_an_unknown_noise_scale_changes_nothing() -> None:
@@ -167,7 +167,9 @@ MEASURES = st.builds(
 
 @given(st.lists(MEASURES, max_size=150), st.none() | AMOUNTS, AMOUNTS)
 def test_history_survives_json_and_stays_small(measures: list[Measure], noise: float | None, pause_s: float) -> None:
-    history = learned(*sorted(measures, key=lambda one: one.at)).with_noise_scale(noise).with_change(pause_s)
+    history = (
+        learned(*sorted(measures, key=lambda one: one.at)).with_noise_scale(noise).with_change(pause_s).with_wanted(3)
+    )
     assert History.from_plain(json.loads(json.dumps(history.to_plain()))) == history
     assert len(history.measures) <= MOST
     assert len(history.trials) <= MOST
@@ -206,6 +208,8 @@ GOOD = {"size": 1, "throughput": 2.0, "spread": 0.0, "seconds": 1.0, "at": 0.0}
         {"trials": [{"before": GOOD, "after": GOOD | {"size": 2}, "windows": 0}]},
         {"change_s": -1.0},
         {"change_s": None},
+        {"wanted": -1},
+        {"wanted": None},
         {"noise_scale": math.nan},
         {"noise_scale": -5},
     ],
