@@ -122,6 +122,10 @@ class ResumeState:
         """The worker is asked for a claim of its view, which must not continue as it is, whoever leads."""
         return self if self.view is None else replace(self, suspected=self.view.generation)
 
+    def staying(self) -> ResumeState:
+        """The coordinator that had asked it to leave lets it stay."""
+        return replace(self, leaving=False, phase=Phase.MEMBER if self.links else self.phase)
+
     def wanting(self, demand: Demand) -> ResumeState:
         """A demand is made, or heard of."""
         return replace(self, demand=demand) if demand > self.demand else self

@@ -161,6 +161,7 @@ class Client:
         self._taken = True  # not known to be in vain: the coordinator that it has, or had last, leads
         self._replace_at: float | None = None  # when to end the group of a job that has failed
         self._stopped = False
+        self._wants_to_leave = False  # itself; it may also be asked to
         self._claims: dict[Bid, float | None] = {}  # that are asked for, and when to ask again
 
     @property
@@ -244,6 +245,14 @@ class Client:
         """Tell the coordinator something; see :class:`~ef_common.session.ports.ControlChannel`."""
         if kind not in _MESSAGES:
             raise ProtocolError(f"a worker sends one of {', '.join(_MESSAGES)}. Received: kind={kind!r}")
+        self._wants_to_leave = self._wants_to_leave or kind == "leave"
+        self._tell(kind, generation)
+
+    def _leave(self) -> None:
+        """Say that this worker leaves, because the coordinator has asked it to, or because it wants to itself."""
+        self._tell("leave", 0)
+
+    def _tell(self, kind: str, generation: int) -> None:
         self.resume_state = self.resume_state.told(kind, generation)
         self._say(_MESSAGES[kind](self.member.id, generation))
 
@@ -614,7 +623,11 @@ class Client:
             case wire.Agreed(generation, members):
                 self.resume_state = self.resume_state.agreed(generation, members)
             case wire.Resign():
-                self.send("leave")
+                self._leave()
+            case wire.Stay() if self._wants_to_leave:
+                self._leave()
+            case wire.Stay():
+                self.resume_state = self.resume_state.staying()
             case wire.Redirect():
                 self._sent_away = True
                 self._redirect(self._address, message)

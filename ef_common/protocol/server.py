@@ -764,6 +764,8 @@ class CoordinatorServer:
                 self._send(wire.encode(wire.Agreed(view.generation, digest_of_ids(view.ids))), *view.ids)
             case membership.Resign(worker):
                 self._send(wire.encode(wire.Resign()), worker)
+            case membership.Stay(worker):
+                self._send(wire.encode(wire.Stay()), worker)
             case membership.Resume(view):
                 self._send(wire.encode(wire.Resumed(view.generation)), *view.ids)
             case membership.Republish(view, worker):

@@ -297,6 +297,11 @@ class Resign:
 
 
 @dataclass(frozen=True, slots=True)
+class Stay:
+    """Do not leave after all, if you were about to because you were asked to."""
+
+
+@dataclass(frozen=True, slots=True)
 class Redirect:
     """This is a standby. The coordinator is at this address, or unknown (""). It may replace the welcome."""
 
@@ -403,6 +408,7 @@ FromCoordinator = (
     | Claim
     | Agreed
     | Resign
+    | Stay
     | Redirect
     | Standing
     | Evicted
@@ -451,6 +457,7 @@ _FROM_COORDINATOR: Mapping[str, type[FromCoordinator]] = {
     "claim": Claim,
     "agreed": Agreed,
     "resign": Resign,
+    "stay": Stay,
     "redirect": Redirect,
     "standing": Standing,
     "evicted": Evicted,

@@ -278,7 +278,7 @@ class Session:
         """
         if num_nodes < 0:
             raise UsageError(f"expected a number of nodes, or 0 for as many as come. Received: num_nodes={num_nodes}")
-        if self._channel is not None and self.view.rank_of(self.worker.id) == 0 and not self.newcomer:
+        if self._channel is not None and self.view.generation > 0 and self.view.rank_of(self.worker.id) == 0:
             self._channel.want(num_nodes)
 
     # ------------------------------------------------------------ trainings

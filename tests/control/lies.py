@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from ef_common.core import membership
 from ef_common.core.progress import KINDS, Progress
 from ef_common.core.quorum import Link
+from ef_common.core.room import Demand
 from ef_common.core.view import Member, View
 from ef_common.core.watermark import Watermark
 from ef_common.protocol import wire
@@ -25,6 +26,7 @@ amounts = st.sampled_from((0.0, 1e-9, 1.0, 1e9))
 flags = st.booleans()
 stores = st.sampled_from(("", "0f" * 16, "a9" * 16))
 watermarks = st.builds(Watermark, numbers, numbers, st.lists(numbers, max_size=3).map(tuple))
+demands = st.builds(Demand, generations, numbers, numbers)
 progresses = st.builds(
     Progress,
     generations,
@@ -66,12 +68,14 @@ def calls(of: Collection[str]) -> st.SearchStrategy[Call]:
         at_boundary=flags,
         suspects=flags,
         store=st.none() | stores,
+        demand=st.just(Demand()) | demands,
     )
     ids = st.lists(names, min_size=1, unique=True).map(lambda ids: tuple(sorted(ids)))
     messages = st.one_of(
         st.builds(membership.AtBoundary, st.just(""), generations),
         st.builds(membership.Suspected, st.just(""), generations),
         st.builds(membership.Settled, st.just(""), generations),
+        st.builds(membership.Wanted, st.just(""), demands),
         st.builds(wire.Heartbeat, st.none() | watermarks, st.none() | progresses),
         st.builds(wire.Relay, generations, st.sampled_from(("port/0", "link/0", "k")), st.binary(max_size=9)),
         st.builds(membership.Stored, st.just(""), stores),

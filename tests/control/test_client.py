@@ -13,9 +13,18 @@ import pytest
 
 from ef_common.control.client import CoordinatorClient
 from ef_common.control.coordinator import Coordinator
+from ef_common.core.room import Demand, Room
 from ef_common.core.view import Member
 from ef_common.core.watermark import Watermark
-from ef_common.errors import AuthenticationError, CoordinatorLost, GroupBroken, JobFinished, ProtocolError, TrainingOver
+from ef_common.errors import (
+    AuthenticationError,
+    CoordinatorLost,
+    GroupBroken,
+    JobFinished,
+    Left,
+    ProtocolError,
+    TrainingOver,
+)
 from ef_common.protocol import fields, wire
 from ef_common.protocol.auth import Token, new_nonce
 from ef_common.protocol.introduction import Answer
@@ -224,6 +233,25 @@ def test_client_tells_its_training_and_a_newcomer_that_waits_for_an_earlier_one_
     poll_until(lambda: member.client.change_pending)
     member.client.send("at_boundary", 1)
     assert newcomer.next_view(0).ids == ("w0", "late")
+
+
+def test_rank_0_tells_how_many_nodes_are_wanted_and_the_newest_one_leaves(form, join):
+    coordinator, (first, second, third) = form(3, min_nodes=1, max_nodes=4, last_call_s=0.5)
+    for worker in (first, second, third):
+        worker.client.send("settled", 1)
+    first.client.want(2)
+    poll_until(lambda: first.client.room is not None and first.client.room.wanted == 2)
+    poll_until(lambda: first.client.change_pending)
+    for worker in (first, second, third):
+        worker.client.send("at_boundary", 1)
+    assert first.client.next_view(1).ids == (first.client.member.id, second.client.member.id)
+    with pytest.raises(Left):
+        third.client.next_view(1)
+    spare = join(coordinator, "late").started().client
+    spare.send("ready", 1)
+    poll_until(lambda: first.client.room == Room(2, 2, 1, 0, 1, 4))
+    assert not first.client.change_pending
+    assert second.client._protocol.resume_state.demand == Demand(1, 1, 2)
 
 
 def test_coordinator_tells_the_newest_place_of_the_newest_training(form, join):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ef_common.core import membership
 from ef_common.core.doors import Standing
 from ef_common.core.progress import Progress
+from ef_common.core.room import Demand
 from ef_common.core.view import Member, View
 from ef_common.core.watermark import Watermark
 from ef_common.errors import ProtocolError
@@ -29,6 +30,7 @@ CLAIM = "000000007-" + "0f" * 16
 FROM_WORKER = [
     wire.Hello(MEMBERS[1], NONCE, KEY, PROOF, returning=True),
     wire.Return("member", 8, 7, NAMES, at_boundary=True, suspects=False, closed=False, failed="", store="0f" * 16),
+    wire.Return("member", 8, 7, NAMES, True, False, False, "", None, demand=Demand(8, 3, 4)),
     wire.Return("ready", 0, 0, (), at_boundary=False, suspects=False, closed=False, failed="w raised E: m", store=None),
     wire.Told(VIEWS),
     wire.Moved(),
@@ -48,6 +50,8 @@ FROM_WORKER = [
     membership.Stored("", "0f" * 16),
     membership.Claimed("", CLAIM, ("a", "ü-1")),
     membership.Leaving(""),
+    membership.Wanted("", Demand(7, 2, 4)),
+    membership.Wanted("", Demand(0, 1, 0)),
     membership.Closed(""),
     membership.Failed("", "w raised E: m", fatal=True),
     wire.Inquire("ü-1"),
@@ -74,6 +78,7 @@ FROM_COORDINATOR = [
     wire.Claim(CLAIM, ("a", "ü-1")),
     wire.Agreed(7, NONCE),
     wire.Resign(),
+    wire.Stay(),
     wire.Redirect("[fe80::1]:29400", PROOF),
     wire.Redirect("node-1.cluster_a.local:29400", PROOF),
     wire.Redirect("", PROOF),
@@ -83,6 +88,8 @@ FROM_COORDINATOR = [
     wire.Failed("w raised E: m", PROOF),
     wire.Evicted("hung", hung=True),
     wire.Straggler(slow=True, ratio=0.4, waiting=0.55),
+    wire.Room(Demand(7, 2, 4), nodes=3, spares=1, newcomers=0, min_nodes=1, max_nodes=8, stragglers=("a", "ü-1")),
+    wire.Room(Demand(), nodes=1, spares=0, newcomers=0, min_nodes=1, max_nodes=10**6, stragglers=()),
     wire.Error("authentication", ""),
 ]
 
@@ -152,6 +159,13 @@ def test_message_of_the_coordinator_comes_back_as_it_was(message):
         b'{"v":10,"t":"suspect","generation":1.0}',
         b'{"v":10,"t":"suspect","generation":NaN}',
         b'{"v":10,"t":"suspect","generation":1' + b"0" * 5000 + b"}",
+        b'{"v":10,"t":"want"}',
+        b'{"v":10,"t":"want","demand":2}',
+        b'{"v":10,"t":"want","demand":[1,1]}',
+        b'{"v":10,"t":"want","demand":[1,1,-1]}',
+        b'{"v":10,"t":"want","demand":[1,1,2.5]}',
+        b'{"v":10,"t":"want","demand":[1,true,2]}',
+        b'{"v":10,"t":"want","demand":[500000001,1,2]}',
         b'{"v":10,"t":"relay","generation":1,"key":"","value":""}',
         b'{"v":10,"t":"relay","generation":1,"key":"k","value":"*"}',
         b'{"v":10,"t":"relay","generation":1,"key":"k","value":"YQ"}',
@@ -253,6 +267,26 @@ def test_decode_return_after_which_no_view_could_follow_raises_protocol_error(fi
 def test_decode_watermark_of_a_job_that_is_null_raises_protocol_error():
     with pytest.raises(ProtocolError, match=r"watermark\.watermark"):
         wire.decode_from_coordinator(b'{"v":10,"t":"watermark","watermark":null}')
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"demand": None},
+        {"demand": [1, 1]},
+        {"nodes": -1},
+        {"spares": 1.0},
+        {"max_nodes": None},
+        {"stragglers": "a"},
+        {"stragglers": [""]},
+        {"stragglers": ["a\nb"]},
+    ],
+    ids=str,
+)
+def test_decode_malformed_room_raises_protocol_error(change):
+    record = json.loads(wire.encode(wire.Room(Demand(7, 2, 4), 3, 1, 0, 1, 8, ("a",)))) | change
+    with pytest.raises(ProtocolError, match=rf"room\.{next(iter(change))}"):
+        wire.decode_from_coordinator(json.dumps(record).encode())
 
 
 def test_encode_longest_watermark_is_decoded():

@@ -7,8 +7,9 @@ from typing import TypeVar
 
 import pytest
 
-from ef_common.core.membership import Idle, Membership, Settings
+from ef_common.core.membership import Idle, Leaving, Membership, Phase, Settings, Wanted
 from ef_common.core.progress import Limits
+from ef_common.core.room import Demand, Room
 from ef_common.core.view import Member, View
 from ef_common.errors import AuthenticationError, CoordinatorLost, Evicted, JobFailed
 from ef_common.protocol import wire
@@ -240,3 +241,72 @@ def test_client_that_is_stopped_ends_its_link_in_order_and_goes_nowhere() -> Non
     client.ended(link, in_order=True, now=1.0)
     assert client.is_over
     assert drain(client, Connect) == []
+
+
+# ---------------------------------------------------------------- the number of nodes
+
+
+def said(client: Client) -> list[wire.FromWorker]:
+    lines = [line for sent in drain(client, Send) for line in sent.data.splitlines()]
+    return [wire.decode_from_worker(line, worker="w") for line in lines]
+
+
+def test_what_is_wanted_is_said_once_and_numbered_in_each_view() -> None:
+    client, link = member()
+    client.want(0)
+    client.want(3)
+    client.want(3)
+    client.want(2)
+    demands = [Demand(1, 1, 0), Demand(1, 2, 3), Demand(1, 3, 2)]
+    assert said(client) == [Wanted("w", demand) for demand in demands]
+    newer = View(4, VIEW.members)
+    client.receive(link, wire.encode(wire.NewView(1, ViewPatch.between(VIEW, newer))), 0.0)
+    client.want(5)
+    assert said(client) == [Wanted("w", Demand(4, 1, 5))]
+
+
+def test_room_is_known_as_the_coordinator_has_told_it() -> None:
+    client, link = member()
+    assert client.room is None
+    told = wire.Room(Demand(1, 4, 2), nodes=3, spares=1, newcomers=2, min_nodes=1, max_nodes=8, stragglers=("x",))
+    client.receive(link, wire.encode(told), 0.0)
+    assert client.room == Room(2, 3, 1, 2, 1, 8, ("x",))
+    client.want(2)
+    assert said(client) == []
+    client.want(1)
+    assert said(client) == [Wanted("w", Demand(1, 5, 1))]  # newer than what others have wanted in this view
+
+
+def test_newest_demand_is_told_to_the_next_coordinator() -> None:
+    client, link = member()
+    client.want(3)
+    older = wire.Room(Demand(1, 0, 0), nodes=2, spares=0, newcomers=0, min_nodes=1, max_nodes=8, stragglers=())
+    client.receive(link, wire.encode(older), 0.0)
+    assert client.resume_state.report(client.member).demand == Demand(1, 1, 3)
+    client.outputs.clear()
+    client.ended(link, in_order=False, now=5.0)
+    server = serve(state=Idle())
+    introduce(client, server, 5.0)
+    assert server.state.returned["w"].demand == Demand(1, 1, 3)  # type: ignore[attr-defined]
+
+
+def test_member_that_is_asked_to_leave_says_that_it_does() -> None:
+    client, link = member()
+    client.receive(link, wire.encode(wire.Resign()), 0.0)
+    assert said(client) == [Leaving("w")]
+
+
+def test_member_that_was_asked_to_leave_may_be_told_to_stay() -> None:
+    client, link = member()
+    client.receive(link, wire.encode(wire.Resign()) + wire.encode(wire.Stay()), 0.0)
+    assert said(client) == [Leaving("w")]
+    assert (client.resume_state.leaving, client.resume_state.phase) == (False, Phase.MEMBER)
+
+
+def test_member_that_wants_to_leave_itself_does_not_stay() -> None:
+    client, link = member()
+    client.receive(link, wire.encode(wire.Resign()), 0.0)
+    client.send("leave")
+    client.receive(link, wire.encode(wire.Stay()), 0.0)
+    assert said(client) == [Leaving("w")] * 3
+    assert (client.resume_state.leaving, client.resume_state.phase) == (True, Phase.LEAVING)

@@ -11,6 +11,7 @@ from ef_common.core import membership
 from ef_common.core.membership import Ended, Idle, Settings
 from ef_common.core.progress import Limits, Progress
 from ef_common.core.quorum import Link
+from ef_common.core.room import NO_DEMAND, Demand
 from ef_common.core.view import Member, View
 from ef_common.core.watermark import Watermark
 from ef_common.protocol import wire
@@ -69,14 +70,14 @@ class Standby:
         )
         self.heard: dict[Peer, list[wire.FromCoordinator]] = {}
 
-    def introduce(self, member: Member) -> Peer:
+    def introduce(self, member: Member, *, returning: bool = True) -> Peer:
         peer = self.server.connect("10.0.0.1", 0.0)
         self._listen()
         (challenge,) = self.heard[peer]
         assert isinstance(challenge, wire.Challenge)
         nonce, key = "0f" * 16, "1e" * 16
         proof = worker_proof(None, server_nonce=challenge.nonce, client_nonce=nonce, key=key, member=member)
-        self.say(peer, wire.Hello(member, nonce, key, proof, returning=True))
+        self.say(peer, wire.Hello(member, nonce, key, proof, returning=returning))
         self.heard[peer].clear()
         return peer
 
@@ -229,6 +230,7 @@ def test_what_many_members_publish_is_gathered_and_sent_in_one_line() -> None:
     peers = [standby.introduce(member) for member in members]
     for peer in peers:
         standby.say(peer, *returning([Link(View(4, members, 4))]))
+    standby.tick(0.0)
     for peer in peers:
         standby.heard[peer].clear()
     for rank, peer in enumerate(peers):
@@ -248,3 +250,90 @@ def test_what_many_members_publish_is_gathered_and_sent_in_one_line() -> None:
 
 def is_closed(outputs: object, peer: Peer) -> bool:
     return any(isinstance(output, Close) and output.peer is peer for output in outputs)
+
+
+# ---------------------------------------------------------------- the number of nodes
+
+
+class Members(Standby):
+    """Members of view 5, and whoever comes to them."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        self.view = View(5, tuple(Member(name, f"n-{name}", "10.0.0.1", standby=1000) for name in names))
+        self.peers = {member.id: self.introduce(member) for member in self.view.members}
+        for peer in self.peers.values():
+            self.say(peer, *returning([Link(self.view)], store=""))
+
+    def want(self, nodes: int, *, number: int = 1) -> None:
+        self.say(self.peers["a"], membership.Wanted("", Demand(5, number, nodes)))
+
+    def take(self, now: float) -> dict[str, list[wire.FromCoordinator]]:
+        """What each of them has been told since, by name."""
+        self.tick(now)
+        told = {name: list(self.heard[peer]) for name, peer in self.peers.items()}
+        for peer in self.peers.values():
+            self.heard[peer].clear()
+        return told
+
+
+def room(demand: Demand = NO_DEMAND, nodes: int = 3, **fields: object) -> wire.Room:
+    known: dict[str, object] = {"spares": 0, "newcomers": 0, "min_nodes": 1, "max_nodes": 1_000_000, "stragglers": ()}
+    return wire.Room(demand, nodes, **known | fields)  # type: ignore[arg-type]
+
+
+def test_room_is_told_to_rank_0_when_it_changes_and_once_per_second_at_most() -> None:
+    job = Members("a", "b", "c")
+    told = job.take(0.0)
+    assert [[one for one in told[name] if isinstance(one, wire.Room)] for name in "abc"] == [[room()], [], []]
+    assert job.take(1.0)["a"] == []  # nothing has changed
+    for name in "xyz":
+        job.introduce(Member(name, name, "10.0.0.9"), returning=False)
+    assert job.server.deadline <= 1.0
+    assert job.take(1.0)["a"] == [room(newcomers=3)]
+    job.server._submit(membership.Slow(("b", "c")), None)
+    assert job.take(1.9) == {"a": [], "b": [], "c": []}
+    assert job.server.deadline == 2.0
+    assert job.take(2.0) == {"a": [room(newcomers=3, stragglers=("b", "c"))], "b": [], "c": []}
+
+
+def test_spares_and_newcomers_are_counted_by_nodes() -> None:
+    job = Members("a", "b", "c")
+    job.want(3)
+    for name, node in (("x", "n-a"), ("y1", "y"), ("y2", "y"), ("z", "z")):
+        peer = job.introduce(Member(name, node, "10.0.0.9", 0, 2), returning=False)
+        if name in ("x", "y1"):
+            job.say(peer, membership.Ready(""))
+    assert job.take(0.0)["a"][-1] == room(Demand(5, 1, 3), spares=1, newcomers=1)
+
+
+def test_demand_is_told_to_all_members_as_they_report_it_to_a_standby() -> None:
+    job = Members("a", "b", "c")
+    job.take(0.0)
+    job.want(2)
+    told = job.take(1.0)
+    known = room(Demand(5, 1, 2))
+    assert [told[name] for name in "abc"] == [[known], [known], [wire.Resign(), known]]
+    job.say(job.peers["c"], membership.Leaving(""))
+    for name in "abc":
+        job.say(job.peers[name], membership.AtBoundary("", 5))
+    told = job.take(2.0)
+    assert [told[name][-1] for name in "ab"] == [room(Demand(5, 1, 2), nodes=2)] * 2
+    assert isinstance(told["c"][-1], wire.NewView)
+    assert job.take(9.0) == {"a": [], "b": [], "c": []}
+
+
+def test_member_that_is_back_is_told_the_demand_that_it_may_have_missed() -> None:
+    job = Members("a", "b", "c")
+    job.want(3)
+    job.take(0.0)
+    job.peers["b"] = job.introduce(job.view.members[1])
+    job.say(job.peers["b"], *returning([Link(job.view)], store=""))
+    assert job.take(1.0)["b"][-1] == room(Demand(5, 1, 3))
+
+
+def test_demand_in_a_view_that_does_not_exist_ends_the_connection() -> None:
+    job = Members("a", "b")
+    job.say(job.peers["a"], membership.Wanted("", Demand(6, 1, 1)))
+    assert job.peers["a"].dropped
+    assert not job.peers["b"].dropped

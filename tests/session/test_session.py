@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from ef_common.core.replay import FRESH
+from ef_common.core.room import Room
 from ef_common.core.view import Member, View
 from ef_common.core.watermark import Watermark
 from ef_common.errors import (
@@ -19,6 +20,7 @@ from ef_common.errors import (
     MembershipError,
     ProtocolError,
     UnsupportedError,
+    UsageError,
 )
 from ef_common.session import Barrier, Session
 from ef_common.session.progress_tracker import ProgressTracker
@@ -444,3 +446,43 @@ def test_process_is_not_watched_between_trainings() -> None:
     assert tracker.rests
     session.begin_training(2)
     assert not tracker.rests
+
+
+# ---------------------------------------------------------------- the number of nodes
+
+
+class Roomy(Founding):
+    """A line over which room is known, and demands are kept."""
+
+    room = Room(0, 2, 1, 0, 1, 8)
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.wanted: list[int] = []
+
+    def want(self, num_nodes: int) -> None:
+        self.wanted.append(num_nodes)
+
+
+@pytest.mark.parametrize(("name", "wanted"), [("w", [3, 0]), ("x", [])])
+def test_rank_0_alone_wants_nodes(name: str, wanted: list[int]) -> None:
+    channel: Any = Roomy()
+    session = Session(Member(name, "n", ""), channel=channel, groups=Groups())  # type: ignore[arg-type]
+    session.want(5)  # there is no view yet
+    session.view = channel.view
+    session.want(3)
+    session.want(0)
+    assert channel.wanted == wanted
+    assert session.room is channel.room
+
+
+def test_negative_number_of_nodes_raises_a_usage_error() -> None:
+    session = Session(Member("w", "n", ""), channel=cast(Any, Roomy()), groups=cast(Any, None))
+    with pytest.raises(UsageError, match="num_nodes=-1"):
+        session.want(-1)
+
+
+def test_session_without_a_coordinator_has_no_room_and_wants_nothing() -> None:
+    session = Session(Member("w", "n", ""), channel=None, groups=cast(Any, None))
+    session.want(3)
+    assert session.room is None

@@ -56,7 +56,9 @@ Rules:
 14. The members may want fewer nodes than `max_nodes`, or more than before. Rank 0 tells how many, and its newest demand
     counts (:class:`~ef_common.core.room.Demand`). The members know it and report it to a standby, so it outlives a
     coordinator. Workers of further nodes are spares. If the view has more nodes, and all members hold the state, whole
-    nodes are asked to leave (rule 9), all at one boundary: those of stragglers first, then the newest. A demand never
+    nodes are asked to leave (rule 9), all at one boundary: those of stragglers first, then the newest. If others are
+    lost or more are wanted before that, as many of them are told to stay. A member that has said to one coordinator
+    that it leaves, and then turns to another one, leaves in any case: the first one may go on without it. A demand never
     leaves fewer than `min_nodes`, and never admits more than `max_nodes`.
 
 The machine forgets what no rule needs any more (:func:`claims.forget`, and :func:`rules.settled` for the chain). The
@@ -78,6 +80,7 @@ from ef_common.core.membership.actions import (
     Resign,
     Resume,
     Skip,
+    Stay,
     StepDown,
     Welcome,
 )
@@ -131,4 +134,4 @@ __all__ += ["Arrived", "AtBoundary", "Begun", "Challenged", "Claimed", "Closed",
 __all__ += ["Gone", "Leaving", "Outranked", "Ready", "Refused", "Returned", "Settled", "Silent", "Slow", "Stored"]
 __all__ += ["Straggler", "Suspected", "Tick", "Wanted"]
 __all__ += ["Abort", "Action", "Agree", "Announce", "Claim", "Dismiss", "Finish", "Install", "Redirect", "Republish"]
-__all__ += ["Resign", "Resume", "Skip", "StepDown", "Welcome"]
+__all__ += ["Resign", "Resume", "Skip", "Stay", "StepDown", "Welcome"]

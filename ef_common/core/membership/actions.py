@@ -124,3 +124,10 @@ class Resign(Action):
     """Ask a member to leave, because it is replaced, or because fewer nodes are wanted."""
 
     worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stay(Action):
+    """Tell a member that has been asked to leave, and is about to, that it is needed after all."""
+
+    worker: str

@@ -46,6 +46,7 @@ def decide(state: Membership, event: events.Event, now: float, settings: Setting
     after, actions, reason = _react(state, event, now, settings)
     if isinstance(event, _MAY_FORM):
         after, actions, reason = newcomers.form_or((after, actions, reason), now, settings)
+    after, stays = size.take_back(before, after, settings)
     further: Decision = after, (), ""
     if isinstance(after, Gathering):
         further = takeover.end_gathering(after, now, settings)
@@ -55,7 +56,7 @@ def decide(state: Membership, event: events.Event, now: float, settings: Setting
     after, agree = claims.agree(before, after)
     after, asked = claims.ask(after)
     after, resigns = size.follow(before, after, settings)
-    return after, (*actions, *further[1], *agree, *asked, *resigns), further[2] or reason
+    return after, (*actions, *stays, *further[1], *agree, *asked, *resigns), further[2] or reason
 
 
 def _contest(state: Membership, event: events.Event, now: float) -> Membership:

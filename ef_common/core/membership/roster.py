@@ -87,7 +87,7 @@ def limit(state: Active, settings: Settings) -> int:
 
 
 def admissible(state: Active, staying: list[Member], settings: Settings) -> list[Member]:
-    """Workers that are ready for the members' training, as far as there is room for their nodes, in order of arrival."""
+    """Workers that are ready for the members' training, as far as there is room for them, in order of arrival."""
     if state.closed:
         return []
     nodes, most = {m.node for m in staying}, limit(state, settings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ef_common.core.membership import replacement, roster, rules
-from ef_common.core.membership.actions import Action, Announce, Resign
+from ef_common.core.membership.actions import Action, Announce, Resign, Stay
 from ef_common.core.membership.events import Slow, Wanted
 from ef_common.core.membership.model import Decision, Membership, Serving, Settings
 from ef_common.core.membership.phase import Phase
@@ -45,6 +45,26 @@ def heed(state: Serving, demand: Demand, settings: Settings) -> Decision:
 def slow(state: Serving, event: Slow) -> Serving:
     """Note the members that are slower than the others, the slowest first."""
     return replace(state, slow=tuple(worker for worker in event.workers if state.view.rank_of(worker) is not None))
+
+
+def take_back(before: Membership, state: Membership, settings: Settings) -> tuple[Membership, tuple[Action, ...]]:
+    """Let members stay that are about to leave because they were asked to, if too few would be left.
+
+    Only those can stay that have told this coordinator alone that they leave. It counts them again before they hear of
+    it, so nobody ever counts without a member that counts elsewhere.
+    """
+    if state is before or not isinstance(state, Serving) or not state.asked or state.closed:
+        return state, ()
+    if roster.is_awaited(state):
+        return state, ()  # its word that it leaves must not come after ours that it stays
+    num_missing = roster.limit(state, settings) - len(rules.nodes_of(roster.remaining(state)))
+    able = [member for member in roster.present(state) if member.id in state.asked]
+    nodes = _by_dispensability(state, able)[::-1][: max(0, num_missing)]
+    stays = [member.id for member in able if member.node in nodes]
+    if not stays:
+        return state, ()
+    workers = roster.moved(state, stays, Phase.MEMBER)
+    return replace(state, workers=workers, asked=state.asked.difference(stays)), tuple(map(Stay, stays))
 
 
 def follow(before: Membership, state: Membership, settings: Settings) -> tuple[Membership, tuple[Action, ...]]:

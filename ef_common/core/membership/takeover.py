@@ -73,9 +73,11 @@ def _resized(state: Serving, event: Returned, settings: Settings) -> Decision:
     phase = state.workers[worker].phase
     if phase is Phase.MEMBER and worker in state.asked:
         return after, (*actions, Resign(worker)), reason
-    if phase is Phase.LEAVING and isinstance(after, Serving) and not roster.is_awaited(after):
-        after, more, _ = rules.announce(after, reason)
-        actions = (*actions, *more)
+    if phase is Phase.LEAVING and isinstance(after, Serving):
+        after = replace(after, asked=after.asked - {worker})  # another coordinator may have heard that it leaves
+        if not roster.is_awaited(after):
+            after, more, _ = rules.announce(after, reason)
+            actions = (*actions, *more)
     return after, actions, reason
 
 

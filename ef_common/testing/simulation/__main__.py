@@ -51,6 +51,7 @@ def main() -> int:
         ("handovers", "coordinators are told to go"),
         ("hangs", "workers hang"),
         ("trainings", "programs train several times"),
+        ("sizes", "the wanted number of nodes changes"),
     ):
         families.add_argument(
             f"--{name}", dest="family", action="store_const", const=name, help=f"schedules in which {what}"

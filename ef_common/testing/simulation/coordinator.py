@@ -46,6 +46,7 @@ class Server(CoordinatorServer):
     """The real server; who watches it is told of each decision, and that an honest worker is never refused."""
 
     observer: Observer
+    asked: set[Peer | None]  # to leave
     note: Callable[[str], None]
     count: Callable[[str], None]
 
@@ -68,7 +69,18 @@ class Server(CoordinatorServer):
 
     def _perform(self, action: membership.Action) -> None:
         self.note(str(action))
+        if isinstance(action, membership.Resign):
+            self._count_asked(action.worker)
+        if isinstance(action, membership.Stay):
+            self.asked.discard(self._workers.get(action.worker))
         super()._perform(action)
+
+    def _count_asked(self, worker: str) -> None:
+        """Nobody is asked twice over one connection."""
+        peer = self._workers.get(worker)
+        if peer is not None and peer in self.asked:
+            raise Violation(f"{worker} is asked to leave again")
+        self.asked.add(peer)
 
     def _break(self, error: Exception) -> None:
         raise error
@@ -133,6 +145,7 @@ class Coordinator:
             name=f"{number:08}",
         )
         self.server.observer = self._observe
+        self.server.asked = set()
         self.server.note = lambda text: note(self.name, text)
         self.server.count = count
         self._observer = observer

@@ -5,6 +5,8 @@
 * An update has one content: the same epoch, positions, contributors and weights in all who confirm it.
 * In each epoch every position is committed exactly once.
 * A worker trains only with a state; once a new history has begun, the old one is not continued.
+* A demand leaves as many nodes as are wanted, and never fewer than `min_nodes`; it admits nobody beyond. Nobody is asked to
+  leave that is about to.
 * If all members leave, one of them saves the newest state, once, and nobody goes on with it.
 * Once an exception has ended the job, nobody finishes, and nobody trains on.
 * In a gentle run (workers come, and leave, and no harm is done) every sample is computed once, no collective is run
@@ -15,7 +17,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ef_common.core.membership import Active, Event, Gathering, Gone, Idle, Membership, Phase, Returned, Silent
+from ef_common.core.membership import (
+    Active,
+    Event,
+    Gathering,
+    Gone,
+    Idle,
+    Membership,
+    Phase,
+    Returned,
+    Serving,
+    Settings,
+    Silent,
+)
 from ef_common.core.quorum import generation_of
 from ef_common.core.sharding import Range
 from ef_common.core.view import View
@@ -81,6 +95,12 @@ def has_hung(event: Gone) -> bool:
     return " hung: " in event.why
 
 
+def limit_of(state: Active, settings: Settings) -> int:
+    """How many nodes may train."""
+    wanted = state.demand.nodes
+    return settings.max_nodes if not wanted else max(settings.min_nodes, min(wanted, settings.max_nodes))
+
+
 def _check_memory(state: Membership) -> None:
     """A coordinator knows of nobody but those who are here, and of members of views that may matter yet."""
     if not isinstance(state, Active):
@@ -106,12 +126,14 @@ class Invariants:
         gentle: No fault does harm.
         failover: Coordinators may be lost. If one dies while it tells all members that they are out, a member that was
             not told yet asks another one, and may save the same state again.
+        settings: Settings of the membership.
     """
 
     length: int
     epochs: int
     gentle: bool = False
     failover: bool = False
+    settings: Settings = field(default_factory=Settings)
     views: dict[tuple[int, tuple[str, ...]], View] = field(default_factory=dict)
     formed: dict[int, tuple[str, ...]] = field(default_factory=dict)
     history: dict[str, dict[int, Record]] = field(default_factory=dict)
@@ -129,6 +151,8 @@ class Invariants:
     def decided(self, before: Membership, event: Event, after: Membership) -> None:
         """The coordinator has decided."""
         _check_memory(after)
+        if isinstance(after, Serving):
+            self._check_size(before, after)
         view = after.view
         members = () if view is None else view.ids
         phases = {worker for worker, stands in after.workers.items() if stands.phase in _IN}
@@ -152,6 +176,23 @@ class Invariants:
         if lost_in(event) and old & set(members) and not set(members) <= old:
             raise Violation(f"the loss of {', '.join(lost_in(event))} admits somebody: {sorted(old)} -> {members}")
         self.views[view.generation, view.ids] = view
+
+    def _check_size(self, before: Membership, after: Serving) -> None:
+        """Who is asked to leave, and who is admitted, is within what is wanted. Each worker has a node of its own."""
+        led = isinstance(before, Serving)
+        asked = after.asked - before.asked if isinstance(before, Serving) else after.asked
+        staying = [w for w in after.view.ids if w in after.workers and after.workers[w].phase is Phase.MEMBER]
+        most = limit_of(after, self.settings)
+        if strange := asked.difference(staying):
+            raise Violation(f"{', '.join(sorted(strange))} should stay, or be about to leave, and is asked to")
+        left = len(set(staying) - after.asked)
+        if asked - {after.replacement.straggler} and left != most:
+            raise Violation(f"{', '.join(sorted(asked))} are asked to leave, so that {left} nodes stay of {most}")
+        if asked and not left:
+            raise Violation(f"all are asked to leave: {', '.join(sorted(asked))}")
+        admitted = led and before.view is not None and not set(after.view.ids) <= set(before.view.ids)
+        if admitted and len(staying) > most + bool(after.replacement.spare):
+            raise Violation(f"{len(staying)} nodes are in view {after.view.generation}, and {most} are wanted")
 
     def entered(self, worker: str, generation: int, members: list[str], rank: int) -> None:
         """A session has entered a view."""

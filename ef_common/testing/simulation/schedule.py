@@ -107,23 +107,23 @@ class Fault:
     Args:
         kind: "crash", "freeze", "slow" (its messages), "break" (its group, with everyone alive), "leave", "hang" (its
             main thread, where it passes the place), "raise" (the user's code raises an exception, at the next of
-            `USERS_PLACES`), "drain" (it is told to go, wherever it is), "straggler" (it is found to be slow), "arrive"
-            (new workers), "coordinator" (the leading one dies, with `count` above 1 after so many messages less one),
+            `USERS_PLACES`), "drain" (it is told to go, wherever it is), "straggler" (it is found to be slow), "want"
+            (whoever takes itself for rank 0 wants `count` nodes), "arrive" (new workers), "coordinator" (the leading one dies, with `count` above 1 after so many messages less one),
             "node" (and the worker of its node), "retire" (the leading one hands over and ends), "cut" (of the network,
             for `duration_s`: around some nodes, or with the victim "coordinator" around the leading one), "halve" (a
             cut through the members of the view, often in the middle, and maybe between some of them and the store),
             "suspend" (the node of the leading coordinator, or of "any" one: all that is on it stands still for
             `duration_s`).
-        victim: "self" (who passes the place), "another" or "any" member, "both" (self and another), "all"
-            members, "others" (all but self), "waiting" (somebody who is not a member), "everybody" (members or
-            not), or a worker's name.
+        victim: "self" (who passes the place), "another" or "any" member, "first" (rank 0), "both" (self and another),
+            "all" members, "others" (all but self), "waiting" (somebody who is not a member), "everybody" (members
+            or not), or a worker's name.
         at: Virtual time in seconds.
         place: One of `PLACES`.
         nth: Which passage.
         delay_s: From the passage to the strike.
         duration_s: Until a frozen worker thaws, a hung one goes on, or messages are fast again; within which all
             victims are told to go.
-        count: How many workers arrive.
+        count: How many workers arrive; how many nodes are wanted, 0 for as many as come.
         direction: Of a cut: what is lost goes "in", "out", or both ways ("").
         rejects: Of a cut: a firewall makes it, which refuses and resets connections in place of those behind it.
     """
@@ -250,6 +250,61 @@ def hang_of(seed: int) -> Schedule:
     for theme in draw.choices(themes, k=draw.choice((0, 0, 1, 1, 2))):
         faults += theme(draw, job)
     return Schedule(seed, job, tuple(faults))
+
+
+def sizes_of(seed: int) -> Schedule:
+    """Draw the schedule of a seed for a job whose members want now fewer nodes, now more."""
+    draw = random.Random(f"elasticflow/sizes/{seed}")
+    standbys = draw.random() < 0.6
+    num_workers = draw.choice((1, 2, 3, 3, 4, 4, 5, 6))
+    job = replace(_job(draw), num_workers=num_workers, epochs=draw.choice((1, 1, 1, 2)), standbys=standbys)
+    job = replace(job, length=draw.choice((10, 25, 50)) * job.batch_size * max(3, num_workers), step_s=0.05)
+    job = replace(job, min_nodes=1 if standbys else draw.choice((1, 1, 2, 3)), store=_store(draw) if standbys else "")
+    job = replace(job, max_nodes=draw.choice((1_000_000, 1_000_000, max(3, num_workers), max(3, num_workers - 1))))
+    faults = [_want(draw, _sometime(draw)) for _ in range(draw.choice((1, 1, 2, 3, 4)))]
+    if draw.random() < 0.8:
+        faults += _arrivals(draw)
+    themes = [_join_storm, _leave, _drain, _slow, _crash_anywhere, _crash_at_place, _want_and_loss, _want_and_loss]
+    themes += [_straggler, _straggler]
+    if standbys:
+        themes += [_coordinator_lost, _coordinator_lost_at_place, _want_and_coordinator_lost] * 2
+        themes += [_retire, _cut_network, _halve, _suspend]
+    for theme in draw.choices(themes, k=draw.choice((0, 1, 1, 2, 2, 3))):
+        faults += theme(draw, job)
+    return Schedule(seed, job, tuple(faults))
+
+
+def _store(draw: random.Random) -> str:
+    return draw.choice(("", "one", "one", "apart"))
+
+
+def _want(draw: random.Random, when: float) -> Fault:
+    return Fault("want", at=when, count=draw.choice((0, 1, 1, 2, 2, 3, 3, 4, 6)))
+
+
+def _want_and_loss(draw: random.Random, job: Job) -> list[Fault]:
+    """Rank 0 is lost just after it has told what it wants, or others are while some are asked to leave."""
+    when = _sometime(draw)
+    kind, victim = draw.choice(("crash", "crash", "freeze", "leave", "slow")), draw.choice(("first", "first", "any"))
+    strike = Fault(kind, victim, at=when + draw.random() * 0.1, duration_s=draw.choice((0.5, 1.0, 4.0)))
+    again = [_want(draw, when + draw.random() * 0.3)] if draw.random() < 0.5 else []
+    return [_want(draw, when), strike, *again]
+
+
+def _want_and_coordinator_lost(draw: random.Random, job: Job) -> list[Fault]:
+    """The coordinator dies while it hears what is wanted, or tells whom it asks to leave; or rank 0 dies with it."""
+    when, kind = _sometime(draw), draw.choice(("coordinator", "coordinator", "node"))
+    strike = Fault(kind, at=when + draw.random() * 0.05, count=draw.choice((1, 1, 2, 3, 4)))
+    also = draw.choice((None, None, Fault("crash", "first", at=when + draw.random() * 1.5), _want(draw, when + 0.02)))
+    return [_want(draw, when), strike, *([] if also is None else [also])]
+
+
+def _straggler(draw: random.Random, job: Job) -> list[Fault]:
+    return [Fault("straggler", "any", at=_sometime(draw)), *_arrivals(draw)]
+
+
+def _retire(draw: random.Random, job: Job) -> list[Fault]:
+    return [Fault("retire", at=_sometime(draw))]
 
 
 def many_of(num_workers: int, seed: int) -> Schedule:
@@ -591,6 +646,7 @@ FAMILIES: Mapping[str, Callable[[int], Schedule]] = {
     "handovers": handovers_of,
     "hangs": hang_of,
     "trainings": trainings_of,
+    "sizes": sizes_of,
     **{f"workers={number}": partial(many_of, number) for number in (16, 64, 256)},
 }
 """By the name of a family: draws the schedule of a seed."""

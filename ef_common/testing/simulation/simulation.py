@@ -19,6 +19,7 @@ from ef_common.core.membership import (
     Phase,
     Serving,
     Settings,
+    Slow,
     Straggler,
 )
 from ef_common.core.progress import OTHER, Limits, limit_of
@@ -30,7 +31,7 @@ from ef_common.testing.simulation.channel import Channel
 from ef_common.testing.simulation.claims import PLACE, ClaimStore
 from ef_common.testing.simulation.coordinator import FIRST, Coordinator, address_of
 from ef_common.testing.simulation.cuts import Cuts
-from ef_common.testing.simulation.invariants import HUNG, Invariants, Violation, has_hung, lost_in
+from ef_common.testing.simulation.invariants import HUNG, Invariants, Violation, has_hung, limit_of, lost_in
 from ef_common.testing.simulation.network import Factory, Network
 from ef_common.testing.simulation.schedule import USERS_PLACES, Fault, Schedule
 from ef_common.testing.simulation.scheduler import Process, Scheduler
@@ -46,6 +47,9 @@ STANDSTILL_S = 20.0
 """It has halted if nobody has made an update for so long."""
 _FOREVER_S = 900.0
 _UNKNOWN_S = 8.0
+SETTLED_S = 4.0
+"""If nothing was decided for so long, and all members have made some updates, no change of the members is due."""
+_REDUCTIONS = 4
 QUIET_S = 30.0
 """If nothing but heartbeats has happened for so long, nothing else will: all limits of the control plane are lower."""
 _DETECTION_S = 2.5
@@ -55,7 +59,7 @@ _GRACE_IF_HUNG_S = 2.0
 _MANY_WORKERS = 16
 """In a job that begins with so many, coordinators are charged for what they do."""
 _SUSPICIOUS = ("break", "freeze", "slow", "hang", "suspend")
-_GENTLE = ("arrive", "drain", "leave", "slow")
+_GENTLE = ("arrive", "drain", "leave", "slow", "want", "straggler")
 _GRACE_S = 30.0
 _REMIND_S = 1.0
 CANNOT_BEGIN = "cannot begin anew"
@@ -216,7 +220,6 @@ class Simulation:
         self.schedule = schedule
         self.scheduler = Scheduler(schedule.seed)
         gentle = all(fault.kind in _GENTLE for fault in schedule.faults)
-        self.invariants = Invariants(job.length, job.epochs, gentle, job.standbys)
         self.cuts = Cuts()
         self.store = ClaimStore()
         self._must_go_on = False
@@ -229,6 +232,7 @@ class Simulation:
             last_call_s=job.last_call_s,
             loss_notice_s=job.heartbeat_timeout_s * 1.5,
         )
+        self.invariants = Invariants(job.length, job.epochs, gentle, job.standbys, self._settings)
         self.workers: dict[str, Worker] = {}
         self.coordinators: dict[int, Coordinator] = {}
         self._add_coordinator()
@@ -238,6 +242,8 @@ class Simulation:
         self._strikes = _Strikes()
         self._num_rescues = 0
         self._last: list[str] = []  # who should have saved the state
+        self._decided_at = 0.0  # when something was decided last that has changed the membership
+        self._reduced: Counter[str] = Counter()  # how many reductions each worker has completed since
 
     def _add_coordinator(self) -> None:
         number, job = len(self.coordinators) + FIRST, self.schedule.job
@@ -365,7 +371,7 @@ class Simulation:
         ]
         newest = self.invariants.formed[max(self.invariants.formed)]
         last = max(received, key=lambda view: view.generation).ids if received else newest  # maybe it never came about
-        going_on = {name for name, worker in lively.items() if not worker.session.leaving}
+        going_on = {name for name, worker in lively.items() if not worker.channel.resume_state.leaving}
         most = all(2 * len(going_on.intersection(ids)) > len(ids) for ids in (newest, last))
         if most and self._has_claim_of_others(going_on, max(self.invariants.formed)):
             self.count("claimed by others")  # who may have ended, which nobody can prove
@@ -440,6 +446,9 @@ class Simulation:
         self.note(worker.name, place)
         if place == "receive_nothing":
             self.count("barrier replayed")
+        if place == "reduced":
+            self._reduced[worker.name] += 1
+            self._judge_size()
         for fault in self._strikes.due(place):
             if fault.delay_s:
                 self.scheduler.after(fault.delay_s, self._strike, fault, worker)
@@ -448,6 +457,32 @@ class Simulation:
         if worker.raises and place in USERS_PLACES:
             self.count("raised")
             raise UsersError
+
+    def _judge_size(self) -> None:
+        """If nothing has happened for a while, and the members train, there are as many nodes as are wanted."""
+        leader = self.coordinator
+        state, now = leader.state, self.scheduler.now
+        if now < self._decided_at + SETTLED_S or self.cuts.cuts or not isinstance(state, Serving) or state.closed:
+            return
+        members = [self.workers[name] for name in state.view.ids]
+        if any(self._reduced[member.name] < _REDUCTIONS or member.process.frozen for member in members):
+            return
+        if state.held or state.suspects or leader.suspended or any(m.channel.slow_until > now for m in members):
+            return
+        self.count("size judged")
+        newest = max(member.channel.resume_state.demand for member in members)
+        most, ids = limit_of(state, self._settings), ", ".join(state.view.ids)
+        phases = [phase for _, phase, _ in state.workers.values()]
+        if state.demand != newest:
+            raise Violation(f"{newest} is the newest demand, and the coordinator heeds {state.demand}")
+        if Phase.LEAVING in phases or state.asked:
+            raise Violation(f"members are to leave, and nothing comes of it: {ids}")
+        if len(members) > most:
+            raise Violation(f"{most} nodes are wanted, and {ids} train")
+        if len(members) < most and Phase.READY in phases:
+            raise Violation(f"{most} nodes are wanted, {ids} train, and others wait")
+        if state.demand.nodes:
+            self.count("as many as wanted" if len(members) == most else "fewer than wanted")
 
     def on_event(self, worker: Worker, kind: str, fields: dict[str, Any]) -> None:
         """A session reports."""
@@ -460,7 +495,9 @@ class Simulation:
                 self.count("restart")
 
     def _observe(self, before: Membership, event: Event, after: Membership) -> None:
-        self._active_at = self._active_at if after == before else self.scheduler.now
+        if after != before:
+            self._active_at = self._decided_at = self.scheduler.now
+            self._reduced.clear()
         self.invariants.decided(before, event, after)
         self._closed = self._closed or after.closed
         view = after.view
@@ -472,6 +509,13 @@ class Simulation:
             self.count("evicted as hung")
             if self.workers[event.worker].hangs_until < self.scheduler.now + _FOREVER_S / 2:
                 raise Violation(f"{event.worker} is evicted, and is about to go on: {event.why}")
+        if isinstance(after, Serving) and isinstance(before, Serving):
+            if after.asked - before.asked - {after.replacement.straggler}:
+                self.count("asked to leave")
+            if any(after.workers[w].phase is Phase.MEMBER for w in before.asked - after.asked if w in after.workers):
+                self.count("asked to stay")
+            if after.demand > before.demand and after.announced and not before.announced:
+                self.count("more wanted, and there")
         replaced = before.replacement if isinstance(before, Serving) else None
         if isinstance(event, Leaving) and replaced and replaced.spare and event.worker == replaced.straggler:
             self.count("replaced")
@@ -526,6 +570,9 @@ class Simulation:
             self._arrive()
 
     def _strike(self, fault: Fault, marking: Worker | None) -> None:
+        if fault.kind == "want":
+            self._want(fault.count)
+            return
         if fault.kind == "arrive":
             for _ in range(fault.count):
                 self.scheduler.after(self.scheduler.delay(0.005), self._arrive)
@@ -551,7 +598,9 @@ class Simulation:
         itself = [marking] if marking is not None and marking.running else []
         if which in self.workers:
             return [self.workers[which]]
-        choices = {"any": members, "waiting": outside, "another": others, "both": others}.get(which, [])
+        choices = {"any": members, "first": members[:1], "waiting": outside, "another": others, "both": others}.get(
+            which, []
+        )
         if which == "everybody":
             return [worker for worker in self.workers.values() if worker.running]
         chosen = [self.scheduler.random.choice(choices)] if choices else []
@@ -574,6 +623,7 @@ class Simulation:
             if here:
                 victim.process.sleep(0.0)
         elif fault.kind == "straggler":
+            self.coordinator.submit(Slow((victim.name,)))
             self.coordinator.submit(Straggler(victim.name))
         elif fault.kind == "hang":
             self._hang(victim, fault.duration_s)
@@ -732,6 +782,14 @@ class Simulation:
         victim.channel.thaw()
         victim.factory.thaw()
         victim.process.thaw()
+
+    def _want(self, num_nodes: int) -> None:
+        """Whoever takes itself for rank 0 wants so many nodes: perhaps several, of which the others are out."""
+        for worker in self.workers.values():
+            if worker.running and not worker.process.frozen and worker.session.view.rank_of(worker.name) == 0:
+                self.note(worker.name, f"wants {num_nodes} nodes")
+                self.count("want")
+                worker.session.want(num_nodes)
 
     def _leave(self, victim: Worker) -> None:
         stands = self.coordinator.state.workers.get(victim.name)
