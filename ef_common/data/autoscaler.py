@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ef_common.core.autoscale import Autoscale, Policy, Situation, Target
+from ef_common.core.autoscale.efficiency import Efficiency
 from ef_common.core.noise_scale import NoiseScale
 from ef_common.core.room import Room
 from ef_common.core.throughput import History, Window
@@ -128,6 +129,8 @@ class Autoscaler:
     def _act(self, settings: Autoscale | None, room: Room, view: View, *, is_due: bool) -> None:
         if not self._acts:
             self._acts = True
+            if room.wanted:
+                self.history = self.history.with_wanted(room.wanted)
             self._fleet.take_over(room)
             self._replacing.take_over(room)
         if settings is not None and not self._has_checked:
@@ -220,6 +223,7 @@ class Autoscaler:
         target = self._asked(situation)
         if target is None or (nodes := situation.bounded(target.size)) == room.nodes:
             return
+        self.history = self.history.with_wanted(nodes)
         self._log.write("autoscale", nodes=room.nodes, wanted=nodes, reason=target.reason)
         self._fleet.aim(nodes, room)
 
@@ -282,4 +286,4 @@ class Autoscaler:
 
 
 def _policy_of(settings: Autoscale) -> Policy | None:
-    return None if isinstance(settings.policy, str) else settings.policy
+    return Efficiency(settings.threshold, settings.retry_s) if isinstance(settings.policy, str) else settings.policy

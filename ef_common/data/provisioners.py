@@ -25,6 +25,7 @@ NO_ROOM_S = 600.0
 _END_S = 2.0
 _TAIL_BYTES = 4096
 _MAX_CHARS = 200
+WANTED, NODES = "ELASTICFLOW_WANTED", "ELASTICFLOW_NODES"
 _OF_ONE_WORKER = (
     "RANK",
     "WORLD_SIZE",
@@ -186,7 +187,7 @@ class ScaleCommand:
         Raises:
             RuntimeError: It has failed, or was too slow.
         """
-        numbers = {"ELASTICFLOW_WANTED": str(nodes), "ELASTICFLOW_NODES": str(present)}
+        numbers = {WANTED: str(nodes), NODES: str(present)}
         self._stopped = False
         with tempfile.TemporaryFile() as output:  # a pipe would stay open in what it leaves in the background
             self._process = process = subprocess.Popen(
