@@ -113,7 +113,7 @@ class Fit:
         hooks.know_best(trainer)
         is_trial = trainer.fast_dev_run  # of which nothing is to be left
         self._claiming, job = (Claiming(None, self._session), None) if is_trial else worker.places(self._settings)
-        self.autoscaler = None if is_trial else worker.autoscaler(self._settings)
+        self.autoscaler = None if is_trial or stays_one else worker.autoscaler(self._settings)
         self.checkpoints = None if job is None else TrainerCheckpoints(job, self._session, trainer)
 
     # ------------------------------------------------------------ set-up, before that of the model

@@ -17,6 +17,8 @@ from ef_common.terminal import say
 
 LATE_S = 300.0
 """Nodes that are not there after this time are late: the training plans without them."""
+COMING_S = 1800.0
+"""The same for nodes that have come, and warm up: they may have much to load."""
 RELEASE_S = 5.0
 """So long after nodes have left the view, fewer are ordered: their processes have ended by then."""
 
@@ -114,7 +116,8 @@ class Fleet:
         if room.nodes < wish.nodes and refused is not None and refused < wish.nodes:
             self._wish = None  # which has been said
             return True
-        if now - wish.since < LATE_S:
+        is_coming = room.nodes < wish.nodes <= room.nodes + room.spares + room.newcomers
+        if now - wish.since < (COMING_S if is_coming else LATE_S):
             return False
         self._wish = None
         if room.nodes < wish.nodes:
@@ -123,8 +126,8 @@ class Fleet:
         else:
             more = "nobody else is asked to leave"
         say(
-            f"{wish.nodes} nodes are wanted, and after {LATE_S:g} s there are {room.nodes}: the training goes on with "
-            f"these; {more}",
+            f"{wish.nodes} nodes are wanted, and after {now - wish.since:.0f} s there are {room.nodes}: the training "
+            f"goes on with these; {more}",
             color="yellow",
             event="nodes_late",
             nodes=room.nodes,

@@ -90,7 +90,7 @@ class Replacing:
         self._asked.append(now)
         self._last_node = node_of[worker]
         self._now = _Replacement(worker, room.nodes, now)
-        if not room.wanted:
+        if room.wanted != room.nodes:
             self._session.want(room.nodes)  # else the newcomer would be one more
         fleet.order(room.nodes + 1, room)
         number = f"{len(self._asked)} of at most {MOST_PER_HOUR} in an hour"

@@ -39,7 +39,7 @@ PROGRAMS = {
     "docs/get-started/keras.md: 2. The program": Program("of_keras"),
     "docs/get-started/lightning.md: 2. The program": Program("lightning"),
     "docs/get-started/notebook.md: In a notebook": Program("notebook", thorough=True),
-    "docs/guides/autoscaling.md: A job that chooses its size": Program("both"),
+    "docs/guides/autoscaling.md: A job that chooses its size (2)": Program("both"),
     "docs/guides/autoscaling.md: Policies": Program("both"),
     "docs/guides/batch-and-learning-rate.md: The learning rate follows the batch": Program("both"),
     "docs/guides/batch-and-learning-rate.md: A fixed global batch": Program("nothing"),
