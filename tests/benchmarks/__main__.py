@@ -41,6 +41,7 @@ NAMES = (
     "tls",
     "checkpoint_keras",
     "checkpoint_shares",
+    "autoscale",
 )
 RESULTS = ROOT / "build" / "bench.json"
 NOISE = dict.fromkeys(

@@ -97,7 +97,7 @@ CURVES = st.one_of(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     curve=CURVES,
     depth=st.floats(0, 0.2),

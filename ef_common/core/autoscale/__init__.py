@@ -1,6 +1,7 @@
 """Autoscaling: how many nodes a job asks for, decided by pure functions from what it has measured."""
 
+from ef_common.core.autoscale.goodput import global_batch
 from ef_common.core.autoscale.policy import Policy, Situation, Target
 from ef_common.core.autoscale.settings import Autoscale
 
-__all__ = ["Autoscale", "Policy", "Situation", "Target"]
+__all__ = ["Autoscale", "Policy", "Situation", "Target", "global_batch"]

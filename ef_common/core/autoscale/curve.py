@@ -7,7 +7,7 @@ Two models, each with two parameters, describe what training jobs do:
 * *kink*: R_k = min(r·k, C). A shared resource (storage, network, a token bucket) gives no more than C.
 
 Both are fitted to the logarithms, and the one that fits better is used. Between two measured sizes any concave curve
-lies below the kink through them; beyond the largest one, a kink is believed only if two measures show the plateau.
+lies below the kink through them; outside of them, a kink is believed only if two measures show the plateau.
 What a model says is shifted so that it agrees with the nearest measured size.
 """
 
@@ -20,7 +20,6 @@ from typing import NamedTuple
 _Points = Sequence[tuple[int, float]]
 _USUAL_SHARE = 0.05
 _TRUST_IN_IT = 1e-3  # small against the squared error that a wrong share makes
-_SHARES = tuple(step / 100 for step in range(101))
 
 
 class _Model(NamedTuple):
@@ -44,16 +43,16 @@ class Curve:
     def __init__(self, measured: Mapping[int, float]) -> None:
         self.measured = dict(sorted(measured.items()))
         points = list(self.measured.items())
-        self._top = points[-1][0]
+        self._low, self._top = points[0][0], points[-1][0]
         amdahl = _amdahl(points)
         self._within = min(_kink(points, plateau=1) or amdahl, amdahl, key=lambda model: model.error)
-        self._beyond = min(_kink(points, plateau=2) or amdahl, amdahl, key=lambda model: model.error)
+        self._outside = min(_kink(points, plateau=2) or amdahl, amdahl, key=lambda model: model.error)
 
     def at(self, size: int) -> float:
         """Samples per second of this many nodes. Takes O(measured sizes)."""
         if size in self.measured:
             return self.measured[size]
-        model = (self._beyond if size > self._top else self._within).throughput
+        model = (self._within if self._low < size < self._top else self._outside).throughput
         near = min(self.measured, key=lambda known: abs(math.log(known / size)))
         return model(size) * self.measured[near] / model(near)
 
@@ -66,21 +65,24 @@ class Curve:
 
 
 def _amdahl(points: _Points) -> _Model:
+    if len(points) == 1:
+        return _with_share(points, _USUAL_SHARE)
+    coarse = min((step / 20 for step in range(21)), key=lambda share: _with_share(points, share).error)
+    near = (coarse + step / 200 for step in range(-10, 11))
+    models = [_with_share(points, share) for share in near if 0 <= share <= 1]
+    return min(models, key=lambda model: model.error)
+
+
+def _with_share(points: _Points, share: float) -> _Model:
     first = points[0][0]
 
-    def shape(size: float, share: float) -> float:
-        return math.log(size / (1 + share * (size / first - 1)))
+    def shape(size: float) -> float:
+        return size / (1 + share * (size / first - 1))
 
-    best, best_error, level = 0.0, math.inf, 0.0
-    for share in _SHARES:
-        if first == points[-1][0] and share != _USUAL_SHARE:
-            continue  # one size says nothing about it
-        rests = [math.log(throughput) - shape(size, share) for size, throughput in points]
-        mean = sum(rests) / len(rests)
-        error = sum((rest - mean) ** 2 for rest in rests) + _TRUST_IN_IT * (share - _USUAL_SHARE) ** 2
-        if error < best_error:
-            best, best_error, level = share, error, mean
-    return _Model(best_error, lambda size: math.exp(level + shape(size, best)))
+    rests = [math.log(throughput / shape(size)) for size, throughput in points]
+    mean = sum(rests) / len(rests)
+    error = sum((rest - mean) ** 2 for rest in rests) + _TRUST_IN_IT * (share - _USUAL_SHARE) ** 2
+    return _Model(error, lambda size: math.exp(mean) * shape(size))
 
 
 def _kink(points: _Points, *, plateau: int) -> _Model | None:

@@ -24,6 +24,7 @@ class Situation:
         now: The time (epoch seconds).
         history: What the run has learned. The newest measure of the present size may be from before.
         batch_size: Samples of an update of all workers together.
+        local_batch_size: Those of one worker, as the user has set them; None: `batch_size` by the workers.
         workers_per_node: Workers of a node.
         elapsed_s: Duration of the run so far.
         worker_s: Time of all workers together so far.
@@ -36,10 +37,16 @@ class Situation:
     now: float
     history: History = field(default_factory=History)
     batch_size: int = 1
+    local_batch_size: int | None = None
     workers_per_node: int = 1
     elapsed_s: float = 0.0
     worker_s: float = 0.0
     remaining_samples: float | None = None
+
+    @property
+    def local_batch(self) -> int:
+        """Samples of an update of one worker, as the user has set them."""
+        return self.local_batch_size or max(1, round(self.batch_size / (self.size * self.workers_per_node)))
 
     def bounded(self, size: float) -> int:
         """The nearest size within the limits.

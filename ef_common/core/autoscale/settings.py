@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NoReturn
 
+from ef_common.core.autoscale.cost import Cost
+from ef_common.core.autoscale.efficiency import Efficiency
+from ef_common.core.autoscale.goodput import Goodput
 from ef_common.core.autoscale.policy import Policy
 from ef_common.core.checks import is_count
 from ef_common.errors import UsageError
@@ -76,8 +79,14 @@ class Autoscale:
                 _refuse(f"{name} is a positive number", **{name: value})
         self._check_policy()
         low, high = self.min_global_batch_size, self.max_global_batch_size
+        if low is not None and high is None:
+            _refuse("min_global_batch_size needs max_global_batch_size", min_global_batch_size=low)
         if low is not None and high is not None and low > high:
-            _refuse("min_global_batch_size is at most max_global_batch_size", min_=low, max_=high)
+            _refuse(
+                "min_global_batch_size is at most max_global_batch_size",
+                min_global_batch_size=low,
+                max_global_batch_size=high,
+            )
 
     def _check_policy(self) -> None:
         if not isinstance(self.policy, str):
@@ -98,6 +107,26 @@ class Autoscale:
             _refuse(f'policy="cost" has exactly one of the goals {", ".join(goals)}', **(given or goals))
         if self.deadline_s is None and self.price_per_worker_hour is None:
             _refuse("a value or a budget needs price_per_worker_hour, in the same unit", **given)
+
+    def make_policy(self) -> Policy:
+        """The policy that these settings describe.
+
+        >>> Autoscale(policy="throughput", threshold=0.5).make_policy()
+        Efficiency(threshold=0.5, retry_s=3600.0)
+        """
+        match self.policy:
+            case "throughput":
+                return Efficiency(self.threshold, self.retry_s)
+            case "goodput":
+                limits = self.min_global_batch_size, self.max_global_batch_size
+                return Goodput(self.threshold, self.retry_s, *limits)
+            case "cost":
+                price = 1.0 if self.price_per_worker_hour is None else self.price_per_worker_hour
+                return Cost(price, self.value_per_hour, self.deadline_s, self.budget, self.retry_s)
+            case str():
+                _refuse(f"policy is one of {POLICIES}", policy=self.policy)
+            case own:
+                return own
 
     def __repr__(self) -> str:
         changed = [field for field in fields(self) if field.name in ("min", "max", "policy")]
@@ -150,5 +179,5 @@ def _is_number(value: object) -> bool:
 
 
 def _refuse(expected: str, **received: object) -> NoReturn:
-    words = ", ".join(f"{name.rstrip('_')}={value!r}" for name, value in received.items())
+    words = ", ".join(f"{name}={value!r}" for name, value in received.items())
     raise UsageError(f"autoscale: {expected}. Received: {words}")
