@@ -94,6 +94,7 @@ chaos: $(HOROVOD)
 	@status=0; \
 	export OMP_NUM_THREADS=1; \
 	for what in "--schedules 100000" "--failover --schedules 200000" "--handovers --schedules 20000" "--hangs --schedules 10000" \
+		"--sizes --schedules 10000" \
 		"--workers 16 --schedules 5000" "--workers 64 --schedules 300" "--workers 256 --schedules 10"; do \
 		$(BIN)/python -m ef_common.testing.simulation $$what --jobs $$(nproc) || status=$$?; \
 	done; \

@@ -437,4 +437,34 @@ MUTANTS: tuple[Mutant, ...] = (
         new="        self._workers.load_state(None)\n",
         harm="`on_workers_changed` is called in all workers but the newcomer, so that a collective in it never ends.",
     ),
+    Mutant(
+        name="all-nodes-are-asked-to-leave",
+        file="ef_common/core/membership/size.py",
+        old="    beyond = set(nodes[: max(0, num_beyond)])\n",
+        new="    beyond = set(nodes) if num_beyond > 0 else set()\n",
+        harm="If fewer nodes are wanted than train, all of them are told to leave, and the training ends.",
+    ),
+    Mutant(
+        name="last-ones-leave-with-the-state",
+        file="ef_common/core/membership/size.py",
+        old="    nodes = _by_dispensability(state, able)[::-1][: max(0, num_missing)]\n",
+        new="    nodes = _by_dispensability(state, able)[::-1][: max(0, min(0, num_missing))]\n",
+        harm="If the only node that was to stay dies while the others are about to leave, these leave in spite of that, "
+        "and the training ends.",
+    ),
+    Mutant(
+        name="demand-is-forgotten-at-a-takeover",
+        file="ef_common/core/resume_state.py",
+        old="            demand=self.demand,\n",
+        new="",
+        harm="When the coordinator is lost, nodes that were sent away because they are not worth their price are admitted "
+        "again.",
+    ),
+    Mutant(
+        name="former-rank-0-is-heeded",
+        file="ef_common/core/membership/size.py",
+        old="    if state.view.rank_of(event.worker) != 0 or event.worker not in state.workers:\n",
+        new="    if event.worker not in state.workers:\n",
+        harm="A worker that is not rank 0 any more, or never was, sends others away.",
+    ),
 )

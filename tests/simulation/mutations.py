@@ -13,9 +13,21 @@ import pytest
 
 from ef_common.collectives.gradients import pieces
 from ef_common.core import progress, quorum, replay, sharding
-from ef_common.core.membership import Announce, Forming, Phase, claims, failure, roster, rules, takeover
+from ef_common.core.membership import (
+    Announce,
+    Forming,
+    Phase,
+    Serving,
+    claims,
+    failure,
+    roster,
+    rules,
+    size,
+    takeover,
+)
 from ef_common.core.replay import FRESH
 from ef_common.core.resume_state import ResumeState
+from ef_common.core.room import NO_DEMAND
 from ef_common.errors import Left
 from ef_common.protocol import liveness
 from ef_common.protocol.client import Client
@@ -610,5 +622,94 @@ def let_in_whoever_is_ready(patch: Patch) -> None:
 
 _OF_TRAININGS = {mutation.__name__: mutation for mutation in (let_in_whoever_is_ready,)}
 
-MUTATIONS = {"": _OF_THE_SESSION, "failover": _OF_FAILOVER, "hangs": _OF_HANGS, "trainings": _OF_TRAININGS}
+
+# ---------------------------------------------------------------- of the number of nodes
+
+
+def ask_all_to_leave(patch: Patch) -> None:
+    """If there are too many nodes, all of them are asked to leave."""
+    leavers = size._leavers
+
+    def everybody(state: Any, settings: Any) -> Any:
+        return [member.id for member in roster.remaining(state)] if leavers(state, settings) else []
+
+    patch.setattr(size, "_leavers", everybody)
+
+
+def ask_nobody_to_leave(patch: Patch) -> None:
+    """Fewer nodes are wanted, and all stay."""
+    patch.setattr(size, "_leavers", lambda state, settings: [])
+
+
+def forget_who_was_asked(patch: Patch) -> None:
+    """Members are asked to leave again and again, and more of them than are too many."""
+    follow = size.follow
+
+    def forgetful(before: Any, state: Any, settings: Any) -> Any:
+        after, actions = follow(before, state, settings)
+        return replace(after, asked=frozenset()) if isinstance(after, Serving) else after, actions
+
+    patch.setattr(size, "follow", forgetful)
+
+
+def forget_the_demand_at_a_takeover(patch: Patch) -> None:
+    """Members do not tell the next coordinator how many nodes are wanted."""
+    report = ResumeState.report
+    patch.setattr(ResumeState, "report", lambda self, member: replace(report(self, member), demand=NO_DEMAND))
+
+
+def let_an_old_demand_win(patch: Patch) -> None:
+    """A standby takes the oldest demand that a member reports, as it may be the last that it hears."""
+    end = takeover.end_gathering
+
+    def aged(state: Any, now: float, settings: Any) -> Any:
+        oldest = min(report.demand for report in state.returned.values())
+        returned = {worker: replace(report, demand=oldest) for worker, report in state.returned.items()}
+        return end(replace(state, returned=returned), now, settings)
+
+    patch.setattr(takeover, "end_gathering", aged)
+
+
+def admit_as_many_as_are_wanted(patch: Patch) -> None:
+    """The settings of the job do not limit what its members want."""
+    limit = roster.limit
+    patch.setattr(roster, "limit", lambda state, settings: state.demand.nodes or limit(state, settings))
+
+
+def keep_nobody_who_is_about_to_leave(patch: Patch) -> None:
+    """If those are lost that were to stay, the others leave in spite of that, with the state."""
+    patch.setattr(size, "take_back", lambda before, state, settings: (state, ()))
+
+
+def let_those_stay_who_told_others_that_they_leave(patch: Patch) -> None:
+    """A member counts again, though another coordinator may go on without it."""
+    resized = takeover._resized
+
+    def kind(state: Any, event: Any, settings: Any) -> Any:
+        after, actions, reason = resized(state, event, settings)
+        return replace(after, asked=state.asked | {event.member.id}), actions, reason
+
+    patch.setattr(takeover, "_resized", kind)
+
+
+_OF_SIZES = {
+    mutation.__name__: mutation
+    for mutation in (
+        ask_all_to_leave,
+        ask_nobody_to_leave,
+        forget_who_was_asked,
+        forget_the_demand_at_a_takeover,
+        let_an_old_demand_win,
+        admit_as_many_as_are_wanted,
+        keep_nobody_who_is_about_to_leave,
+    )
+}
+
+MUTATIONS = {
+    "": _OF_THE_SESSION,
+    "failover": _OF_FAILOVER,
+    "hangs": _OF_HANGS,
+    "trainings": _OF_TRAININGS,
+    "sizes": _OF_SIZES,
+}
 """By the family of schedules that must show them, and by name."""

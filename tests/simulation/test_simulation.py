@@ -129,6 +129,20 @@ TRAININGS_RARE = {
 }
 
 
+SIZES_RARE = {
+    "want": 1_000,
+    "size judged": 700,  # nothing else had happened for a while, and there were as many nodes as were wanted
+    "as many as wanted": 400,
+    "asked to leave": 450,
+    "asked to stay": 100,  # after all, as others were lost or more were wanted again
+    "more wanted, and there": 60,  # spares were let in
+    "replacement came": 50,
+    "takeover": 100,
+    "loss": 250,
+    "planned change": 600,
+}
+
+
 MANY_RARE = {
     "loss": 300,
     "planned change": 300,
@@ -148,9 +162,10 @@ MANY_RARE = {
         ("handovers", NUM_SCHEDULES // 16, HANDOVER_RARE),
         ("hangs", NUM_SCHEDULES // 16, HANG_RARE),
         ("trainings", NUM_SCHEDULES // 16, TRAININGS_RARE),
+        ("sizes", NUM_SCHEDULES // 16, SIZES_RARE),
         ("workers=16", 600, MANY_RARE),
     ],
-    ids=["failover", "handovers", "hangs", "trainings", "many"],
+    ids=["failover", "handovers", "hangs", "trainings", "sizes", "many"],
 )
 def test_simulation_of_a_family_keeps_every_invariant(
     family: str, most: int, rare: dict[str, int], part: float

@@ -286,9 +286,9 @@ def _want_and_loss(draw: random.Random, job: Job) -> list[Fault]:
     """Rank 0 is lost just after it has told what it wants, or others are while some are asked to leave."""
     when = _sometime(draw)
     kind, victim = draw.choice(("crash", "crash", "freeze", "leave", "slow")), draw.choice(("first", "first", "any"))
-    strike = Fault(kind, victim, at=when + draw.random() * 0.1, duration_s=draw.choice((0.5, 1.0, 4.0)))
-    again = [_want(draw, when + draw.random() * 0.3)] if draw.random() < 0.5 else []
-    return [_want(draw, when), strike, *again]
+    strike = Fault(kind, victim, at=when + draw.random() * 0.5, duration_s=draw.choice((0.5, 1.0, 4.0)))
+    again = [_want(draw, when + draw.random() * 0.3)] if draw.random() < 0.3 else []
+    return [Fault("want", at=when, count=draw.choice((1, 1, 2, 3))), strike, *again]
 
 
 def _want_and_coordinator_lost(draw: random.Random, job: Job) -> list[Fault]:

@@ -536,6 +536,9 @@ class Simulation:
             self.count("arrival after the end")
         elif isinstance(before, Serving) and isinstance(after, Forming) and after.last:
             self.count("all left")
+            alone = not self.schedule.job.standbys
+            if alone and not all(self.workers[name].session.leaving for name in before.view.ids):
+                raise Violation(f"{', '.join(before.view.ids)} leave, some because they were asked to, and nobody stays")
             self._last.append(before.view.ids[0])
         if isinstance(after, Serving) and after.view is not before.view:
             view = after.view
