@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ef_common.core.autoscale import Autoscale, Policy, Situation, Target
-from ef_common.core.autoscale.efficiency import Efficiency
 from ef_common.core.noise_scale import NoiseScale
 from ef_common.core.room import Room
 from ef_common.core.throughput import History, Window
@@ -66,7 +65,7 @@ class Autoscaler:
         self._clock, self._wall = clock, wall
         self._fleet = Fleet(session, provisioner, clock=clock)
         self._replacing = Replacing(session, self._fleet, keeps_wish=settings is not None, tell=self._tell, clock=clock)
-        self._policy: Policy | None = None if settings is None else _policy_of(settings)
+        self._policy: Policy | None = None if settings is None else settings.make_policy()
         self.history = History()
         self.remaining_samples: Callable[[], float | None] = lambda: None
         self._window = Window(10 if settings is None else settings.every_steps)
@@ -283,7 +282,3 @@ class Autoscaler:
     def close(self) -> None:
         """The training is over."""
         self._fleet.close()
-
-
-def _policy_of(settings: Autoscale) -> Policy | None:
-    return Efficiency(settings.threshold, settings.retry_s) if isinstance(settings.policy, str) else settings.policy
