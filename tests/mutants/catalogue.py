@@ -449,16 +449,16 @@ MUTANTS: tuple[Mutant, ...] = (
         file="ef_common/core/membership/size.py",
         old="    nodes = _by_dispensability(state, able)[::-1][: max(0, num_missing)]\n",
         new="    nodes = _by_dispensability(state, able)[::-1][: max(0, min(0, num_missing))]\n",
-        harm="If the only node that was to stay dies while the others are about to leave, these leave in spite of that, "
-        "and the training ends.",
+        harm="If the only node that was to stay dies while the others are about to leave, these leave in spite of "
+        "that, and the training ends.",
     ),
     Mutant(
         name="demand-is-forgotten-at-a-takeover",
         file="ef_common/core/resume_state.py",
         old="            demand=self.demand,\n",
         new="",
-        harm="When the coordinator is lost, nodes that were sent away because they are not worth their price are admitted "
-        "again.",
+        harm="When the coordinator is lost, nodes that were sent away because they are not worth their price are "
+        "admitted again.",
     ),
     Mutant(
         name="former-rank-0-is-heeded",

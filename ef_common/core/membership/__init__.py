@@ -58,8 +58,8 @@ Rules:
     coordinator. Workers of further nodes are spares. If the view has more nodes, and all members hold the state, whole
     nodes are asked to leave (rule 9), all at one boundary: those of stragglers first, then the newest. If others are
     lost or more are wanted before that, as many of them are told to stay. A member that has said to one coordinator
-    that it leaves, and then turns to another one, leaves in any case: the first one may go on without it. A demand never
-    leaves fewer than `min_nodes`, and never admits more than `max_nodes`.
+    that it leaves, and then turns to another one, leaves in any case: the first one may go on without it. A demand
+    never leaves fewer than `min_nodes`, and never admits more than `max_nodes`.
 
 The machine forgets what no rule needs any more (:func:`claims.forget`, and :func:`rules.settled` for the chain). The
 size of the state depends on the workers that are connected and on the views since the newest one that has come about,

@@ -5,8 +5,8 @@
 * An update has one content: the same epoch, positions, contributors and weights in all who confirm it.
 * In each epoch every position is committed exactly once.
 * A worker trains only with a state; once a new history has begun, the old one is not continued.
-* A demand leaves as many nodes as are wanted, and never fewer than `min_nodes`; it admits nobody beyond. Nobody is asked to
-  leave that is about to.
+* A demand leaves as many nodes as are wanted, and never fewer than `min_nodes`; it admits nobody beyond. Nobody is
+  asked to leave that is about to.
 * If all members leave, one of them saves the newest state, once, and nobody goes on with it.
 * Once an exception has ended the job, nobody finishes, and nobody trains on.
 * In a gentle run (workers come, and leave, and no harm is done) every sample is computed once, no collective is run
@@ -95,7 +95,7 @@ def has_hung(event: Gone) -> bool:
     return " hung: " in event.why
 
 
-def limit_of(state: Active, settings: Settings) -> int:
+def most_nodes(state: Active, settings: Settings) -> int:
     """How many nodes may train."""
     wanted = state.demand.nodes
     return settings.max_nodes if not wanted else max(settings.min_nodes, min(wanted, settings.max_nodes))
@@ -182,7 +182,7 @@ class Invariants:
         led = isinstance(before, Serving)
         asked = after.asked - before.asked if isinstance(before, Serving) else after.asked
         staying = [w for w in after.view.ids if w in after.workers and after.workers[w].phase is Phase.MEMBER]
-        most = limit_of(after, self.settings)
+        most = most_nodes(after, self.settings)
         if strange := asked.difference(staying):
             raise Violation(f"{', '.join(sorted(strange))} should stay, or be about to leave, and is asked to")
         left = len(set(staying) - after.asked)

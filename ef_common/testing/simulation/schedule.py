@@ -108,12 +108,12 @@ class Fault:
         kind: "crash", "freeze", "slow" (its messages), "break" (its group, with everyone alive), "leave", "hang" (its
             main thread, where it passes the place), "raise" (the user's code raises an exception, at the next of
             `USERS_PLACES`), "drain" (it is told to go, wherever it is), "straggler" (it is found to be slow), "want"
-            (whoever takes itself for rank 0 wants `count` nodes), "arrive" (new workers), "coordinator" (the leading one dies, with `count` above 1 after so many messages less one),
-            "node" (and the worker of its node), "retire" (the leading one hands over and ends), "cut" (of the network,
-            for `duration_s`: around some nodes, or with the victim "coordinator" around the leading one), "halve" (a
-            cut through the members of the view, often in the middle, and maybe between some of them and the store),
-            "suspend" (the node of the leading coordinator, or of "any" one: all that is on it stands still for
-            `duration_s`).
+            (whoever takes itself for rank 0 wants `count` nodes), "arrive" (new workers), "coordinator" (the leading
+            one dies, with `count` above 1 after so many messages less one), "node" (and the worker of its node),
+            "retire" (the leading one hands over and ends), "cut" (of the network, for `duration_s`: around some nodes,
+            or with the victim "coordinator" around the leading one), "halve" (a cut through the members of the view,
+            often in the middle, and maybe between some of them and the store), "suspend" (the node of the leading
+            coordinator, or of "any" one: all that is on it stands still for `duration_s`).
         victim: "self" (who passes the place), "another" or "any" member, "first" (rank 0), "both" (self and another),
             "all" members, "others" (all but self), "waiting" (somebody who is not a member), "everybody" (members
             or not), or a worker's name.

@@ -31,7 +31,7 @@ from ef_common.testing.simulation.channel import Channel
 from ef_common.testing.simulation.claims import PLACE, ClaimStore
 from ef_common.testing.simulation.coordinator import FIRST, Coordinator, address_of
 from ef_common.testing.simulation.cuts import Cuts
-from ef_common.testing.simulation.invariants import HUNG, Invariants, Violation, has_hung, limit_of, lost_in
+from ef_common.testing.simulation.invariants import HUNG, Invariants, Violation, has_hung, lost_in, most_nodes
 from ef_common.testing.simulation.network import Factory, Network
 from ef_common.testing.simulation.schedule import USERS_PLACES, Fault, Schedule
 from ef_common.testing.simulation.scheduler import Process, Scheduler
@@ -471,7 +471,7 @@ class Simulation:
             return
         self.count("size judged")
         newest = max(member.channel.resume_state.demand for member in members)
-        most, ids = limit_of(state, self._settings), ", ".join(state.view.ids)
+        most, ids = most_nodes(state, self._settings), ", ".join(state.view.ids)
         phases = [phase for _, phase, _ in state.workers.values()]
         if state.demand != newest:
             raise Violation(f"{newest} is the newest demand, and the coordinator heeds {state.demand}")
@@ -536,9 +536,9 @@ class Simulation:
             self.count("arrival after the end")
         elif isinstance(before, Serving) and isinstance(after, Forming) and after.last:
             self.count("all left")
-            alone = not self.schedule.job.standbys
-            if alone and not all(self.workers[name].session.leaving for name in before.view.ids):
-                raise Violation(f"{', '.join(before.view.ids)} leave, some because they were asked to, and nobody stays")
+            asked = [name for name in after.last if not self.workers[name].session.leaving]
+            if asked and not self.schedule.job.standbys:
+                raise Violation(f"nobody stays, and {', '.join(sorted(asked))} leave only because they were asked to")
             self._last.append(before.view.ids[0])
         if isinstance(after, Serving) and after.view is not before.view:
             view = after.view
