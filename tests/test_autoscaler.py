@@ -65,7 +65,7 @@ class Job:
         self._limits = (min_nodes, max_nodes)
         self.wishes: list[int] = []
         self.rank, self.newcomer, self.entering, self.paused_s = rank, False, False, 0.0
-        self.rate = lambda nodes: 100.0 * nodes
+        self.rate: Callable[[int], float] = lambda nodes: 100.0 * nodes
         self.members: list[str] = []
         self.enter(nodes)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -93,7 +95,7 @@ def test_slow_place_delays_nobody_and_gets_the_newest_order() -> None:
     assert len(nodes.given) <= 2
 
 
-def command(text: str, *, timeout_s: float = 10.0, **environ: str) -> ScaleCommand:
+def command(text: str, *, timeout_s: float = 10.0, environ: Mapping[str, str] = MappingProxyType({})) -> ScaleCommand:
     return ScaleCommand(text, environ={"PATH": "/usr/bin:/bin", **environ}, timeout_s=timeout_s)
 
 
@@ -107,7 +109,7 @@ def test_command_is_told_both_numbers_and_is_not_this_worker(file: Path) -> None
         f'echo "$ELASTICFLOW_NODES $ELASTICFLOW_WANTED $ELASTICFLOW_RUN_DIR [$RANK$ELASTICFLOW_COORDINATOR]" > {file}'
     )
     given = {"RANK": "0", "ELASTICFLOW_COORDINATOR": "a:1", "ELASTICFLOW_RUN_DIR": "runs/1"}
-    command(text, **given).provide(4, present=2)
+    command(text, environ=given).provide(4, present=2)
     assert file.read_text() == "2 4 runs/1 []\n"
 
 
