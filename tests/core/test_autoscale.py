@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from ef_common.core.autoscale import Autoscale, Policy, Situation, Target
 from ef_common.core.autoscale.cost import Cost
@@ -124,6 +126,30 @@ def test_curve_believes_in_a_plateau_beyond_it_only_if_two_measures_show_it() ->
     assert Curve({1: 100.0, 3: 300.0}).at(6) == pytest.approx(600.0, rel=0.05)
     assert Curve({1: 100.0, 3: 300.0, 6: 400.0}).at(10) > 450.0
     assert Curve({1: 100.0, 3: 300.0, 5: 300.0}).at(10) == pytest.approx(300.0)
+
+
+@settings(deadline=None)
+@example({1: 1.0, 2: 1e9}, 3)
+@given(
+    st.dictionaries(st.integers(1, 500), st.floats(1e-3, 1e9), min_size=1, max_size=12),
+    st.integers(1, 1000),
+)
+def test_curve_is_positive_everywhere_whatever_is_measured(measured: dict[int, float], size: int) -> None:
+    curve = Curve(measured)
+    assert 0 < curve.at(size) < math.inf
+    assert all(curve.at(one) == value for one, value in measured.items())
+
+
+def test_curve_with_a_ring_all_reduce_is_found_from_three_sizes() -> None:
+    """R_k = r·k / (1 + 2o·(k−1)/k + l·(k−1)) is one of the smooth curves."""
+
+    def truth(size: int) -> float:
+        return 100 * size / (1 + 2 * 0.3 * (size - 1) / size + 0.02 * (size - 1))
+
+    curve = Curve({size: truth(size) for size in (1, 3, 8)})
+    assert [curve.at(size) for size in (2, 5, 6, 16)] == pytest.approx(
+        [truth(size) for size in (2, 5, 6, 16)], rel=0.03
+    )
 
 
 def test_curve_of_one_size_is_nearly_proportional() -> None:

@@ -126,7 +126,7 @@ def test_cost_is_a_policy() -> None:
 def test_reasons_name_the_numbers_that_decided() -> None:
     found = auto(capped(3), Cost(2.0, deadline_s=1.4 * HOUR_S))
     assert [change.reason for change in found.changes] == [
-        "3 nodes (an estimate) end in 88 min for 8.762, 1 node in 239 min for 7.966: "
+        "3 nodes (an estimate) end in 86 min for 8.603, 1 node in 239 min for 7.966: "
         "with the deadline of 84 min in all, nothing keeps it, and this comes nearest"
     ]
     found = auto(capped(3), Cost(2.0, budget=20.0))

@@ -4,7 +4,7 @@ import json
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ef_common.core.throughput import MOST, NUM_PARTS, History, Measure, Trial, Window
@@ -165,6 +165,7 @@ MEASURES = st.builds(
 )
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.lists(MEASURES, max_size=150), st.none() | AMOUNTS, AMOUNTS)
 def test_history_survives_json_and_stays_small(measures: list[Measure], noise: float | None, pause_s: float) -> None:
     history = (
@@ -173,7 +174,7 @@ def test_history_survives_json_and_stays_small(measures: list[Measure], noise: f
     assert History.from_plain(json.loads(json.dumps(history.to_plain()))) == history
     assert len(history.measures) <= MOST
     assert len(history.trials) <= MOST
-    assert all(set(history.curve(one.size)) <= {1, *range(201)} for one in history.measures)
+    assert all(value > 0 for value in history.curve(history.newest.size if history.newest else 1).values())
 
 
 def test_history_of_a_newer_version_is_read_and_unknown_keys_are_ignored() -> None:

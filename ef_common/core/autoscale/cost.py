@@ -79,7 +79,7 @@ class Cost:
     >>> history = History().with_measure(Measure(1, 100.0, 0.0, 10.0, 10.0))
     >>> situation = Situation(size=1, least=1, most=4, now=11.0, history=history, remaining_samples=360_000.0)
     >>> print(Cost(price=2.0, value_per_hour=10.0).decide(situation).reason)
-    3 nodes (an estimate) end in 22 min for 2.2, 1 node in 60 min for 2: with 10 per hour, 5.867 against 12
+    3 nodes (an estimate) end in 22 min for 2.16, 1 node in 60 min for 2: with 10 per hour, 5.76 against 12
     """
 
     price: float = 1.0

@@ -1,12 +1,15 @@
 """Throughput by size: measured where it was, and from a simple model elsewhere.
 
-Two models, each with two parameters, describe what training jobs do:
+Two models describe what training jobs do:
 
-* *Amdahl*: R_k = r·k / (1 + α·(k/k₀ − 1)), where k₀ is the smallest measured size. A share α of the work does not
-  become faster with more nodes. Without much knowledge, α is near 0.05.
+* *smooth*: k / R_k = c + a·(k/k₀ − 1) + b·(1 − k₀/k), the time of a node for a sample, where k₀ is the smallest
+  measured size. The term with a grows with the nodes: work that is not parallel (Amdahl), or latencies. The term with b
+  is the bandwidth of a ring all-reduce, which hardly grows beyond a few nodes. Without much knowledge both are near 3 %
+  of c. The coefficients are not negative, and are found by least squares of the relative errors, which are linear in
+  them.
 * *kink*: R_k = min(r·k, C). A shared resource (storage, network, a token bucket) gives no more than C.
 
-Both are fitted to the logarithms, and the one that fits better is used. Between two measured sizes any concave curve
+The one that fits better is used. Between two measured sizes any concave curve
 lies below the kink through them; outside of them, a kink is believed only if two measures show the plateau.
 What a model says is shifted so that it agrees with the nearest measured size.
 """
@@ -15,11 +18,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from operator import mul
 from typing import NamedTuple
 
 _Points = Sequence[tuple[int, float]]
-_USUAL_SHARE = 0.05
-_TRUST_IN_IT = 1e-3  # small against the squared error that a wrong share makes
+_Row = tuple[Sequence[float], float]  # weighted features, and what they should add up to
+_USUAL_TERM = 0.03
+_LEAST_TIME = 1e-9  # relative to that of the smallest size
+_TRUST = {1: 0.03, 2: 0.01}  # in the usual terms: their squares are small against the errors that wrong ones make
 
 
 class _Model(NamedTuple):
@@ -44,9 +50,9 @@ class Curve:
         self.measured = dict(sorted(measured.items()))
         points = list(self.measured.items())
         self._low, self._top = points[0][0], points[-1][0]
-        amdahl = _amdahl(points)
-        self._within = min(_kink(points, plateau=1) or amdahl, amdahl, key=lambda model: model.error)
-        self._outside = min(_kink(points, plateau=2) or amdahl, amdahl, key=lambda model: model.error)
+        smooth = _smooth(points)
+        self._within = min(_kink(points, plateau=1) or smooth, smooth, key=lambda model: model.error)
+        self._outside = min(_kink(points, plateau=2) or smooth, smooth, key=lambda model: model.error)
 
     def at(self, size: int) -> float:
         """Samples per second of this many nodes. Takes O(measured sizes)."""
@@ -64,25 +70,48 @@ class Curve:
         return (self.at(large) / self.at(small) - 1) * small / (large - small)
 
 
-def _amdahl(points: _Points) -> _Model:
-    if len(points) == 1:
-        return _with_share(points, _USUAL_SHARE)
-    coarse = min((step / 20 for step in range(21)), key=lambda share: _with_share(points, share).error)
-    near = (coarse + step / 200 for step in range(-10, 11))
-    models = [_with_share(points, share) for share in near if 0 <= share <= 1]
-    return min(models, key=lambda model: model.error)
+def _smooth(points: _Points) -> _Model:
+    first, unit = points[0][0], points[0][0] / points[0][1]
+
+    def features(size: float) -> tuple[float, ...]:
+        return 1.0, size / first - 1, 1 - first / size
+
+    rows: list[_Row] = []
+    for size, throughput in points:
+        time = size / throughput / unit
+        rows.append(([feature / time for feature in features(size)], 1.0))
+    for index, trust in _TRUST.items():
+        rows.append(([trust * (index == one) for one in range(3)], trust * _USUAL_TERM))
+    fits = [_least_squares(rows, free) for free in ((0, 1, 2), (0, 1), (0, 2), (0,))]
+    best = min((fit for fit in fits if min(fit) >= 0), key=lambda fit: _error(rows, fit))
+    return _Model(_error(rows, best), lambda size: size / (unit * max(_product(best, features(size)), _LEAST_TIME)))
 
 
-def _with_share(points: _Points, share: float) -> _Model:
-    first = points[0][0]
+def _product(one: Sequence[float], other: Sequence[float]) -> float:
+    return math.fsum(map(mul, one, other))
 
-    def shape(size: float) -> float:
-        return size / (1 + share * (size / first - 1))
 
-    rests = [math.log(throughput / shape(size)) for size, throughput in points]
-    mean = sum(rests) / len(rests)
-    error = sum((rest - mean) ** 2 for rest in rests) + _TRUST_IN_IT * (share - _USUAL_SHARE) ** 2
-    return _Model(error, lambda size: math.exp(mean) * shape(size))
+def _error(rows: Sequence[_Row], fit: Sequence[float]) -> float:
+    return sum((_product(row, fit) - wanted) ** 2 for row, wanted in rows)
+
+
+def _least_squares(rows: Sequence[_Row], free: Sequence[int]) -> list[float]:
+    """The three coefficients, where those that are not free are 0 (normal equations, elimination); or negative ones."""
+    lines = [
+        [*(sum(row[one] * row[other] for row, _ in rows) for other in free), sum(row[one] * goal for row, goal in rows)]
+        for one in free
+    ]
+    for pivot, pivot_line in enumerate(lines):
+        if pivot_line[pivot] <= 0:  # the matrix is positive definite, but for rounding errors
+            return [-math.inf] * 3
+        for index, line in enumerate(lines):
+            if index != pivot:
+                factor = line[pivot] / pivot_line[pivot]
+                line[:] = [value - factor * other for value, other in zip(line, pivot_line, strict=True)]
+    fit = [0.0, 0.0, 0.0]
+    for pivot, (index, line) in enumerate(zip(free, lines, strict=True)):
+        fit[index] = line[-1] / line[pivot]
+    return fit
 
 
 def _kink(points: _Points, *, plateau: int) -> _Model | None:
