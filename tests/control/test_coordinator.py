@@ -34,7 +34,7 @@ def test_coordinator_says_that_it_lacks_a_token_where_others_would_reach_it_and_
     try:
         assert sum("There is no job token" in message for message in caplog.messages) == lacks
         other = Coordinator((host, one.address[1]), token=token)
-        with pytest.raises(OSError):
+        with pytest.raises(OSError, match="in use"):
             other.start()
         assert sum("There is no job token" in message for message in caplog.messages) == lacks
     finally:
