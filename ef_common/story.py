@@ -149,7 +149,9 @@ class Story:
 def size_in_words(record: dict[str, Any]) -> str:
     """What an event `autoscale` says."""
     nodes, wanted, reason = record["nodes"], record["wanted"], record["reason"]
-    return reason if nodes == wanted else f"{nodes} → {wanted} nodes are wanted: {reason}"
+    if nodes == wanted:
+        return str(reason)
+    return f"the job wants {wanted} node{'s' * (wanted > 1)} in place of {nodes}: {reason}"
 
 
 def _some(record: dict[str, Any], *names: str) -> dict[str, Any]:

@@ -165,7 +165,9 @@ def test_slow_worker(told: Told) -> None:
 def test_decision_on_the_number_of_nodes(told: Told) -> None:
     told.view(1, "ab", "2 workers start")
     told_of = {"nodes": 2, "wanted": 3, "reason": "node 3 adds 0.9 of what the others give"}
-    assert told.take("autoscale", **told_of) == ["2 → 3 nodes are wanted: node 3 adds 0.9 of what the others give"]
+    assert told.take("autoscale", **told_of) == [
+        "the job wants 3 nodes in place of 2: node 3 adds 0.9 of what the others give"
+    ]
     assert told.fields[-1] == {"event": "autoscale", **told_of}
     assert told.take("autoscale", nodes=2, wanted=2, reason="worker b was replaced") == ["worker b was replaced"]
 

@@ -22,9 +22,10 @@ from tests.launch.test_run import Launched, elasticflow, script
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
-STEP_S = 0.2
-EVERY = 20
-SETTINGS = f"max=4,policy=throughput,every_steps={EVERY}"
+STEP_S = 0.4
+"""Long enough for a machine with much else to do: what a step takes besides is small against it."""
+EVERY = 12
+SETTINGS = f"max=4,policy=throughput,threshold=0.5,every_steps={EVERY}"
 QUICK = Pacing(smooth_s=3.0, after_s=3.0)
 
 
@@ -74,9 +75,9 @@ def test_job_finds_the_best_size_and_stays(run: Callable[..., Launched]) -> None
     status, text = elasticflow("status", "--once", str(job.directory))
     assert status == 0
     assert "1 node: " in text
-    assert f"{made[-1][0]} → 2 nodes are wanted" in text
+    assert f"the job wants 2 nodes in place of {made[-1][0]}: " in text
     text = finish(job)
-    assert text.count("nodes are wanted") == len(made)
+    assert text.count("the job wants ") == len(made)
 
 
 @pytest.mark.parametrize(
@@ -105,14 +106,14 @@ def test_command_that_starts_a_node(run: Callable[..., Launched]) -> None:
         "for i in $(seq $((ELASTICFLOW_WANTED - ELASTICFLOW_NODES))); do "
         f"{sys.executable} -m ef_common.cli run --join=$ELASTICFLOW_RUN_DIR & done"
     )
-    job = run("--nproc-per-node=1", "--nnodes=1:2", "--autoscale=max=2,every_steps=20", f"--scale-command={more}")
+    job = run("--nproc-per-node=1", "--nnodes=1:2", f"--autoscale=max=2,every_steps={EVERY}", f"--scale-command={more}")
     job.wait_for_world(2)
     wait_for_steps(job, EVERY)
     finish(job)
 
 
 def test_death_of_rank_zero_after_a_decision_orders_nothing_twice(run: Callable[..., Launched]) -> None:
-    job = run("--nproc-per-node=2", "--nnodes=1:3", "--autoscale=max=3,every_steps=20", cap=3.0)
+    job = run("--nproc-per-node=2", "--nnodes=1:3", f"--autoscale=max=3,threshold=0.5,every_steps={EVERY}", cap=3.0)
     first = job.wait_for("autoscale")[0]
     (start,) = job.events("start", worker=first["worker"])
     os.kill(start["pid"], signal.SIGKILL)
@@ -127,7 +128,7 @@ def test_death_of_rank_zero_after_a_decision_orders_nothing_twice(run: Callable[
 def test_straggler_of_a_local_job_is_replaced_and_the_speed_is_back(
     run: Callable[..., Launched], record_property: Callable[[str, object], None]
 ) -> None:
-    job = run("--nproc-per-node=3", "--nnodes=1:3", "--autoscale=min=3,max=3,every_steps=20")
+    job = run("--nproc-per-node=3", "--nnodes=1:3", f"--autoscale=min=3,max=3,every_steps={EVERY}")
     job.wait_for_world(3)
     wait_for_steps(job, 3 * EVERY)
     before = _speed(job)

@@ -134,7 +134,7 @@ def test_status_tells_what_was_measured_and_decided(tmp_path: Path) -> None:
     status.update()
     text = text_of(status)
     assert "2 nodes: 310, 3 nodes: 431 samples/s" in text
-    assert "2 → 3 nodes are wanted: node 3 adds 0.9 of what the others give" in text
+    assert "the job wants 3 nodes in place of 2: node 3 adds 0.9 of what the others give" in text
     found = as_json(status, Usage(), 0.0)
     assert found["samples_per_s_by_nodes"] == {"2": 310.4, "3": 431.0}
     assert (found["nodes_wanted"], found["nodes_reason"]) == (3, "node 3 adds 0.9 of what the others give")
