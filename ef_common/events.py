@@ -434,6 +434,7 @@ _OPTIONAL_FIELDS: dict[str, Check] = {
     "open": _flag,
     "lr_scale": _number,
     "epochs": _count,
+    "noise_scale": _number,
 }
 """Fields that events of any kind may have."""
 _FIELDS: dict[str, dict[str, Check]] = {
@@ -451,6 +452,13 @@ _FIELDS: dict[str, dict[str, Check]] = {
     # The worker has become slower than the others, or is no longer slower: its throughput as a fraction of theirs, and
     # the fraction of their step time that they spend waiting.
     "straggler": {"slow": _flag, "ratio": _number, "waiting": _number},
+    # A measure of the throughput with so many nodes: samples per second of all workers, the standard deviation of its
+    # parts, and for how long it was measured. Told by the worker of rank 0. The optional field noise_scale is that of
+    # the gradients, in samples.
+    "throughput": {"nodes": _count, "samples_per_s": _number, "spread": _number, "seconds": _number},
+    # The job has decided on the number of nodes that it wants (wanted), while it had so many (nodes), for this reason;
+    # or on the replacement of a straggler. Told by the worker of rank 0.
+    "autoscale": {"nodes": _count, "wanted": _count, "reason": _text},
     # A newcomer is about to be ready: it has read its stream up to this position.
     "walked": {"epoch": _count, "cursor": _count},
     # A newcomer has received the state; its next step is step + 1.

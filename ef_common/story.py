@@ -75,6 +75,8 @@ class Story:
                 self._tell(text, color="yellow", event="checkpoint_failed", **_some(record, "id", "reason"))
             case "straggler":
                 self._take_straggler(record)
+            case "autoscale":
+                self._take_autoscale(record)
 
     def _say(self, text: str, color: str | None = None, **fields: Any) -> None:
         """Print what all workers know from one of them."""
@@ -139,6 +141,17 @@ class Story:
         else:
             text, color = f"worker {record['worker']} is as fast as the others again", "green"
         self._tell(text, color=color, event="straggler", **_some(record, "worker", "slow", "ratio", "waiting"))
+
+    def _take_autoscale(self, record: dict[str, Any]) -> None:
+        self._tell(size_in_words(record), event="autoscale", **_some(record, "nodes", "wanted", "reason"))
+
+
+def size_in_words(record: dict[str, Any]) -> str:
+    """What an event `autoscale` says."""
+    nodes, wanted, reason = record["nodes"], record["wanted"], record["reason"]
+    if nodes == wanted:
+        return str(reason)
+    return f"the job wants {wanted} node{'s' * (wanted > 1)} in place of {nodes}: {reason}"
 
 
 def _some(record: dict[str, Any], *names: str) -> dict[str, Any]:

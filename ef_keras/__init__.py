@@ -1,6 +1,7 @@
 """ElasticFlow for Keras 3: `model.fit(x, y, callbacks=ef_keras.callbacks())`, or `ef_keras.fit(model, x, y)`."""
 
 from ef_common import __version__ as __version__
+from ef_common.core.autoscale import Autoscale
 from ef_common.core.compensation import Compensation
 from ef_common.core.retention import Retention
 from ef_common.data.checkpointer import Checkpointing
@@ -30,6 +31,7 @@ __all__ = [
     "world_size",
     "is_rank_zero",
     "Compensation",
+    "Autoscale",
     "Checkpointing",
     "Retention",
     "WorkersChange",

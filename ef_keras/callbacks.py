@@ -15,6 +15,7 @@ from typing import Any
 
 import keras
 
+from ef_common.core.autoscale import Autoscale
 from ef_common.core.compensation import Compensation, Rule
 from ef_common.data.checkpointer import Checkpointing
 from ef_common.data.settings import ElasticSettings
@@ -45,6 +46,7 @@ def callbacks(
     checkpoint: Checkpointing | str | Path | None = None,
     claims: str | Path | None = None,
     evict_stragglers: bool = False,
+    autoscale: Autoscale | dict[str, Any] | str | bool | None = None,
     log_workers: bool = True,
 ) -> list[keras.callbacks.Callback]:
     """Callbacks that make a `fit` (or `evaluate`) elastic.
@@ -77,6 +79,8 @@ def callbacks(
         claims: A URL, for example of etcd, where workers claim to continue without others. The default is the place of
             the checkpoints.
         evict_stragglers: Replace a worker that is much slower than the others, once a spare is ready.
+        autoscale: How the job chooses its number of nodes: an `Autoscale`, or its arguments in a dict or a text. The
+            default is that of the environment; False leaves the number as it is.
         log_workers: The logs of each epoch, and with them `History`, `CSVLogger` and `TensorBoard`, have the columns
             `world_size`, `samples_per_s`, `pause_s`, `lr_scale` and `global_batch_size` in a job. False leaves the logs
             as they are in Keras, for code that expects its columns and no others.
@@ -94,6 +98,7 @@ def callbacks(
         checkpoint=checkpoint,
         claims=claims,
         evict_stragglers=evict_stragglers,
+        autoscale=autoscale,
         log_workers=log_workers,
     )
     if deterministic:

@@ -80,6 +80,7 @@ class Fit:
         self._undo = ExitStack()
         self._skips = worker.begin_training()
         self._claiming, self._job = worker.places(settings)
+        self._autoscaler = worker.autoscaler(settings)
         self._checkpoints: FitCheckpoints | None = None
         self._session = worker.session
         self._model = model
@@ -117,6 +118,10 @@ class Fit:
             global_batch=self._global_batch,
         )
         self.data.dealer.num_epochs = lambda: callbacks.params["epochs"]
+        if self._autoscaler is not None:
+            self.data.dealer.on_committed = self._autoscaler.committed
+            self._autoscaler.remaining_samples = self.data.dealer.remaining_samples
+            self._undo.callback(self._autoscaler.close)
         self._undo.callback(self.data.close)
         self.data.on_length = self._set_length
         self.data.on_epoch_end = self._merge_metrics
@@ -127,7 +132,7 @@ class Fit:
         self._remembers = False
         self.compensation: FitCompensation | None = None
         self.columns: frozenset[str] = frozenset()
-        self._meter = Meter(worker.session) if worker.elastic and settings.log_workers else None
+        self._meter = Meter(worker.session, self._autoscaler) if worker.elastic and settings.log_workers else None
         self.schedules: FitSchedules | None = None
         self._workers = WorkersWatch(worker.session)
         self._global: GlobalReducer | None = None
@@ -157,6 +162,10 @@ class Fit:
         if self.compensation is not None:
             self._reducer.applied = self.compensation.applied
         self._reducer.on_wait = self.data.prefetch
+        if self._autoscaler is not None and self._global is None:
+            autoscaler, dealer = self._autoscaler, self.data.dealer
+            self._reducer.measures = lambda: autoscaler.measures_noise(dealer.num_updates)
+            self._reducer.on_measured = autoscaler.note_squares
         if not model.trainable_variables:
             self.data.on_no_update = self._reducer.reduce_nothing
         self._undo.callback(self._reducer.detach)
@@ -330,6 +339,7 @@ class Fit:
             **self.data.state(),
             "compensation": compensation,
             "schedules": schedules,
+            "autoscale": None if self._autoscaler is None else self._autoscaler.state(),
             "workers": self._workers.state(),
         }
 
@@ -341,6 +351,8 @@ class Fit:
             self.compensation.load_state(state["compensation"])
         if self.schedules is not None and state.get("schedules") is not None:
             self.schedules.load_state(state["schedules"])
+        if self._autoscaler is not None:
+            self._autoscaler.load_state(state.get("autoscale"))
 
     def _set_length(self, num_steps: int | None) -> None:
         everybody = [unwrapped(callback) for callback in self._callbacks.callbacks]

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from ef_common.collectives.gradients.arrays import ArrayBuckets, ArrayReduction
+from ef_common.collectives.gradients.arrays import ArrayBuckets, ArrayReduction, squared_norm
 from ef_common.core.view import View
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.session import Session
@@ -34,6 +34,7 @@ class Reducer(ABC):
         fraction: Size of this worker's batch, as a part of a full one.
         wants_stop: This worker wants to stop after the next step; all then do.
         stop_agreed: All workers stop after this step.
+        measures, on_measured: See :class:`~ef_common.collectives.gradients.reducer.GradientReducer`.
         error: The exception that ended a step within the framework's code, which may not pass it on.
     """
 
@@ -47,6 +48,8 @@ class Reducer(ABC):
         self.fraction: Callable[[], float] = lambda: 1.0
         self.wants_stop = False
         self.stop_agreed = False
+        self.measures: Callable[[], bool] = lambda: False
+        self.on_measured: Callable[[float, float], None] = lambda local, reduced: None
         self.error: BaseException | None = None
         self._loss: Any = None
         self._values: ArrayBuckets | None = None
@@ -95,6 +98,7 @@ class Reducer(ABC):
             buckets, self.session, self.weights, fraction=self.fraction(), wants_stop=self.wants_stop
         )
         reduction.on_wait = self.on_wait
+        reduction.measures = self.measures()
         return reduction
 
     def complete(self, reduction: ArrayReduction, loss: float | None) -> None:
@@ -104,6 +108,8 @@ class Reducer(ABC):
         reduction.read_flags()
         self.session.agree(reduction.num_changes, reduction.num_wishes)
         self.stop_agreed = reduction.num_stops > 0
+        if reduction.measures and contributors.world_size > 1:
+            self.on_measured(reduction.squared_norms / contributors.world_size, squared_norm(reduction.reduced()[0]))
         self.on_update(contributors, loss)
 
     def reduce_nothing(self) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ef_common import __version__ as __version__
+from ef_common.core.autoscale import Autoscale
 from ef_common.core.compensation import Compensation
 from ef_common.core.retention import Retention
 from ef_common.data.checkpointer import Checkpointing
@@ -34,6 +35,7 @@ __all__ = [
     "ElasticFlowStrategy",
     "module",
     "Compensation",
+    "Autoscale",
     "Checkpointing",
     "Retention",
     "WorkersChange",

@@ -76,6 +76,7 @@ class Fit:
         checkpoints: Checkpoints of the training, if any are taken.
         compensation: How the optimizers follow the global batch; None if the ratio is 1 for ever.
         workers_log: Tells the loggers of the workers; None if there is nothing to tell, or nobody to be told.
+        autoscaler: Chooses the number of nodes; None if nothing does.
         schedules: Schedules that follow the samples; None if they count updates.
         requests: Requests of one worker's code that concern all.
         repetition: Makes steps again in which workers have gathered and one was lost.
@@ -112,6 +113,7 @@ class Fit:
         hooks.know_best(trainer)
         is_trial = trainer.fast_dev_run  # of which nothing is to be left
         self._claiming, job = (Claiming(None, self._session), None) if is_trial else worker.places(self._settings)
+        self.autoscaler = None if is_trial or stays_one else worker.autoscaler(self._settings)
         self.checkpoints = None if job is None else TrainerCheckpoints(job, self._session, trainer)
 
     # ------------------------------------------------------------ set-up, before that of the model
@@ -160,7 +162,7 @@ class Fit:
 
     # ------------------------------------------------------------ set-up, after that of the model
 
-    def set_up(self, saved_compensation: dict[str, Any] | None) -> None:
+    def set_up(self, saved_compensation: dict[str, Any] | None, saved_autoscale: dict[str, Any] | None) -> None:
         """Model and optimizers are there, and equal in all workers."""
         trainer, size = self._trainer, self._settings.global_batch_size
         hooks.finish_before_hooks(trainer, self._finish_backward)
@@ -173,8 +175,10 @@ class Fit:
             check_sync_batchnorm(trainer, global_batch_size=size)
             self._set_up_repetition()
         self._set_up_compensation(saved_compensation)
+        if self.autoscaler is not None:
+            self.autoscaler.load_state(saved_autoscale)
         if trainer.loggers and self._settings.log_workers and (self._worker.elastic or self.compensation is not None):
-            meter = Meter(self._session) if self._worker.elastic else None
+            meter = Meter(self._session, self.autoscaler) if self._worker.elastic else None
             self.workers_log = WorkersLog(trainer, meter, self.compensation, global_batch_size=size)
         state = self._set_up_state()
         if self._session.newcomer:
@@ -197,11 +201,25 @@ class Fit:
         trainer, session, strategy = self._trainer, self._session, self._strategy
         check_optimizers(strategy.optimizers)
         self.reducer = GradientReducer(session, trainer.lightning_module, weights=self.weights)
+        self._measure_noise(self.reducer)
         if not self._settings.deterministic:
             self.reducer.attach()
         interval = hooks.validation_interval(trainer)
         if interval is not None:
             self._timed_validation = TimedValidation(trainer, session, interval_s=interval)
+
+    def _measure_noise(self, reducer: GradientReducer) -> None:
+        """Let the autoscaler know the noise of the gradients, where one reduction is one update."""
+        autoscaler = self.autoscaler
+        one = self._trainer.lightning_module.automatic_optimization and self._settings.global_batch_size is None
+        if autoscaler is None or not autoscaler.needs_noise or not one:
+            return
+
+        def measures() -> bool:
+            loader = self.train_loader
+            return loader is not None and autoscaler.measures_noise(loader.dealer.num_updates)
+
+        reducer.measures, reducer.on_measured = measures, autoscaler.note_squares
 
     def _set_up_repetition(self) -> None:
         """Allow steps to be repeated where Lightning makes them and each worker makes the same passes."""
@@ -253,6 +271,7 @@ class Fit:
             loader=lambda: self.train_loader,
             reducer=self.reducer,
             compensator=None if self.compensation is None else self.compensation.compensator,
+            autoscaler=self.autoscaler,
             schedules=self.schedules,
             workers=self.workers,
             checkpoints=checkpoints,
@@ -343,6 +362,8 @@ class Fit:
         for part in (*reducers, self._joining, self.requests, self.repetition, self._batch_norm, self.schedules):
             if part is not None:
                 part.detach()
+        if self.autoscaler is not None:
+            self.autoscaler.close()
         if self.compensation is not None:
             hooks.hide_rates(self._trainer, self._strategy.host)
         if self.checkpoints is not None:
@@ -357,6 +378,7 @@ class Fit:
         return {
             "compensation": None if self.compensation is None else self.compensation.compensator.state(),
             "schedules": None if self.schedules is None else self.schedules.state(),
+            "autoscale": None if self.autoscaler is None else self.autoscaler.state(),
         }
 
     # ------------------------------------------------------------ max_steps
@@ -399,6 +421,9 @@ class Fit:
             global_batch=global_batch,
             seeded=self._settings.deterministic,
         )
+        if self.autoscaler is not None and not self.in_trial:
+            loader.dealer.on_committed = self.autoscaler.committed
+            self.autoscaler.remaining_samples = loader.dealer.remaining_samples
         if global_batch is not None:
             self._set_up_global_step(loader)
         if worker.elastic or worker.audit or self.follows_samples or self.checkpoints is not None:

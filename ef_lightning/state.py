@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from ef_common.collectives.gradients.reducer import GradientReducer
 from ef_common.collectives.torch_codec import TENSORS, as_bytes
+from ef_common.data.autoscaler import Autoscaler
 from ef_common.data.claiming import Claiming
 from ef_common.data.compensator import Compensator
 from ef_common.data.transfer import StateTransfer
@@ -52,6 +53,7 @@ class TrainerState:
         compensator: The ratio of the run; None if there is nothing to compensate.
         claiming: Its claims.
         workers: Notices changes of the workers.
+        autoscaler: Chooses the number of nodes, if anything does.
         schedules: Its schedules, if they follow the samples.
         checkpoints: Checkpoints of the training, if any are taken.
         requests: Requests of the user's code to all workers.
@@ -68,6 +70,7 @@ class TrainerState:
         compensator: Compensator | None,
         claiming: Claiming,
         workers: WorkersWatch,
+        autoscaler: Autoscaler | None = None,
         schedules: Schedules | None = None,
         checkpoints: TrainerCheckpoints | None = None,
         requests: Requests | None = None,
@@ -85,6 +88,7 @@ class TrainerState:
         self._loader = loader
         self._reducer = reducer
         self._compensator = compensator
+        self._autoscaler = autoscaler
         # The length of an epoch on which `configure_optimizers` may have based its schedules: a world that has
         # another size now would give another one.
         self._num_batches_at_start = trainer.num_training_batches if hooks.train_loaders(trainer) else None
@@ -159,7 +163,7 @@ class TrainerState:
                 self._host.callbacks(self._trainer, "ModelCheckpoint"), running["checkpoint_callbacks"], strict=True
             )
         ]
-        agreed = {name: saved.pop(name, None) for name in ("compensation", "schedules")}
+        agreed = {name: saved.pop(name, None) for name in ("compensation", "schedules", "autoscale")}
         state = {**agreed, "requests": None, **running}
         self._adopt({**state, "checkpoint": checkpoint, "loader": None})
         loader = self._loader()
@@ -214,6 +218,7 @@ class TrainerState:
         return {
             "compensation": None if self._compensator is None else self._compensator.state(),
             "schedules": None if self._schedules is None else self._schedules.state(),
+            "autoscale": None if self._autoscaler is None else self._autoscaler.state(),
         }
 
     def _running(self) -> dict[str, Any]:
@@ -246,6 +251,8 @@ class TrainerState:
             hooks.load_loop_fields(trainer, state["fields"])
         if self._compensator is not None and state["compensation"] is not None:
             self._compensator.load_state(state["compensation"])
+        if self._autoscaler is not None:
+            self._autoscaler.load_state(state.get("autoscale"))
         self._workers.load_state(state.get("workers"))
         loader = self._loader()
         if loader is not None and state["loader"] is not None:

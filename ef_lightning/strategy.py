@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ef_common.core.autoscale import Autoscale
 from ef_common.core.compensation import Compensation, Rule
 from ef_common.core.view import View
 from ef_common.data import global_batches
@@ -67,6 +68,8 @@ class ElasticMixin(CollectivesMixin):
         claims: A URL, for example of etcd, where workers claim to continue without others. The default is the place of
             the checkpoints.
         evict_stragglers: Replace a worker that is much slower than the others, once a spare is ready.
+        autoscale: How the job chooses its number of nodes: an `Autoscale`, or its arguments in a dict or a text. The
+            default is that of the environment; False leaves the number as it is.
         log_workers: The Trainer's loggers get `world_size`, `samples_per_s`, `pause_s`, `lr_scale` and
             `global_batch_size` at each step that Lightning logs. False leaves the logs as they are in Lightning.
 
@@ -94,6 +97,7 @@ class ElasticMixin(CollectivesMixin):
         checkpoint: Checkpointing | str | Path | None = None,
         claims: str | Path | None = None,
         evict_stragglers: bool = False,
+        autoscale: Autoscale | dict[str, Any] | str | bool | None = None,
         log_workers: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -110,6 +114,7 @@ class ElasticMixin(CollectivesMixin):
             checkpoint=checkpoint,
             claims=claims,
             evict_stragglers=evict_stragglers,
+            autoscale=autoscale,
             log_workers=log_workers,
         )
         # Asked for with each batch.
@@ -267,7 +272,7 @@ class ElasticMixin(CollectivesMixin):
         run.set_up()
         self._heed_notices(trainer)
         if fit is not None:
-            fit.set_up(self._saved.get("compensation"))
+            fit.set_up(self._saved.get("compensation"), self._saved.get("autoscale"))
 
     def _heed_notices(self, trainer: Any) -> None:
         notices = self._here.notices
@@ -460,7 +465,7 @@ class ElasticMixin(CollectivesMixin):
             return
         state = hooks.move_loader_state_out(checkpoint)
         if state is not None:
-            saved = {"compensation": None, "schedules": None, **self._saved}
+            saved = {"compensation": None, "schedules": None, "autoscale": None, **self._saved}
             if self._fit is not None:
                 saved |= {name: value for name, value in self._fit.saved().items() if value is not None}
             checkpoint[CHECKPOINT_KEY] = {**state, **saved}
@@ -486,6 +491,6 @@ class ElasticMixin(CollectivesMixin):
         if state is not None:
             for name in ("running", "random"):
                 state.pop(name, None)
-            self._saved = {name: state.pop(name, None) for name in ("compensation", "schedules")}
+            self._saved = {name: state.pop(name, None) for name in ("compensation", "schedules", "autoscale")}
             hooks.move_loader_state_in(checkpoint, state)
         return checkpoint

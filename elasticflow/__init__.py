@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from ef_common import __version__ as __version__
     from ef_common.audit import audit
+    from ef_common.core.autoscale import Autoscale
     from ef_common.core.compensation import Compensation, Rule
     from ef_common.core.retention import Retention
     from ef_common.data.checkpointer import Checkpointing
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from ef_common.program.parts import Model
     from ef_common.program.result import Result
 
-__all__ = ["train", "launch", "audit", "Result", "Launched", "Compensation", "Checkpointing", "Retention"]
+__all__ = ["train", "launch", "audit", "Result", "Launched", "Compensation", "Autoscale", "Checkpointing", "Retention"]
 
 _CONTENTS = {
     "__version__": "ef_common",
@@ -34,6 +35,7 @@ _CONTENTS = {
     "Result": "ef_common.program.result",
     "Launched": "ef_common.launch.function",
     "Compensation": "ef_common.core.compensation",
+    "Autoscale": "ef_common.core.autoscale",
     "Checkpointing": "ef_common.data.checkpointer",
     "Retention": "ef_common.core.retention",
 }
@@ -58,6 +60,7 @@ def train(
     schedules: str = "samples",
     backend: str | None = None,
     evict_stragglers: bool = False,
+    autoscale: Autoscale | dict[str, Any] | str | bool | None = None,
     log_workers: bool = True,
     **others: Any,
 ) -> Result:
@@ -85,6 +88,7 @@ def train(
         schedules: What schedules of the learning rate follow: "samples" or "updates".
         backend: Library that moves gradients: "gloo", "nccl" or "horovod". The default suits the framework.
         evict_stragglers: Replace a worker that is much slower than the others, once a spare is ready.
+        autoscale: How the job chooses its number of nodes, an `Autoscale` or its arguments; False: not at all.
         log_workers: Loggers get `world_size`, `samples_per_s`, `pause_s`, `lr_scale` and `global_batch_size`.
         **others: Passed to Lightning's Trainer, or to Keras's `fit`.
 
@@ -107,6 +111,7 @@ def train(
         "checkpoint": checkpoint,
         "claims": claims,
         "evict_stragglers": evict_stragglers,
+        "autoscale": autoscale,
         "log_workers": log_workers,
     }
     run = Run(forward, data, evaluate, predict, validation, epochs, batch_size, allow_unused, elastic, others)

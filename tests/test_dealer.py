@@ -119,3 +119,21 @@ def test_dealer_of_a_process_alone_deals_and_commits_as_one_whose_world_may_chan
             account += [dealer.progress, dealer.num_updates]
         accounts.append(account)
     assert accounts[0] == accounts[1]
+
+
+def test_dealer_tells_of_each_update_and_of_what_is_left(tmp_path: Path) -> None:
+    dealer, session = make(tmp_path)
+    told: list[tuple[int, float, int]] = []
+    dealer.on_committed = lambda view, num_samples, step: told.append((view.world_size, num_samples, step))
+    dealer.samples_per_position = 2.0
+    dealer.begin(0, 20)
+    session.completed_in = View(1, (*SOLO.members, Member("other", "n", "")))
+    for _ in range(2):
+        dealer.deal()
+        dealer.commit(session.completed_in)
+    assert told == [(2, 16.0, 1), (2, 16.0, 2)]
+    assert dealer.remaining_samples() is None  # nobody knows how many epochs there are
+    dealer.num_epochs = lambda: 3
+    assert dealer.remaining_samples() == 2.0 * (4 + 2 * 20)
+    dealer.is_open = True
+    assert dealer.remaining_samples() is None

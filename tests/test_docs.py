@@ -21,6 +21,7 @@ import pytest
 
 from ef_common import errors
 from ef_common.cli import main
+from ef_common.data import provisioners
 from ef_common.launch import environment
 from tests.benchmarks.__main__ import NAMES
 from tests.pages.blocks import PAGES, ROOT, blocks
@@ -134,7 +135,8 @@ def project() -> dict[str, Any]:
 @pages
 def test_variables_and_examples_exist(page: Path) -> None:
     text = page.read_text()
-    known = {value for value in vars(environment).values() if isinstance(value, str)}
+    modules = (environment, provisioners)
+    known = {value for module in modules for value in vars(module).values() if isinstance(value, str)}
     assert set(re.findall(r"\bELASTICFLOW_[A-Z_]+\b", text)) <= known
     for path in re.findall(r"\bexamples/[\w./-]*\w", text):
         assert (ROOT / path).exists(), path

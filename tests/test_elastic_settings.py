@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 import elasticflow
+from ef_common.core.autoscale import Autoscale
 from ef_common.data.checkpointer import Checkpointing
 from ef_common.data.settings import ElasticSettings
 from ef_common.errors import UsageError
@@ -33,6 +35,34 @@ def test_settings_name_a_checkpoint_before_the_environment_does() -> None:
     )
     assert ElasticSettings().checkpointing("memory://theirs") == Checkpointing("memory://theirs")
     assert ElasticSettings().checkpointing(None) is None
+
+
+@pytest.mark.parametrize("given", [Autoscale(max=4), {"max": 4}, "max=4"])
+def test_settings_name_how_the_job_chooses_its_size_before_the_environment_does(given: Any) -> None:
+    default = Autoscale(max=2)
+    assert ElasticSettings.of(autoscale=given).autoscaling(default) == Autoscale(max=4)
+    assert ElasticSettings().autoscaling(default) == default
+    assert ElasticSettings().autoscaling(None) is None
+    assert ElasticSettings.of(autoscale=False).autoscaling(default) is None
+    assert ElasticSettings.of(autoscale="off").autoscaling(default) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("max=0", "max is a number"),
+        ("min=3,max=2", "min is at most max"),
+        ("threshold=1.5", "in [0, 1]"),
+        ("policy=best", "policy is one of"),
+        ({"size": 3}, "the settings of autoscale"),
+        (3, "autoscale is given as"),
+        (True, "autoscale is given as"),
+        ("policy=goodput,max_global_batch_size=1024", "cannot change the batch of a training yet"),
+    ],
+)
+def test_settings_refuse_what_autoscale_cannot_be(given: Any, expected: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(expected)):
+        ElasticSettings.of(autoscale=given)
 
 
 def test_settings_claim_where_the_checkpoints_are_unless_a_place_is_named() -> None:

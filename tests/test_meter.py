@@ -19,3 +19,6 @@ def test_row_has_the_speed_and_the_pauses_since_the_one_before() -> None:
     session.completed_in = View(2, members[:1])
     assert meter.row() == {"world_size": 1.0, "samples_per_s": 10.0, "pause_s": 0.75}
     assert set(meter.row()) < set(COLUMNS)
+    chooses = Meter(session, SimpleNamespace(wanted_nodes=3), clock=lambda: now)  # type: ignore[arg-type]
+    assert chooses.row()["wanted_nodes"] == 3.0
+    assert set(chooses.row()) < set(COLUMNS)

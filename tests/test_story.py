@@ -162,6 +162,16 @@ def test_slow_worker(told: Told) -> None:
     assert told.take("straggler", slow=False, ratio=1.0, waiting=0.0) == ["worker a is as fast as the others again"]
 
 
+def test_decision_on_the_number_of_nodes(told: Told) -> None:
+    told.view(1, "ab", "2 workers start")
+    told_of = {"nodes": 2, "wanted": 3, "reason": "node 3 adds 0.9 of what the others give"}
+    assert told.take("autoscale", **told_of) == [
+        "the job wants 3 nodes in place of 2: node 3 adds 0.9 of what the others give"
+    ]
+    assert told.fields[-1] == {"event": "autoscale", **told_of}
+    assert told.take("autoscale", nodes=2, wanted=2, reason="worker b was replaced") == ["worker b was replaced"]
+
+
 def test_steps_are_told_to_the_story_alone_only_when_it_waits_for_one(told: Told) -> None:
     """Without a run directory, nothing is prepared for a log in an ordinary step."""
     step = {"step": 3, "returned": [[8, 16]], "loss": None}

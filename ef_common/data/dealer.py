@@ -37,6 +37,8 @@ class Dealer:
         is_open: Nobody knows how long an epoch is before its end has come; its length is what it has at most.
         num_epochs: Tells how many epochs the training has, or None if nobody knows.
         on_returned: Called when a lost worker's positions have come back in the middle of a step.
+        on_committed: Called with the contributors of each update, the number of their samples, and its number; not in a
+            process that deals alone.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Dealer:
         self.is_open = False
         self.num_epochs: Callable[[], int | None] = lambda: None
         self.on_returned: Callable[[], None] = lambda: None
+        self.on_committed: Callable[[View, float, int], None] | None = None
         self._session = session
         self._log = log
         self._newest: tuple[Window, ...] = ()
@@ -211,7 +214,10 @@ class Dealer:
         self.progress, done = sharding.commit(before, contributors.ids)
         self.num_updates += 1
         num_positions = sum(stop - start for start, stop in done.committed)
-        self._session.num_samples_trained += self._num_samples or num_positions * self.samples_per_position
+        num_samples = self._num_samples or num_positions * self.samples_per_position
+        self._session.num_samples_trained += num_samples
+        if self.on_committed is not None and num_samples:
+            self.on_committed(contributors, num_samples, self.num_updates)
         if self._session.crash_record.is_read:
             self._session.crash_record.end()
         if done.returned:
@@ -250,6 +256,14 @@ class Dealer:
 
     def _log_end(self, progress: EpochProgress, *, exact: bool) -> None:
         self._log.write("epoch_end", epoch=progress.epoch, exact=exact, length=progress.length)
+
+    def remaining_samples(self) -> float | None:
+        """Samples that are left of the training, if it is known how long that is."""
+        num_epochs, progress = self.num_epochs(), self.progress
+        if num_epochs is None or self.is_open:
+            return None
+        epochs = max(0, num_epochs - 1 - progress.epoch)
+        return (progress.remaining + epochs * progress.length) * self.samples_per_position
 
     # ------------------------------------------------------------ state
 

@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ef_common.data.autoscaler import Autoscaler
 from ef_common.session import Session
 
-COLUMNS = ("world_size", "samples_per_s", "pause_s", "lr_scale", "global_batch_size")
+COLUMNS = ("world_size", "samples_per_s", "pause_s", "lr_scale", "global_batch_size", "wanted_nodes")
 """All columns that loggers get; if optimizers have different rules, each has an `lr_scale/NAME`."""
 
 
@@ -23,11 +24,18 @@ class Meter:
 
     Args:
         session: The worker's session.
+        autoscaler: Chooses the number of nodes, if anything does.
         clock: Monotonic time in seconds.
     """
 
-    def __init__(self, session: Session, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._session, self._clock = session, clock
+    def __init__(
+        self,
+        session: Session,
+        autoscaler: Autoscaler | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._session, self._autoscaler, self._clock = session, autoscaler, clock
         self._before = self._read()
 
     def _read(self) -> _Reading:
@@ -39,13 +47,15 @@ class Meter:
         Returns:
             `world_size`, the number of workers; and since the row before, or since the beginning: `samples_per_s`, the
             samples that all workers have trained on per second; and `pause_s`, the seconds for which training has
-            paused because workers came or went.
+            paused because workers came or went. If the job chooses its number of nodes, `wanted_nodes`, too.
         """
         before, now = self._before, self._read()
         self._before = now
         took_s = max(now.time - before.time, 1e-9)
+        wanted = None if self._autoscaler is None else self._autoscaler.wanted_nodes
         return {
             "world_size": float(self._session.completed_in.world_size),
             "samples_per_s": (now.num_samples - before.num_samples) / took_s,
             "pause_s": now.paused_s - before.paused_s,
+            **({} if wanted is None else {"wanted_nodes": float(wanted)}),
         }

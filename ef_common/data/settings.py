@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
+from ef_common.core.autoscale import Autoscale
 from ef_common.core.compensation import Compensation
 from ef_common.core.schedule import check_schedules
 from ef_common.data.checkpointer import Checkpointing
 from ef_common.data.claiming import place_of
 from ef_common.data.global_batches import check_size
+from ef_common.errors import UnsupportedError
 from ef_common.storage.claims import Place, place_for
 
 
@@ -37,7 +39,12 @@ class ElasticSettings:
             `ELASTICFLOW_CLAIMS`, or else the place of the checkpoints.
         evict_stragglers: Replace a worker whose throughput stays below 0.8 of the others' for a minute, as soon as a
             spare is ready (a newcomer for which `max_nodes` leaves no room). The spare joins first; then the slow
-            worker ends with status 0. Otherwise, slow workers are only reported.
+            worker ends with status 0. Otherwise, slow workers are only reported. Where the job can ask for nodes
+            (`elasticflow run` on one machine, or with `--scale-command`), one is asked for in place of a slow one, at
+            most three in an hour.
+        autoscale: How the job chooses its number of nodes: an :class:`~ef_common.core.autoscale.Autoscale`, or its
+            arguments in a dict or a text. It has stragglers replaced, too. The default is `ELASTICFLOW_AUTOSCALE`;
+            False leaves the number as it is in any case.
         log_workers: Whether the framework's loggers get `world_size`, `samples_per_s`, `pause_s`, `lr_scale` and
             `global_batch_size` (:class:`~ef_common.data.meter.Meter`).
 
@@ -57,6 +64,7 @@ class ElasticSettings:
     checkpoint: Checkpointing | None = None
     claims: Place | None = field(default=None, repr=False)
     evict_stragglers: bool = False
+    autoscale: Autoscale | Literal[False] | None = None
     log_workers: bool = True
 
     def __post_init__(self) -> None:
@@ -85,9 +93,37 @@ class ElasticSettings:
         """
         return Checkpointing.of(self.checkpoint, default=default)
 
+    def autoscaling(self, default: Autoscale | None) -> Autoscale | None:
+        """How the job chooses its number of nodes; None if it does not.
+
+        Args:
+            default: What the environment says.
+        """
+        return default if self.autoscale is None else self.autoscale or None
+
     def place(self, default: str | None, *, checkpoints: Checkpointing | None, elastic: bool) -> Place | None:
         """The place of claims; see :func:`~ef_common.data.claiming.place_of`."""
         return place_of(self.claims, default, checkpoints=checkpoints, elastic=elastic)
+
+
+def autoscale_of(value: Any) -> Autoscale | Literal[False] | None:
+    """What a user says of autoscaling: settings in one of their forms, "off" or False, or nothing.
+
+    Raises:
+        UsageError: It is none of these, or not possible yet.
+    """
+    if value is None or value is False:
+        return value
+    if isinstance(value, str) and value.strip() == "off":
+        return False
+    made = Autoscale.of(value)
+    sizes = {name: getattr(made, name) for name in ("min_global_batch_size", "max_global_batch_size")}
+    if given := {name: size for name, size in sizes.items() if size is not None}:
+        raise UnsupportedError(
+            "autoscale cannot change the batch of a training yet: each worker keeps its batch, or global_batch_size "
+            f"fixes that of all workers. Leave it out. Received: {', '.join(f'{n}={v}' for n, v in given.items())}"
+        )
+    return made
 
 
 def _place(claims: Any) -> Place | None:
@@ -95,5 +131,5 @@ def _place(claims: Any) -> Place | None:
 
 
 _READ: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
-    {"compensation": Compensation.of, "checkpoint": Checkpointing.of, "claims": _place}
+    {"compensation": Compensation.of, "checkpoint": Checkpointing.of, "claims": _place, "autoscale": autoscale_of}
 )

@@ -8,6 +8,11 @@ ELASTICFLOW_TLS                `0`                                 `1`: our conn
 ELASTICFLOW_RUN_DIR            none: no log                        Directory of the run: the event log goes there.
 ELASTICFLOW_CHECKPOINT         none                                URL for checkpoints, if the script names none.
 ELASTICFLOW_CLAIMS             where the checkpoints are           URL for claims, if the script names none.
+ELASTICFLOW_AUTOSCALE          `off`                               How the job chooses its size, if the script does not
+                                                                   say it: `min=1,max=8,policy=throughput`.
+ELASTICFLOW_SCALE_COMMAND      none                                Command that the job runs when it wants more or
+                                                                   fewer nodes.
+ELASTICFLOW_SCALE_TIMEOUT      `60`                                Seconds after which that command is killed.
 ELASTICFLOW_AUDIT              `0`                                 `1`: log a hash of the weights after each step.
 ELASTICFLOW_NOTICE             none                                `file:///PATH` or `http(s)://…`, polled every second:
                                                                    whether this machine is about to be taken away.
@@ -48,7 +53,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ef_common.control.coordinator import DEFAULT_HEARTBEAT_TIMEOUT_S
+from ef_common.core.autoscale import Autoscale
 from ef_common.core.view import Member
+from ef_common.data.settings import autoscale_of
 from ef_common.errors import UsageError
 from ef_common.launch.notice_sources import AgentEnd, NoticeSource, source_for
 from ef_common.protocol.addresses import Address, parse_address
@@ -66,6 +73,9 @@ STANDBY = "ELASTICFLOW_STANDBY"
 RUN_DIR = "ELASTICFLOW_RUN_DIR"
 CHECKPOINT = "ELASTICFLOW_CHECKPOINT"
 CLAIMS = "ELASTICFLOW_CLAIMS"
+AUTOSCALE = "ELASTICFLOW_AUTOSCALE"
+SCALE_COMMAND = "ELASTICFLOW_SCALE_COMMAND"
+SCALE_TIMEOUT = "ELASTICFLOW_SCALE_TIMEOUT"
 AUDIT = "ELASTICFLOW_AUDIT"
 NOTICE = "ELASTICFLOW_NOTICE"
 NOTES = "ELASTICFLOW_NOTES"
@@ -74,6 +84,7 @@ GRACE = "ELASTICFLOW_GRACE"
 HEARTBEAT_TIMEOUT = "ELASTICFLOW_HEARTBEAT_TIMEOUT"
 HANG_TIMEOUT = "ELASTICFLOW_HANG_TIMEOUT"
 DEFAULT_GRACE_S = 30.0
+DEFAULT_SCALE_TIMEOUT_S = 60.0
 _MAX_NODE_CHARS = 100
 _FLAGS = {"": False, "0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
 
@@ -97,6 +108,9 @@ class WorkerEnvironment:
         notice: Where to ask whether this machine is to go, or None.
         notes: Directory of the launcher's for what the worker notes down, or None.
         agent: The end of the agent that has started the worker, as a notice; None if it is not known.
+        autoscale: How the job chooses its size, or None.
+        scale_command: Command that gives it nodes, or None.
+        scale_timeout_s: The command is killed after this time.
         grace_s: How long the worker may take to leave.
         heartbeat_timeout_s: A worker that is silent for longer is evicted.
         hang_timeout_s: How long a worker may keep the others waiting in a step; None to learn it, 0 for no limit.
@@ -123,6 +137,9 @@ class WorkerEnvironment:
     tls: str = ""
     credentials: Credentials | None = None
     agent: NoticeSource | None = None
+    autoscale: Autoscale | None = None
+    scale_command: str | None = None
+    scale_timeout_s: float = DEFAULT_SCALE_TIMEOUT_S
 
     def member(self) -> Member:
         """Make this process a member, with an id that no other process has."""
@@ -158,6 +175,9 @@ def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironm
         notice=source_for(env[NOTICE], what=NOTICE) if env.get(NOTICE) else None,
         notes=Path(env[NOTES]) if env.get(NOTES) else None,
         agent=_agent(env),
+        autoscale=check_autoscale(env),
+        scale_command=env.get(SCALE_COMMAND, "").strip() or None,
+        scale_timeout_s=_seconds(env, SCALE_TIMEOUT, default=DEFAULT_SCALE_TIMEOUT_S, low=0.1),
         grace_s=_seconds(env, GRACE, default=DEFAULT_GRACE_S),
         heartbeat_timeout_s=_seconds(env, HEARTBEAT_TIMEOUT, default=DEFAULT_HEARTBEAT_TIMEOUT_S, low=0.1, high=3600.0),
         hang_timeout_s=_seconds(env, HANG_TIMEOUT, default=0.0) if env.get(HANG_TIMEOUT, "").strip() else None,
@@ -172,6 +192,19 @@ def check_log_format(env: Mapping[str, str]) -> None:
     """
     if env.get(LOG_FORMAT, "").strip() not in ("", *FORMATS):
         raise UsageError(f"{LOG_FORMAT} must be one of {', '.join(FORMATS)}. Received: {env[LOG_FORMAT]!r}")
+
+
+def check_autoscale(env: Mapping[str, str]) -> Autoscale | None:
+    """How the job chooses its size, as the environment says it; None if it does not.
+
+    Raises:
+        UsageError: A setting is unknown or wrong.
+    """
+    text = env.get(AUTOSCALE, "").strip()
+    try:
+        return autoscale_of(text or None) or None
+    except UsageError as error:
+        raise UsageError(f"{error} (in --autoscale or {AUTOSCALE})") from None
 
 
 def _integer(env: Mapping[str, str], name: str, *, default: int, low: int, high: int = 2**31) -> int:

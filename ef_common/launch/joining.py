@@ -25,6 +25,9 @@ _OF_ONE_NODE = ("is_host", "stands_in", "join")
 _SHARED = (
     environment.CHECKPOINT,
     environment.CLAIMS,
+    environment.AUTOSCALE,
+    environment.SCALE_COMMAND,
+    environment.SCALE_TIMEOUT,
     environment.AUDIT,
     environment.TLS,
     environment.GRACE,

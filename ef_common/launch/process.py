@@ -14,12 +14,15 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 
 from ef_common.control.client import CoordinatorClient
+from ef_common.core.autoscale import Autoscale
 from ef_common.core.view import SOLO
+from ef_common.data.autoscaler import Autoscaler
 from ef_common.data.checkpointer import Checkpointer
 from ef_common.data.claiming import Claiming
+from ef_common.data.provisioners import Provisioner
 from ef_common.data.settings import ElasticSettings
 from ef_common.data.source import Source
 from ef_common.errors import Left, UsageError
@@ -33,6 +36,7 @@ from ef_common.launch.horovodrun import HorovodJob, is_horovodrun, join_horovodr
 from ef_common.launch.hung import end_if_hung
 from ef_common.launch.notice_sources import AgentEnd, this_agent
 from ef_common.launch.notices import Notices
+from ef_common.launch.provisioning import provisioner_for
 from ef_common.launch.software import software_here
 from ef_common.session import Session
 from ef_common.session.crash_record import CrashRecord
@@ -60,6 +64,8 @@ class Worker:
         engine: Its data plane.
         checkpoint: URL for checkpoints that the environment names.
         claims: URL for claims that the environment names.
+        autoscale: How the environment says that the job chooses its size.
+        provisioner: Makes what starts and ends nodes; None where nothing does.
         trainings: Numbers the trainings of this process that have checkpoints.
         fits: Numbers all of them.
     """
@@ -73,6 +79,8 @@ class Worker:
     engine: str
     checkpoint: str | None = None
     claims: str | None = field(default=None, repr=False)
+    autoscale: Autoscale | None = None
+    provisioner: Callable[[], Provisioner | None] = lambda: None
     trainings: Iterator[int] = field(default_factory=itertools.count)
     fits: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
@@ -92,6 +100,14 @@ class Worker:
         if place is None:
             return claiming, None
         return claiming, partial(Checkpointer, place, self.session, log=self.log, excluded=claiming.excluded)
+
+    def autoscaler(self, settings: ElasticSettings) -> Autoscaler | None:
+        """What chooses the number of nodes of a training, or has stragglers replaced; None if nothing is to."""
+        chosen = settings.autoscaling(self.autoscale)
+        if not self.elastic or (chosen is None and not settings.evict_stragglers):
+            return None
+        self.session.evict_stragglers()
+        return Autoscaler(chosen, self.session, log=self.log, provisioner=self.provisioner)
 
     def end(self) -> None:
         """The program ends: newcomers need not wait for another training, unless it has failed."""
@@ -226,6 +242,8 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
         engine=engine,
         checkpoint=environment.checkpoint,
         claims=environment.claims,
+        autoscale=environment.autoscale,
+        provisioner=cache(partial(provisioner_for, environment)),
     )
     ends = (session.stop, worker.end, notices.close, failing.tell_postponed)  # they run in the opposite order
     for last in (failing.end_soon_if_interrupted, *ends):

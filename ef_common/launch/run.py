@@ -24,7 +24,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -81,6 +81,7 @@ class Options:
         checkpoint: URL, or None.
         run_dir: Directory of the run, or None for a new one.
         left_status: Exit status if the launcher is told to go before the training is over.
+        variables: What further options say, as variables of the workers.
     """
 
     torchrun: argparse.Namespace
@@ -91,6 +92,7 @@ class Options:
     checkpoint: str | None
     run_dir: Path | None
     left_status: int = LEFT
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, argv: list[str]) -> Options:
@@ -126,7 +128,18 @@ class Options:
             min_nodes, max_nodes = min(min_nodes, num_workers), max(max_nodes, num_workers)
         if not 0 <= args.left_status <= 255:
             raise UsageError(f"an exit status is 0 to 255. Received: --left-status={args.left_status}")
-        return cls(args, num_workers, min_nodes, max_nodes, local, args.checkpoint, args.run_dir, args.left_status)
+        return cls(
+            *(args, num_workers, min_nodes, max_nodes, local, args.checkpoint, args.run_dir, args.left_status),
+            variables=_autoscaling(args),
+        )
+
+
+def _autoscaling(args: argparse.Namespace) -> dict[str, str]:
+    """The variables that say how the job chooses its size. A mistake in them is found before a worker is started."""
+    given = {environment.AUTOSCALE: args.autoscale, environment.SCALE_COMMAND: args.scale_command}
+    variables = {name: value for name, value in given.items() if value is not None}
+    environment.check_autoscale({**os.environ, **variables})
+    return variables
 
 
 def parser() -> argparse.ArgumentParser:
@@ -157,6 +170,18 @@ def parser() -> argparse.ArgumentParser:
         "--tls",
         metavar="1|DIR",
         help="encrypt ElasticFlow's connections: 1 for certificates that follow from the token, or their directory",
+    )
+    ours.add_argument(
+        "--autoscale",
+        metavar="SETTINGS",
+        help="let the job choose its size: min=1,max=6,policy=throughput,every_steps=50, or `off`; what the script "
+        "itself says takes precedence",
+    )
+    ours.add_argument(
+        "--scale-command",
+        metavar="COMMAND",
+        help="what the job runs when it wants more or fewer nodes, with the numbers in ELASTICFLOW_WANTED and "
+        "ELASTICFLOW_NODES",
     )
     ours.add_argument(
         "--left-status",
@@ -239,6 +264,7 @@ def main(argv: list[str]) -> int:
         os.environ[environment.RUN_DIR] = str(run_dir)
         if options.checkpoint:
             os.environ[environment.CHECKPOINT] = options.checkpoint
+        os.environ.update(options.variables)
         launcher = run_directory.this_launcher(script, max_workers=options.max_nodes, local=options.local)
         with _listening() as signals, _Agents(options) as agents:
             if not options.torchrun.join:
@@ -310,6 +336,7 @@ class _Agents:
         self._agents: dict[int, _Agent] = {}  # without those that are replaced, or have left as asked
         self._num_started = 0
         self._failure = ""  # what one of these has known
+        self._some_left = False  # of these, without being asked by this launcher
         self._directory = Path(tempfile.mkdtemp(prefix="elasticflow-"))
         self._max_restarts = 0
         self._coordinator: psutil.Process | None = None
@@ -399,13 +426,15 @@ class _Agents:
                 self.start(lives=agent.lives + 1, notes=agent.notes)
 
     def forget_those_that_left(self) -> None:
-        """Free what is held for those that have ended as they were asked: a job may be scaled any number of times."""
-        for number in [number for number, agent in self._agents.items() if agent.asked]:
-            if number not in self.alive:
-                notes = self._agents[number].notes
-                self._failure = self._failure or read_failure(notes)
-                self._forget(number)
-                shutil.rmtree(notes, ignore_errors=True)
+        """Free what is held for those that have left: a job may be scaled any number of times."""
+        alive = self.alive
+        for number, agent in list(self._agents.items()):
+            if number in alive or not (agent.asked or _has_left(agent)):
+                continue
+            self._some_left = self._some_left or not agent.asked
+            self._failure = self._failure or read_failure(agent.notes)
+            self._forget(number)
+            shutil.rmtree(agent.notes, ignore_errors=True)
 
     def _forget(self, number: int) -> None:
         process = self._agents.pop(number).process
@@ -439,8 +468,9 @@ class _Agents:
 
     @property
     def training(self) -> list[int]:
-        """Agents that run and were not asked to leave."""
-        return [number for number in self.alive if not self._agents[number].asked]
+        """Agents that run, and whose workers neither were asked to leave nor have left by the job's own decision."""
+        agents = self._agents
+        return [number for number in self.alive if not agents[number].asked and not has_left(agents[number].notes)]
 
     @property
     def leaving(self) -> list[int]:
@@ -464,16 +494,12 @@ class _Agents:
 
     @property
     def _statuses(self) -> list[int | None]:
-        return [
-            agent.process.exitcode
-            for agent in self._agents.values()
-            if not agent.asked and not (agent.process.exitcode == 0 and has_left(agent.notes))
-        ]
+        return [agent.process.exitcode for agent in self._agents.values() if not agent.asked and not _has_left(agent)]
 
     @property
     def left(self) -> bool:
-        """Whether the worker of an agent has left before the end, by a notice that it alone was given."""
-        return any(agent.process.exitcode == 0 and has_left(agent.notes) for agent in self._agents.values())
+        """Whether the worker of an agent has left before the end: it alone was given a notice, or the job let it go."""
+        return self._some_left or any(map(_has_left, self._agents.values()))
 
     @property
     def failure(self) -> str:
@@ -499,6 +525,10 @@ class _Agents:
                 with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
                     os.killpg(victim.pid, signal.SIGKILL)  # with its data workers
             process.join()
+
+
+def _has_left(agent: _Agent) -> bool:
+    return agent.process.exitcode == 0 and has_left(agent.notes)
 
 
 def _end_of(status: int | None) -> str:

@@ -6,7 +6,8 @@
     job.json                what a node has to know that joins the job
     launcher.json           the state of the launcher of a job; only the launcher writes it, completely each time
     launcher-HOST-PID.json  the same of one of the nodes of a job, which may share the directory
-    wanted.json             the number of workers that it shall have; written by `elasticflow scale`
+    wanted.json             the number of workers that it shall have; written by `elasticflow scale`, and by a job that
+                            chooses its size
 
 They communicate through files and not through a connection: anybody who may write there may scale, and nothing listens.
 """
@@ -245,8 +246,13 @@ def read_order(run_dir: Path) -> Order | None:
         return None
 
 
-def order(run_dir: Path, num_workers: int) -> Order:
+def order(run_dir: Path, num_workers: int, *, num_spares: int = 0) -> Order:
     """Order a number of workers from the launcher of a run.
+
+    Args:
+        run_dir: Directory of the run.
+        num_workers: How many there shall be.
+        num_spares: How many of them may be spares, which the maximal number of workers does not count.
 
     Raises:
         UsageError: There is no such launcher, or it cannot start that many workers.
@@ -258,7 +264,7 @@ def order(run_dir: Path, num_workers: int) -> Order:
         )
     if launcher.state != "running":
         raise UsageError("the run is about to end")
-    if not 1 <= num_workers <= launcher.max_workers:
+    if not 1 <= num_workers <= launcher.max_workers + num_spares:
         raise UsageError(
             f"this run can have 1 to {launcher.max_workers} workers (the number behind the colon of --nnodes). "
             f"Received: {num_workers}"

@@ -11,7 +11,7 @@ from typing import Any
 
 from ef_common.events import Follower
 from ef_common.launch.run_directory import Launcher, read_launcher
-from ef_common.story import GOODBYE, duration, in_words
+from ef_common.story import GOODBYE, duration, in_words, size_in_words
 from ef_common.terminal import num_workers
 
 SPEED_S = 10.0
@@ -124,6 +124,8 @@ class Status:
         global_batch_size: Samples of an update, once the log says so.
         lr_scale: Factor of the learning rate, once the log says so.
         checkpoint: Record of the newest checkpoint.
+        throughputs: The newest record `throughput` for each number of nodes.
+        autoscale: The newest decision on the number of nodes, if the job chooses it.
         latest: The newest event that is not a change.
         changes: The newest changes.
         on_news: Called with each change and each other event as it is read.
@@ -142,6 +144,8 @@ class Status:
     lr_scale: float | None = None
     num_checkpoints: int = 0
     checkpoint: dict[str, Any] | None = None
+    throughputs: dict[int, dict[str, Any]] = field(default_factory=dict)
+    autoscale: dict[str, Any] | None = None
     latest: Change | None = None
     changes: deque[Change] = field(default_factory=lambda: deque(maxlen=_NUM_CHANGES))
     num_changes: int = 0
@@ -183,10 +187,15 @@ class Status:
                 self.checkpoint = record
             case "straggler":
                 worker.slow = record["slow"]
+            case "throughput":
+                self.throughputs[record["nodes"]] = record
+            case "autoscale":
+                self.autoscale = record
             case "training":
                 worker.training = record["number"]
                 if worker.training > self.counted[0]:
                     self._begin(worker.training)
+                    self.throughputs, self.autoscale = {}, None
             case "rollback" if (worker.training, record["generation"]) > self._rolled_back:  # each worker tells of it
                 self._rolled_back = (worker.training, record["generation"])
                 self.counted = (worker.training, record["step"])
@@ -354,6 +363,8 @@ def _change(record: dict[str, Any]) -> str:
             )
         case "straggler":
             return f"{worker} is as fast as the others again"
+        case "autoscale":
+            return size_in_words(record)
         case "checkpoint_failed":
             return f"checkpoint not saved: {record['reason']}"
         case "rollback" if record["step"]:

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from ef_common.launch.run_directory import Launcher, read_launcher
 from ef_common.report.status import SPEED_S, Status, WorkerStatus, verdict
+from ef_common.story import size_in_words
 
 _GPU_LOOK_S = 5.0
 _GPU_QUERY = ("--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
@@ -113,6 +114,11 @@ def as_json(status: Status, usage: Usage, now: float) -> dict[str, Any]:
         "num_changes": status.num_changes,
         "paused_s": status.paused_s,
         "num_checkpoints": status.num_checkpoints,
+        "nodes_wanted": None if status.autoscale is None else status.autoscale["wanted"],
+        "nodes_reason": None if status.autoscale is None else status.autoscale["reason"],
+        "samples_per_s_by_nodes": {
+            str(nodes): record["samples_per_s"] for nodes, record in sorted(status.throughputs.items())
+        },
         "checkpoint_step": None if status.checkpoint is None else status.checkpoint["step"],
         "workers": [
             {
@@ -197,6 +203,10 @@ def _facts(status: Status, launcher: Launcher | None, now: float) -> Iterator[tu
     batch = "" if status.global_batch_size is None else f", global batch of {status.global_batch_size}"
     scale = "" if status.lr_scale in (None, 1.0) else f", learning rate × {status.lr_scale:.3g}"
     yield "speed", f"{status.samples_per_second(now):.0f} samples/s in the last {SPEED_S:.0f} s{batch}{scale}"
+    if status.throughputs:
+        yield "measured", _measured(status)
+    if status.autoscale is not None:
+        yield "autoscale", f"{size_in_words(status.autoscale)} ({_ago(now - status.autoscale['time'])})"
     if status.num_changes:
         plural = "s" if status.num_changes > 1 else ""
         yield "changes", f"{status.num_changes} change{plural} of workers, {status.paused_s:.3g} s of pauses"
@@ -214,6 +224,14 @@ def _progress(status: Status, now: float) -> str:
     eta_s = status.eta_s(now)
     left = "" if eta_s is None else f", about {_rough(eta_s)} left"
     return f"step {status.step}, epoch {status.epoch + 1}{of_all}{part}{left}"
+
+
+def _measured(status: Status) -> str:
+    """The throughput at each number of nodes."""
+    found = sorted(status.throughputs.items())
+    return (
+        ", ".join(f"{nodes} node{'s' * (nodes > 1)}: {one['samples_per_s']:.0f}" for nodes, one in found) + " samples/s"
+    )
 
 
 def _ago(seconds: float) -> str:

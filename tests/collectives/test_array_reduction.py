@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -44,10 +45,17 @@ class Worker:
         self.buckets = ArrayBuckets(SHAPES, VALUES)
 
     def reduce(
-        self, *, dies_before: int = -1, wants_stop: bool = False, value: float | None = None, fraction: float = 1.0
+        self,
+        *,
+        dies_before: int = -1,
+        wants_stop: bool = False,
+        value: float | None = None,
+        fraction: float = 1.0,
+        measures: bool = False,
     ) -> Any:
         shapes, value = [*SHAPES, *VALUES], self.value if value is None else value
         reduction = ArrayReduction(self.buckets, self.session, self._weigh, fraction=fraction, wants_stop=wants_stop)
+        reduction.measures = measures
         for index, bucket in enumerate(self.buckets.buckets):
             if index == dies_before:
                 raise Died
@@ -86,6 +94,15 @@ def test_healthy_step_gives_the_weighted_mean_and_the_flags() -> None:
         assert_all(values, VALUES, mean((0, 1, 2)))
         assert (reduction.num_changes, reduction.num_stops) == (0, 1)
         assert reduction._lacking == 0.0  # whatever the weights: nothing is divided
+
+
+def test_squared_norms_of_the_local_gradients_are_summed_where_they_are_measured() -> None:
+    def member(session: Session, rank: int) -> Any:
+        return [Worker(session, rank).reduce(measures=measures)[3].squared_norms for measures in (False, True)]
+
+    size = sum(math.prod(shape) for shape in SHAPES)
+    for found in Cluster(3).run(member):
+        assert found == [0.0, pytest.approx(size * (1 + 4 + 9))]
 
 
 @pytest.mark.parametrize("bucket", range(len(ArrayBuckets(SHAPES, VALUES).buckets)))

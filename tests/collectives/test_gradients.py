@@ -274,6 +274,30 @@ def test_flags_tell_all_how_many_have_raised_them(flag: str, heard: str, later: 
     assert in_world(2, act) == [sums] * 2
 
 
+def test_squared_norms_are_told_where_they_are_measured() -> None:
+    def act(rank: int, group: Group) -> Any:
+        module, session, found = small(), OneView(rank, group, 2), []
+        reducer = GradientReducer(session, module, weights=weights)  # type: ignore[arg-type]
+        reducer.on_measured = lambda *both: found.append(both)
+        reducer.attach()
+        own = 0.0
+        for measured in (False, True):
+            reducer.measures = lambda measured=measured: measured
+            module.zero_grad()
+            reducer.before_backward()
+            mean_loss(module, rank).backward()
+            own = sum(float(p.grad.square().sum()) for p in module.parameters() if p.grad is not None)
+            reducer.after_backward()
+        reduced = sum(float(p.grad.square().sum()) for p in module.parameters() if p.grad is not None)
+        group.all_gather(b"")
+        return own, reduced, found
+
+    results = in_world(2, act)
+    local = (results[0][0] + results[1][0]) / 2
+    for _, reduced, found in results:
+        assert found == [(pytest.approx(local), pytest.approx(reduced))]
+
+
 def test_module_without_parameters_reduces_nothing() -> None:
     session: Any = OneView(0, None, 2)  # type: ignore[arg-type]
     reducer = GradientReducer(session, nn.Tanh(), weights=weights)

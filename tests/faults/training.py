@@ -28,6 +28,7 @@ from ef_common.events import EventLog
 from ef_common.launch.environment import read_environment
 from ef_common.launch.process import this_worker
 from ef_lightning import ElasticFlowStrategy, hooks, module
+from tests.faults import throttles
 from tests.faults.faults import Fault, Striker, use_faulty_ports
 from tests.faults.holding import hold
 from tests.faults.saving import save_on_last_leave
@@ -41,6 +42,8 @@ class Options:
     batch_size: int = 8
     epochs: int = 2
     step_sleep_s: float = 0.01
+    shared_per_s: float = 0.0  # steps per second of all workers together, as they share something
+    throttled: bool = False  # a file may make a worker slow
     holds: dict[int, str] = field(default_factory=dict)  # from so many updates on, steps wait for this file
     num_workers: int = 0
     accumulate: int = 1
@@ -141,7 +144,10 @@ class Net(LightningModule):
         striker.at("forward", step=striker.step, index=striker.num_forwards)
         if striker.num_forwards == 0:
             hold(self._options.holds, striker.step)
-        time.sleep(self._options.step_sleep_s)
+        if self._options.throttled:
+            throttles.step(self._options.step_sleep_s, self._options.shared_per_s)
+        else:
+            time.sleep(self._options.step_sleep_s)
         hidden = self.features(images).flatten(1)
         hidden.register_hook(self._in_backward)  # the head's gradients are complete, those of the rest are not
         loss = F.cross_entropy(self.head(hidden), labels)

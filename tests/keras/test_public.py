@@ -65,5 +65,5 @@ def test_fit_and_names_in_a_process_alone(tmp_path: Path, backend: str) -> None:
     assert found["steps"] == 4  # updates of 64 of 200 samples
     assert found["contents"] == [
         *("callbacks", "fit", "model", "dataset", "rank", "world_size", "is_rank_zero"),
-        *("Compensation", "Checkpointing", "Retention", "WorkersChange"),
+        *("Compensation", "Autoscale", "Checkpointing", "Retention", "WorkersChange"),
     ]

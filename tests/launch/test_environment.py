@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ef_common.core.autoscale import Autoscale
 from ef_common.errors import UsageError
 from ef_common.launch.environment import read_environment
 from ef_common.launch.notice_sources import FileSource
@@ -57,6 +58,15 @@ def test_environment_members_differ():
     assert first.node == "n"
 
 
+def test_environment_says_how_the_job_chooses_its_size():
+    env = read_environment({"ELASTICFLOW_AUTOSCALE": "max=4", "ELASTICFLOW_SCALE_COMMAND": "./more.sh"})
+    assert env.autoscale == Autoscale(max=4)
+    assert (env.scale_command, env.scale_timeout_s) == ("./more.sh", 60.0)
+    for nothing in ({}, {"ELASTICFLOW_AUTOSCALE": ""}, {"ELASTICFLOW_AUTOSCALE": "off"}):
+        assert read_environment(nothing).autoscale is None
+        assert read_environment(nothing).scale_command is None
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -86,6 +96,9 @@ def test_environment_members_differ():
         ("ELASTICFLOW_GRACE", "-1"),
         ("ELASTICFLOW_GRACE", "nan"),
         ("ELASTICFLOW_GRACE", "inf"),
+        ("ELASTICFLOW_AUTOSCALE", "max=0"),
+        ("ELASTICFLOW_AUTOSCALE", "3"),
+        ("ELASTICFLOW_SCALE_TIMEOUT", "0"),
         ("LOCAL_RANK", "one"),
         ("LOCAL_RANK", "-1"),
         ("LOCAL_RANK", "1"),

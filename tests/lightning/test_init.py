@@ -12,6 +12,7 @@ def test_contents() -> None:
         "ElasticFlowStrategy",
         "module",
         "Compensation",
+        "Autoscale",
         "Checkpointing",
         "Retention",
         "WorkersChange",

@@ -39,6 +39,8 @@ PROGRAMS = {
     "docs/get-started/keras.md: 2. The program": Program("of_keras"),
     "docs/get-started/lightning.md: 2. The program": Program("lightning"),
     "docs/get-started/notebook.md: In a notebook": Program("notebook", thorough=True),
+    "docs/guides/autoscaling.md: A job that chooses its size (2)": Program("both"),
+    "docs/guides/autoscaling.md: Policies": Program("both"),
     "docs/guides/batch-and-learning-rate.md: The learning rate follows the batch": Program("both"),
     "docs/guides/batch-and-learning-rate.md: A fixed global batch": Program("nothing"),
     "docs/guides/batch-and-learning-rate.md: A fixed global batch (2)": Program("nothing"),
@@ -89,6 +91,7 @@ ELSEWHERE = {
         "tests/faults/test_horovodrun.py"
     ),
     r"elasticflow coordinator --rdzv-endpoint=HOST:29400": "tests/faults/test_coordinator_alone.py",
+    r"elasticflow run .*--autoscale=.* train\.py": "tests/faults/test_autoscale.py",
     r"elasticflow run --join=elasticflow-runs/train-…": "tests/launch/test_run.py",
     r"torchrun .* --rdzv-endpoint=node-1:29400,node-2:29400,node-3:29400 .*": "tests/faults/test_doors.py",
     r"elasticflow status (runs/1 )?--serve( --address 0\.0\.0\.0:8642)?": "tests/report/test_serve.py",

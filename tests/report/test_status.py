@@ -123,6 +123,23 @@ def test_status_tells_of_stragglers(tmp_path: Path) -> None:
     assert "b is as fast as the others again" in text
 
 
+def test_status_tells_what_was_measured_and_decided(tmp_path: Path) -> None:
+    logs = write_run(tmp_path)
+    measured = {"spread": 2.0, "seconds": 20.0}
+    logs[0].write("throughput", nodes=3, samples_per_s=431.0, **measured)
+    logs[0].write("throughput", nodes=2, samples_per_s=300.0, **measured)
+    logs[0].write("throughput", nodes=2, samples_per_s=310.4, **measured)
+    logs[0].write("autoscale", nodes=2, wanted=3, reason="node 3 adds 0.9 of what the others give")
+    status = Status(tmp_path)
+    status.update()
+    text = text_of(status)
+    assert "2 nodes: 310, 3 nodes: 431 samples/s" in text
+    assert "the job wants 3 nodes in place of 2: node 3 adds 0.9 of what the others give" in text
+    found = as_json(status, Usage(), 0.0)
+    assert found["samples_per_s_by_nodes"] == {"2": 310.4, "3": 431.0}
+    assert (found["nodes_wanted"], found["nodes_reason"]) == (3, "node 3 adds 0.9 of what the others give")
+
+
 def test_losses_stay_in_sight_and_pauses_are_added_up(tmp_path: Path) -> None:
     logs = write_run(tmp_path)
     lost: dict[str, Any] = {"generation": 5, "world_size": 1, "reason": "b gone (its connection ended)"}

@@ -27,7 +27,7 @@ from ef_common.session.ports import Group, Meeting, Pending
 BUCKET_BYTES = 25 << 20
 ALIGNMENT_BYTES = 64
 CALL = "reduction of the gradients"
-_NUM_FLAGS = 4  # change pending, wants to stop, wish, lacking weight
+_NUM_FLAGS = 5  # change pending, wants to stop, wish, lacking weight, squared norm
 
 Shape = tuple[int, ...]
 
@@ -138,6 +138,8 @@ class ArrayReduction:
         self._weight = self._weight_of_values = 1.0
         self._lacking = 0.0
         self.num_changes = self.num_stops = self.num_wishes = 0.0
+        self.measures = False
+        self.squared_norms = 0.0
         self.on_wait: Callable[[], None] = lambda: None
         if session.world_size > 1:
             self._begin()
@@ -189,7 +191,8 @@ class ArrayReduction:
     def read_flags(self) -> None:
         """Read the members' flags, once the reduction is complete or its result has come from another member."""
         if not self._alone:
-            self.num_changes, self.num_stops, self.num_wishes, self._lacking = self._buffers[-1][-_NUM_FLAGS:].tolist()
+            flags = self._buffers[-1][-_NUM_FLAGS:].tolist()
+            self.num_changes, self.num_stops, self.num_wishes, self._lacking, self.squared_norms = flags
 
     def reduced(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """The gradients and the values, as all members have them. They are valid until the next reduction but one."""
@@ -218,9 +221,15 @@ class ArrayReduction:
                 self._fill(index)
             if bucket == len(self._buffers) - 1:
                 session = self._session
-                flags = [session.change_pending, self._wants_stop, session.wish, self._lacking]
+                squared = self._squared_norm() if self.measures else 0.0
+                flags = [session.change_pending, self._wants_stop, session.wish, self._lacking, squared]
                 self._buffers[-1][-_NUM_FLAGS:] = flags
             self._pending.append(self._group.all_reduce(self._buffers[bucket], CALL, self._meeting))
+
+    def _squared_norm(self) -> float:
+        """Squared norm of the local gradients; 0 of a batch that only keeps step."""
+        gradients = self._arrays[: self._layout.num_gradients] if self._weight else []
+        return squared_norm([array for array in gradients if array is not None])
 
     def _fill(self, index: int) -> None:
         array, view = self._arrays[index], self._views[index]
@@ -229,3 +238,8 @@ class ArrayReduction:
             view[...] = 0
         else:
             np.multiply(array, view.dtype.type(weight), out=view, casting="same_kind")
+
+
+def squared_norm(arrays: Sequence[np.ndarray]) -> float:
+    """Squared norm of all of these arrays together."""
+    return float(sum(np.square(array, dtype=np.float64).sum() for array in arrays))

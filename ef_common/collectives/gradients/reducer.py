@@ -10,7 +10,7 @@ from torch.nn import Module, Parameter
 
 from ef_common.collectives.gradients.buckets import Layout
 from ef_common.collectives.gradients.pieces import Pieces
-from ef_common.collectives.gradients.reduction import Confirmation, Reduction, Weights
+from ef_common.collectives.gradients.reduction import Confirmation, Reduction, Weights, squared_norm
 from ef_common.collectives.gradients.sparse import sparse_parameters
 from ef_common.core.view import View
 from ef_common.errors import UsageError
@@ -67,6 +67,9 @@ class GradientReducer:
         pieces: The global batch that the next gradients are of, if they are of one.
         wants_stop: Above 0 if this worker wants all to interrupt the training after the next reduction.
         num_stops: Sum of the members' `wants_stop` in the newest reduction.
+        measures: Whether the noise is measured in the next reduction; the same in all members.
+        on_measured: Called with the mean of the members' squared norms of their gradients, and the squared norm of the
+            reduced ones, if it was.
     """
 
     def __init__(
@@ -80,6 +83,8 @@ class GradientReducer:
         self.pieces: Pieces | None = None
         self.wants_stop = 0.0
         self.num_stops = 0.0
+        self.measures: Callable[[], bool] = lambda: False
+        self.on_measured: Callable[[float, float], None] = lambda local, reduced: None
         self._layout: Layout | None = None
         self._handles: list[Any] = []
         self._reduction: Reduction | None = None
@@ -151,6 +156,7 @@ class GradientReducer:
         if reduction is None:
             return None
         reduction.wants_stop = self.wants_stop
+        reduction.measures = self.measures()
         contributors = self._session.run(reduction)
         confirmation = Confirmation()
         is_lent = contributors.world_size > 1 and not reduction.layout.double_buffered
@@ -169,6 +175,8 @@ class GradientReducer:
             if is_lent:
                 self._session.run(confirmation)  # everybody has the result: the buckets may be changed
             reduction.apply()
+            if reduction.measures:
+                self.on_measured(reduction.squared_norms / contributors.world_size, squared_norm(reduction.layout))
         return contributors
 
     def cancel(self) -> None:

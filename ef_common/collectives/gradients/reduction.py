@@ -34,6 +34,8 @@ class Reduction:
         self.stale = False
         self.skipped = False
         self.wants_stop = 0.0
+        self.measures = False  # the squared norm of the local gradients is to be summed, too
+        self.squared_norms = 0.0
         self.num_skipped = self.num_stops = self.num_wishes = 0.0
         self._flags: list[float] = []
         self._session = session
@@ -143,7 +145,7 @@ class Reduction:
 
     def _own_flags(self) -> list[float]:
         flags = [float(self._session.change_pending), float(self.stale), float(self.skipped), self.wants_stop]
-        flags += [float(self._session.wish), self._lacking]
+        flags += [float(self._session.wish), self._lacking, squared_norm(self.layout) if self.measures else 0.0]
         return flags + [float(p.grad is not None) for p in self.layout.parameters]
 
     def _issue(self, upto: int) -> None:
@@ -175,7 +177,9 @@ class Reduction:
         """Read the members' flags. Returns how many know of a pending change."""
         if not self._alone:
             self._flags = self.layout.buckets[-1].flags.tolist()
-        self.num_skipped, self.num_stops, self.num_wishes, self._lacking = self._flags[2:NUM_FIXED_FLAGS]
+        self.num_skipped, self.num_stops, self.num_wishes, self._lacking, self.squared_norms = self._flags[
+            2:NUM_FIXED_FLAGS
+        ]
         return float(self._flags[0])
 
     def apply(self) -> None:
@@ -193,6 +197,15 @@ class Reduction:
             gradients = [p.grad for p in self.layout.parameters if p.grad is not None]
             torch._foreach_div_(gradients, 1.0 - self._lacking)
         sparsify(self.layout.sparse)
+
+
+def squared_norm(layout: Layout) -> float:
+    """Squared norm of the gradients that the parameters have; waits for the device."""
+    gradients = [p.grad.to_dense() for p in layout.parameters if p.grad is not None]
+    if not gradients:
+        return 0.0
+    norms = [norm.to(gradients[0].device, torch.float32) for norm in torch._foreach_norm(gradients)]
+    return float(torch.stack(norms).square().sum())
 
 
 def _copy_gradients(bucket: Bucket, used: dict[int, float]) -> None:

@@ -1,0 +1,284 @@
+"""A training that chooses its number of nodes: measures itself, asks a policy, and acts.
+
+Every member measures, because any of them may become rank 0; only rank 0 decides and acts. What was measured travels
+with the state to newcomers, and lies in checkpoints. What is wanted is kept by the coordinator. So the next rank 0, and
+a new start of the job, know what those before them have learned.
+
+A step costs two readings of a clock and O(1) work; no member sends anything for it but rank 0, with a decision.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ef_common.core.autoscale import Autoscale, Policy, Situation, Target
+from ef_common.core.noise_scale import NoiseScale
+from ef_common.core.room import Room
+from ef_common.core.throughput import History, Window
+from ef_common.core.view import View
+from ef_common.data.fleet import Fleet
+from ef_common.data.provisioners import Provisioner
+from ef_common.data.replacing import Replacing
+from ef_common.events import EventLog
+from ef_common.session import Session
+from ef_common.terminal import say
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 0.5
+_LONG_S = 1.0
+_LONG = 10.0  # a step that takes so many times as long as usual contains something else: a validation, a checkpoint
+_FADE = 0.1
+_NOISE_EVERY = 4
+
+
+class Autoscaler:
+    """Chooses the number of nodes of one training, and has stragglers replaced.
+
+    Args:
+        settings: How to choose; None to leave the number as it is, and only to have stragglers replaced.
+        session: The worker's session.
+        log: Event log of the worker.
+        provisioner: Makes the provisioner; None where nothing starts nodes.
+        clock: Monotonic time in seconds.
+        wall: Time in seconds since the epoch.
+
+    Attributes:
+        history: What is known of the throughput at each number of nodes.
+        remaining_samples: Tells how many samples are left of the training; None if that is unknown.
+    """
+
+    def __init__(
+        self,
+        settings: Autoscale | None,
+        session: Session,
+        *,
+        log: EventLog,
+        provisioner: Callable[[], Provisioner | None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._settings, self._session, self._log = settings, session, log
+        self._clock, self._wall = clock, wall
+        self._fleet = Fleet(session, provisioner, clock=clock)
+        self._replacing = Replacing(session, self._fleet, keeps_wish=settings is not None, tell=self._tell, clock=clock)
+        self._policy: Policy | None = None if settings is None else settings.make_policy()
+        self.history = History()
+        self.remaining_samples: Callable[[], float | None] = lambda: None
+        self._window = Window(10 if settings is None else settings.every_steps)
+        self._view: View | None = None
+        self._nodes = 0
+        self._last_at: float | None = None
+        self._paused_s = 0.0
+        self._usual_s = 0.0
+        self._batch_size = 0
+        self._noise = NoiseScale()
+        self._squares: tuple[float, float] | None = None
+        self._elapsed_s = self._worker_s = 0.0
+        self._look_at = 0.0
+        self._acts = False
+        self._has_checked = False
+
+    # ------------------------------------------------------------ a step
+
+    @property
+    def needs_noise(self) -> bool:
+        """Whether the policy may ask for the noise scale of the gradients."""
+        return self._settings is not None and self._settings.policy not in ("throughput", "cost")
+
+    def measures_noise(self, num_updates: int) -> bool:
+        """Whether the gradients of the next update are measured: every few, which is the same in all members."""
+        return self.needs_noise and num_updates % _NOISE_EVERY == 0
+
+    def note_squares(self, local: float, reduced: float) -> None:
+        """The gradients of the update that is about to be committed were measured.
+
+        Args:
+            local: Mean over the members of the squared norm of their own gradient.
+            reduced: Squared norm of the mean gradient.
+        """
+        self._squares = (local, reduced)
+
+    def committed(self, contributors: View, num_samples: float, step: int) -> None:
+        """All members have made an update.
+
+        Args:
+            contributors: The members that have made it.
+            num_samples: Their samples in it.
+            step: Number of the update.
+        """
+        session, settings, now = self._session, self._settings, self._clock()
+        if session.newcomer or session.entering:
+            return
+        if settings is not None:
+            self._measure(settings, contributors, num_samples, now)
+        if session.rank != 0:
+            self._acts, self._has_checked = False, True
+            return
+        is_due = settings is not None and step % settings.every_steps == 0
+        room = session.room
+        if room is None or (now < self._look_at and not is_due):
+            return
+        self._look_at = now + _LOOK_S
+        self._act(settings, room, contributors, is_due=is_due)
+
+    def _act(self, settings: Autoscale | None, room: Room, view: View, *, is_due: bool) -> None:
+        if not self._acts:
+            self._acts = True
+            if room.wanted:
+                self.history = self.history.with_wanted(room.wanted)
+            self._fleet.take_over(room)
+            self._replacing.take_over(room)
+        if settings is not None and not self._has_checked:
+            self._has_checked = True
+            self._check_limits(settings, room)
+        is_settled = self._fleet.settle(room) and self._replacing.settle(room, view)
+        if is_due and is_settled and settings is not None and room.nodes == self._nodes:
+            self._decide(settings, room)
+
+    def _check_limits(self, settings: Autoscale, room: Room) -> None:
+        if settings.max > room.max_nodes:
+            say(
+                f"the job can have at most {room.max_nodes} nodes (the number behind the colon of --nnodes), so it "
+                f"does not grow beyond them. Received: autoscale with max={settings.max}",
+                color="yellow",
+                event="autoscale_limited",
+                max_nodes=room.max_nodes,
+            )
+
+    # ------------------------------------------------------------ what is measured
+
+    def _measure(self, settings: Autoscale, view: View, num_samples: float, now: float) -> None:
+        before_s, self._paused_s = self._paused_s, self._session.paused_s
+        paused_s = self._paused_s - before_s
+        took_s = 0.0 if self._last_at is None else now - self._last_at
+        self._last_at = now
+        self._elapsed_s += took_s
+        self._worker_s += took_s * view.world_size
+        self._note_noise(view, num_samples)
+        if view is not self._view:
+            self._enter(view, paused_s)
+        paused_s += self._excess(max(0.0, took_s - paused_s))
+        measure = self._window.note(self._wall(), self._nodes, round(num_samples), paused_s=paused_s)
+        if measure is None:
+            return
+        self.history = self.history.with_measure(measure)
+        if self._session.rank == 0:
+            self._log.write(
+                "throughput",
+                nodes=measure.size,
+                samples_per_s=measure.throughput,
+                spread=measure.spread,
+                seconds=measure.seconds,
+                **({} if self.history.noise_scale is None else {"noise_scale": self.history.noise_scale}),
+            )
+
+    def _note_noise(self, view: View, num_samples: float) -> None:
+        squares, self._squares = self._squares, None
+        num_workers, before = view.world_size, self._batch_size
+        self._batch_size = round(num_samples)
+        if (
+            squares is None or view is not self._view or num_samples < before
+        ):  # the last batches of an epoch are smaller
+            return
+        self._noise = self._noise.with_update(*squares, local_batch=num_samples / num_workers, num_workers=num_workers)
+        self.history = self.history.with_noise_scale(self._noise.samples)
+
+    def _enter(self, view: View, paused_s: float) -> None:
+        """The newest update is the first one in this view, before which training has paused."""
+        known, before = self._view is not None, self._nodes
+        self._view, self._nodes, self._usual_s = view, len({member.node for member in view.members}), 0.0
+        self._window.restart()
+        if known and self._nodes != before and paused_s > 0:
+            self.history = self.history.with_change(paused_s)
+
+    def _excess(self, took_s: float) -> float:
+        """The part of the time since the update before that is none of this step's."""
+        usual_s = self._usual_s
+        if usual_s and took_s > max(_LONG * usual_s, _LONG_S):
+            return took_s - usual_s
+        self._usual_s = took_s if not usual_s else usual_s + _FADE * (took_s - usual_s)
+        return 0.0
+
+    # ------------------------------------------------------------ what is decided
+
+    def _decide(self, settings: Autoscale, room: Room) -> None:
+        most = max(1, min(settings.max, self._fleet.most(room)))
+        situation = Situation(
+            size=room.nodes,
+            least=min(max(settings.min, room.min_nodes), most),
+            most=most,
+            now=self._wall(),
+            history=self.history,
+            batch_size=max(1, self._batch_size),
+            workers_per_node=max(1, self._session.completed_in.world_size // max(1, self._nodes)),
+            elapsed_s=self._elapsed_s,
+            worker_s=self._worker_s,
+            remaining_samples=self.remaining_samples(),
+        )
+        target = self._asked(situation)
+        if target is None or (nodes := situation.bounded(target.size)) == room.nodes:
+            return
+        self.history = self.history.with_wanted(nodes)
+        self._log.write("autoscale", nodes=room.nodes, wanted=nodes, reason=target.reason)
+        self._fleet.aim(nodes, room)
+
+    def _asked(self, situation: Situation) -> Target | None:
+        """What the policy says. It may be the user's, and its mistakes are no reason to end a training."""
+        policy = self._policy
+        if policy is None:
+            return None
+        try:
+            target = policy.decide(situation)
+            if target is None:
+                return None
+            size, reason = target[:2]
+            return Target(int(size), str(reason))
+        except Exception as error:
+            self._policy = None
+            logger.warning(
+                "the policy of autoscale has raised an exception, so the number of nodes stays as it is: %s: %s",
+                type(error).__name__,
+                error,
+                exc_info=error,
+            )
+            return None
+
+    def _tell(self, nodes: int, reason: str) -> None:
+        self._log.write("autoscale", nodes=nodes, wanted=nodes, reason=reason)
+
+    # ------------------------------------------------------------ what is shown, and handed on
+
+    @property
+    def wanted_nodes(self) -> int | None:
+        """How many nodes are wanted; None if the training does not choose its size."""
+        room = self._session.room
+        return None if self._settings is None else (room.wanted if room is not None else 0) or self._nodes
+
+    def state(self) -> dict[str, Any] | None:
+        """The state for newcomers and checkpoints, as plain data; None if nothing is measured."""
+        if self._settings is None:
+            return None
+        return {"history": self.history.to_plain(), "elapsed_s": self._elapsed_s, "worker_s": self._worker_s}
+
+    def load_state(self, state: Mapping[str, Any] | None) -> None:
+        """Continue from the others' state, or from a checkpoint's; None if that has none.
+
+        What cannot be read is left out: a training can learn it again.
+        """
+        if state is None or self._settings is None:
+            return
+        try:
+            history = History.from_plain(state["history"])
+            elapsed_s, worker_s = float(state["elapsed_s"]), float(state["worker_s"])
+        except (KeyError, TypeError, ValueError) as error:
+            logger.warning("what autoscale had learned cannot be read, and is learned again: %s", error)
+            return
+        self.history, self._elapsed_s, self._worker_s = history, elapsed_s, worker_s
+
+    def close(self) -> None:
+        """The training is over."""
+        self._fleet.close()

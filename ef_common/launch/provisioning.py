@@ -1,0 +1,53 @@
+"""What starts and ends nodes of the job that this worker belongs to."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ef_common.data.provisioners import Orders, Provisioner, ScaleCommand
+from ef_common.errors import UsageError
+from ef_common.launch import run_directory
+from ef_common.launch.environment import WorkerEnvironment
+
+_NUM_SPARES = 1  # one that replaces a straggler; it is no member until that has gone
+
+
+class LocalJob:
+    """The workers of `elasticflow run` on this machine, through the orders that `elasticflow scale` gives, too.
+
+    Args:
+        run_dir: Directory of the run.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+
+    def provide(self, nodes: int, *, present: int) -> None:
+        """Order so many workers: each of them is a node.
+
+        Raises:
+            UsageError: The launcher cannot start so many, or has ended.
+        """
+        run_directory.order(self._run_dir, nodes, num_spares=_NUM_SPARES)
+
+    def stop(self) -> None:
+        """An order is given at once."""
+
+
+def provisioner_for(environment: WorkerEnvironment) -> Provisioner | None:
+    """The provisioner of a worker's job; None where nothing starts nodes for it."""
+    if environment.scale_command is not None:
+        command = ScaleCommand(environment.scale_command, environ=os.environ, timeout_s=environment.scale_timeout_s)
+        return Orders(command, name=f"the scale command ({environment.scale_command})", repeats=False)
+    if environment.run_dir is not None and _is_local(environment.run_dir):
+        return Orders(LocalJob(environment.run_dir), name="`elasticflow run`", repeats=True)
+    return None
+
+
+def _is_local(run_dir: Path) -> bool:
+    try:
+        launcher = run_directory.read_launcher(run_dir)
+    except UsageError:  # of another version
+        return False
+    return launcher is not None and launcher.local and launcher.alive

@@ -1,0 +1,194 @@
+"""Jobs that choose their size, and have stragglers replaced: with `elasticflow run`, and with a command."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ef_common.core.membership import Settings
+from ef_common.core.stragglers import Pacing
+from ef_common.launch import environment
+from tests.faults.conftest import TrainingJob, check_gentle, check_run
+from tests.faults.hosts import ENOUGH, in_each_framework_but_jax
+from tests.faults.throttles import EXTRA_S, SLOW
+from tests.launch.test_run import Launched, elasticflow, script
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
+
+STEP_S = 0.4
+"""Long enough for a machine with much else to do: what a step takes besides is small against it."""
+EVERY = 12
+SETTINGS = f"max=4,policy=throughput,threshold=0.5,every_steps={EVERY}"
+QUICK = Pacing(smooth_s=3.0, after_s=3.0)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
+    started: list[Launched] = []
+
+    def start(*arguments: str, cap: float = 0.0, **environ: str) -> Launched:
+        """A job in which no more than `cap` workers have enough of what all of them need."""
+        launched = Launched(tmp_path / "run")
+        per_s = cap / STEP_S
+        options = script(length=100_003, throttled=True, step_sleep_s=STEP_S, shared_per_s=per_s)
+        launched.start(*arguments, *options, **environ)
+        started.append(launched)
+        return launched
+
+    yield start
+    for launched in started:
+        launched.end()
+
+
+def decisions(job: Any) -> list[tuple[int, int]]:
+    return [(event["nodes"], event["wanted"]) for event in job.events("autoscale")]
+
+
+def finish(job: Launched) -> str:
+    (job.directory / ENOUGH).touch()
+    assert job.wait() == 0
+    job.audit()
+    return job.output.read_text()
+
+
+def wait_for_steps(job: Any, number: int) -> None:
+    job.wait_for_step(max((event["step"] for event in job.events("step")), default=0) + number)
+
+
+def test_job_finds_the_best_size_and_stays(run: Callable[..., Launched]) -> None:
+    job = run("--nproc-per-node=1", "--nnodes=1:4", f"--autoscale={SETTINGS}", cap=2.0)
+    job.wait_until(lambda _: (made := decisions(job)) and len(made) > 1 and made[-1][1] == 2, "the way back to 2")
+    job.wait_until(lambda _: job.events("view")[-1]["world_size"] == 2, "2 workers")
+    made = decisions(job)
+    assert len(made) <= 3
+    wait_for_steps(job, 4 * EVERY)
+    assert decisions(job) == made
+    known = {event["nodes"]: event["samples_per_s"] for event in job.events("throughput")}
+    assert known[2] > 1.5 * known[1]
+    status, text = elasticflow("status", "--once", str(job.directory))
+    assert status == 0
+    assert "1 node: " in text
+    assert f"the job wants 2 nodes in place of {made[-1][0]}: " in text
+    text = finish(job)
+    assert text.count("the job wants ") == len(made)
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [("echo no quota left >&2; exit 1", "it has ended with status 1 (no quota left)"), ("sleep 1000", "killed")],
+    ids=["fails", "hangs"],
+)
+def test_command_that_gives_no_nodes_is_one_line(run: Callable[..., Launched], command: str, why: str) -> None:
+    job = run(
+        *("--nproc-per-node=1", "--nnodes=1:4", f"--autoscale={SETTINGS}", f"--scale-command={command}"),
+        cap=4.0,
+        ELASTICFLOW_SCALE_TIMEOUT="1",
+    )
+    job.wait_for("autoscale")
+    wait_for_steps(job, 3 * EVERY)
+    assert len(decisions(job)) == 1
+    lines = [line for line in finish(job).splitlines() if "has not changed the number of nodes" in line]
+    assert len(lines) == 1
+    assert why in lines[0]
+
+
+@pytest.mark.thorough
+def test_command_that_starts_a_node(run: Callable[..., Launched]) -> None:
+    """As a user writes it: one more node of the job for each that is missing."""
+    more = (
+        "for i in $(seq $((ELASTICFLOW_WANTED - ELASTICFLOW_NODES))); do "
+        f"{sys.executable} -m ef_common.cli run --join=$ELASTICFLOW_RUN_DIR & done"
+    )
+    job = run("--nproc-per-node=1", "--nnodes=1:2", f"--autoscale=max=2,every_steps={EVERY}", f"--scale-command={more}")
+    job.wait_for_world(2)
+    wait_for_steps(job, EVERY)
+    finish(job)
+
+
+def test_death_of_rank_zero_after_a_decision_orders_nothing_twice(run: Callable[..., Launched]) -> None:
+    job = run("--nproc-per-node=2", "--nnodes=1:3", f"--autoscale=max=3,threshold=0.5,every_steps={EVERY}", cap=3.0)
+    first = job.wait_for("autoscale")[0]
+    (start,) = job.events("start", worker=first["worker"])
+    os.kill(start["pid"], signal.SIGKILL)
+    job.wait_for_world(3)
+    wait_for_steps(job, 3 * EVERY)
+    assert len(job.events("start")) == 4  # two, one that was asked for, and one in place of the one that was killed
+    assert all(wanted == 3 for _, wanted in decisions(job))
+    finish(job)
+
+
+@pytest.mark.thorough
+def test_straggler_of_a_local_job_is_replaced_and_the_speed_is_back(
+    run: Callable[..., Launched], record_property: Callable[[str, object], None]
+) -> None:
+    job = run("--nproc-per-node=3", "--nnodes=1:3", f"--autoscale=min=3,max=3,every_steps={EVERY}")
+    job.wait_for_world(3)
+    wait_for_steps(job, 3 * EVERY)
+    before = _speed(job)
+    victim = job.events("view")[-1]["members"][1]
+    (start,) = job.events("start", worker=victim)
+    (job.directory / SLOW).write_text(str(start["pid"]))
+    slow_at = time.time()
+    job.wait_for("straggler", worker=victim)
+    found_at = time.time()
+    job.wait_until(lambda _: victim not in job.events("view")[-1]["members"], "its end")
+    job.wait_for_world(3, after=2)
+    gone_at = time.time()
+    while _speed(job, seconds=5.0) < 0.95 * before and time.time() < gone_at + 60.0:
+        job.check()
+        time.sleep(0.5)
+    back_at = time.time()
+    ratio = _speed(job, seconds=5.0) / before
+    for name, value in (
+        ("found_s", found_at - slow_at),
+        ("gone_s", gone_at - found_at),
+        ("back_s", back_at - found_at),
+    ):
+        record_property(name, round(value, 1))
+    record_property("ratio", round(ratio, 3))
+    assert ratio >= 0.95
+    text = finish(job)
+    assert f"worker {victim} is slower than the others" in text
+    assert len(job.events("start")) == 4
+
+
+def _speed(job: Launched, *, seconds: float = 10.0) -> float:
+    """Samples per second of all workers, lately."""
+    now = time.time()
+    steps = [event for event in job.events("step") if event["time"] > now - seconds]
+    return sum(stop - start for event in steps for start, stop in event["mine"]) / seconds
+
+
+@pytest.fixture
+def job(make_job: Callable[..., TrainingJob]) -> TrainingJob:
+    job = make_job(settings=Settings(max_nodes=3, last_call_s=60.0), heartbeat_timeout_s=5.0)
+    server = job.coordinator._server
+    assert server is not None
+    server.liveness.pacing = QUICK
+    return job
+
+
+@in_each_framework_but_jax
+def test_straggler_is_replaced_by_a_node_that_is_asked_for(job: TrainingJob) -> None:
+    """Without autoscale: with `evict_stragglers`, and something that starts nodes."""
+    note = 'echo "$ELASTICFLOW_NODES $ELASTICFLOW_WANTED" >> "$ELASTICFLOW_RUN_DIR/orders"'
+    environ = {environment.SCALE_COMMAND: note}
+    options = {**job.patient, "evict_stragglers": True, "length": 803}
+    slow, *others = (
+        job.start(job.train, {**options, "step_sleep_s": step_s}, environ=environ)
+        for step_s in (0.05 + EXTRA_S, 0.05, 0.05)
+    )
+    orders = job.directory / "orders"
+    job.wait_until(lambda _: orders.exists() and orders.read_text() == "3 4\n", "an order")
+    newcomer = job.start(job.train, {**options, "step_sleep_s": 0.05}, environ=environ)
+    assert slow.wait() == 0
+    job.wait_until(lambda _: orders.read_text() == "3 4\n3 3\n", "the order for those that are left")
+    check_run(job, [newcomer, *others])
+    check_gentle(job)

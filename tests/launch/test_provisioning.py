@@ -1,0 +1,89 @@
+"""Which provisioner a worker has, and that orders of a local job are those of `elasticflow scale`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ef_common.core.autoscale import Autoscale
+from ef_common.data.provisioners import Orders
+from ef_common.errors import UsageError
+from ef_common.launch import environment, run_directory
+from ef_common.launch.environment import read_environment
+from ef_common.launch.provisioning import LocalJob, provisioner_for
+from ef_common.launch.run import Options
+from ef_common.launch.run_directory import Launcher, read_order, this_launcher, write_launcher
+
+
+def launcher(directory: Path, *, local: bool = True, max_workers: int = 4) -> Launcher:
+    made = this_launcher(["train.py"], max_workers=max_workers, local=local)
+    write_launcher(directory, made)
+    return made
+
+
+def ordered(directory: Path) -> int | None:
+    order = read_order(directory)
+    return None if order is None else order.num_workers
+
+
+def test_local_job_is_scaled_by_its_launcher(tmp_path: Path) -> None:
+    launcher(tmp_path)
+    found = provisioner_for(read_environment({"ELASTICFLOW_RUN_DIR": str(tmp_path)}))
+    assert isinstance(found, Orders)
+    assert found.repeats
+    found.scale_to(3, present=2)
+    while (thread := found._thread) is not None:
+        thread.join(10)
+    assert ordered(tmp_path) == 3
+    assert found.most is None
+
+
+def test_local_job_may_have_a_spare_beyond_its_limit_and_no_more(tmp_path: Path) -> None:
+    launcher(tmp_path)
+    place = LocalJob(tmp_path)
+    place.provide(5, present=4)
+    assert ordered(tmp_path) == 5
+    with pytest.raises(UsageError, match="1 to 4 workers"):
+        place.provide(6, present=4)
+    with pytest.raises(UsageError, match="1 to 4 workers"):
+        run_directory.order(tmp_path, 5)  # what people order is members
+
+
+def test_launcher_that_has_ended_gives_nothing(tmp_path: Path) -> None:
+    write_launcher(tmp_path, replace(launcher(tmp_path), state="ended"))
+    with pytest.raises(UsageError, match="no `elasticflow run` is at work"):
+        LocalJob(tmp_path).provide(2, present=1)
+
+
+@pytest.mark.parametrize("local", [None, False])
+def test_job_of_several_machines_has_no_provisioner_of_its_own(tmp_path: Path, local: bool | None) -> None:
+    if local is not None:
+        launcher(tmp_path, local=local)
+    assert provisioner_for(read_environment({"ELASTICFLOW_RUN_DIR": str(tmp_path)})) is None
+    assert provisioner_for(read_environment({})) is None
+
+
+def test_command_comes_before_the_launcher(tmp_path: Path) -> None:
+    launcher(tmp_path)
+    named = {"ELASTICFLOW_RUN_DIR": str(tmp_path), "ELASTICFLOW_SCALE_COMMAND": "./more.sh"}
+    found = provisioner_for(read_environment(named))
+    assert isinstance(found, Orders)
+    assert not found.repeats
+
+
+def test_options_become_variables_of_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(environment.AUTOSCALE, raising=False)
+    made = Options.parse(["--autoscale=max=3,every_steps=50", "--scale-command=./more.sh -q", "train.py"])
+    assert made.variables == {environment.AUTOSCALE: "max=3,every_steps=50", environment.SCALE_COMMAND: "./more.sh -q"}
+    assert read_environment(made.variables).autoscale == Autoscale(max=3, every_steps=50)
+    assert Options.parse(["train.py"]).variables == {}
+    assert environment.AUTOSCALE not in os.environ
+
+
+@pytest.mark.parametrize("text", ["min=3,max=2", "threshold=2", "policy=best", "max=many", "8", "max=4,max=5"])
+def test_options_that_are_wrong_are_refused_before_a_worker_is_started(text: str) -> None:
+    with pytest.raises(UsageError, match="--autoscale"):
+        Options.parse([f"--autoscale={text}", "train.py"])

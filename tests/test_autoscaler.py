@@ -1,0 +1,481 @@
+"""A training that chooses its size, with a coordinator and a provisioner that do what they are told, or do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from ef_common.core.autoscale import Autoscale, Situation, Target
+from ef_common.core.room import Room
+from ef_common.core.throughput import Measure
+from ef_common.core.view import Member, View
+from ef_common.data import autoscaler, fleet
+from ef_common.data.autoscaler import Autoscaler
+from ef_common.data.fleet import LATE_S, RELEASE_S
+from ef_common.data.replacing import MOST_PER_HOUR
+from ef_common.events import EventLog
+
+STEP_S = 0.1
+EVERY = 20
+
+
+@dataclass
+class Asks:
+    """A policy that has been told what to say, in this order."""
+
+    answers: list[Any]
+    seen: list[Situation] = field(default_factory=list)
+
+    def decide(self, situation: Situation) -> Target | None:
+        self.seen.append(situation)
+        answer = self.answers.pop(0) if self.answers else None
+        if isinstance(answer, Exception):
+            raise answer
+        return None if answer is None else Target(answer, f"the test says {answer}")
+
+
+@dataclass
+class Place:
+    """A provisioner that notes its orders."""
+
+    orders: list[int] = field(default_factory=list)
+    most: int | None = None
+    repeats: bool = True
+    closed: bool = False
+
+    def scale_to(self, nodes: int, *, present: int) -> None:
+        self.orders.append(nodes)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Job:
+    """A session, as far as it is asked, and the time."""
+
+    def __init__(self, nodes: int, *, rank: int = 0, max_nodes: int = 8, min_nodes: int = 1) -> None:
+        self.now = 1000.0
+        self.step = 0
+        self.num_named = 0
+        self.view = View(1, ())
+        self.room: Room | None = None
+        self._limits = (min_nodes, max_nodes)
+        self.wishes: list[int] = []
+        self.rank, self.newcomer, self.entering, self.paused_s = rank, False, False, 0.0
+        self.rate: Callable[[int], float] = lambda nodes: 100.0 * nodes
+        self.members: list[str] = []
+        self.enter(nodes)
+
+    @property
+    def completed_in(self) -> View:
+        return self.view
+
+    def want(self, nodes: int) -> None:
+        self.wishes.append(nodes)
+        self.know(wanted=nodes)
+
+    def enter(self, nodes: int, *, without: str = "") -> None:
+        """The view has so many nodes from here on."""
+        self.members = [one for one in self.members if one != without][:nodes]
+        while len(self.members) < nodes:
+            self.members.append(f"w{self.num_named}")
+            self.num_named += 1
+        members = tuple(Member(name, f"node-{name}", "") for name in self.members)
+        self.view = View(self.view.generation + 1, members)
+        self.know(nodes=nodes)
+
+    def know(self, **changes: Any) -> None:
+        known = {"wanted": 0, "nodes": len(self.members), "spares": 0, "newcomers": 0, "stragglers": ()}
+        if self.room is not None:
+            known |= {name: getattr(self.room, name) for name in known}
+        least, most = self._limits
+        self.room = Room(**{**known, **changes}, min_nodes=least, max_nodes=most)
+
+    def train(self, scaler: Autoscaler, steps: int = EVERY, *, took_s: float | None = None) -> None:
+        for _ in range(steps):
+            self.step += 1
+            num_samples = 32.0 * self.view.world_size
+            self.now += took_s or num_samples / self.rate(self.view.world_size)
+            scaler.committed(self.view, num_samples, self.step)
+
+    def wait(self, scaler: Autoscaler, seconds: float) -> None:
+        self.train(scaler, 1, took_s=seconds)
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    lines: list[str] = []
+    for module in (autoscaler, fleet):
+        monkeypatch.setattr(module, "say", lambda text, **_: lines.append(text))
+    return lines
+
+
+class Heard:
+    waits = False
+
+    def __init__(self) -> None:
+        self.records: list[dict[str, Any]] = []
+
+    def take(self, record: dict[str, Any]) -> None:
+        self.records.append(record)
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture
+def make(heard: Heard) -> Iterator[Callable[..., tuple[Autoscaler, Asks, Place]]]:
+    def made(job: Job, *answers: Any, place: Place | bool | None = True, **settings: Any) -> Any:
+        policy = Asks(list(answers))
+        place = Place() if place is True else place or None
+        scaler = Autoscaler(
+            Autoscale(policy=policy, every_steps=EVERY, **settings) if settings.pop("on", True) else None,
+            job,  # type: ignore[arg-type]
+            log=EventLog(None, "w0", listener=heard),
+            provisioner=lambda: place,
+            clock=lambda: job.now,
+            wall=lambda: 1e9 + job.now,
+        )
+        return scaler, policy, place
+
+    return made  # type: ignore[return-value]
+
+
+def test_throughput_of_each_size_is_measured_and_told(make: Any, heard: Heard) -> None:
+    job = Job(2)
+    scaler, policy, _ = make(job, None, max=4)
+    job.train(scaler, 2 * EVERY)
+    measures = [record for record in heard.records if record["kind"] == "throughput"]
+    assert {(record["nodes"], round(record["samples_per_s"])) for record in measures} == {(2, 200)}
+    job.enter(3)
+    job.train(scaler, 2 * EVERY)
+    assert {one.size: round(one.throughput) for one in scaler.history.measures} == {2: 200, 3: 300}
+    assert policy.seen[-1].history == scaler.history
+    assert (policy.seen[-1].size, policy.seen[-1].least, policy.seen[-1].most) == (3, 1, 4)
+    assert policy.seen[-1].batch_size == 96
+
+
+def test_pauses_and_long_steps_do_not_count(make: Any) -> None:
+    job = Job(2)
+    scaler, _, _ = make(job)
+    for _ in range(6):
+        job.train(scaler, 9)
+        job.train(scaler, 1, took_s=30.0)  # with a validation, say
+    assert scaler.history.measures
+    assert all(150 < measure.throughput < 250 for measure in scaler.history.measures)
+
+
+def test_cost_of_a_change_is_learned(make: Any) -> None:
+    job = Job(2)
+    scaler, _, _ = make(job)
+    job.train(scaler, 5)
+    job.enter(3)
+    job.paused_s += 1.5
+    job.train(scaler, 5)
+    assert scaler.history.change_s == 1.5
+
+
+def test_growth_is_wished_for_and_ordered_and_then_measured(make: Any, heard: Heard) -> None:
+    job = Job(2)
+    scaler, policy, place = make(job, 4)
+    job.train(scaler)
+    assert (job.wishes, place.orders) == ([4], [4])
+    (record,) = [record for record in heard.records if record["kind"] == "autoscale"]
+    assert (record["nodes"], record["wanted"], record["reason"]) == (2, 4, "the test says 4")
+    job.train(scaler, 3 * EVERY)
+    assert len(policy.seen) == 1  # what has been decided comes first
+    job.enter(4)
+    job.train(scaler, 2 * EVERY)
+    assert len(policy.seen) > 1
+    assert place.orders == [4]
+
+
+def test_fewer_nodes_are_ordered_when_the_others_are_out_of_the_view(make: Any) -> None:
+    job = Job(4)
+    scaler, policy, place = make(job, 2)
+    job.train(scaler)
+    assert (job.wishes, place.orders) == ([2], [])
+    job.enter(2)
+    job.wait(scaler, 1.0)
+    job.wait(scaler, 1.0)
+    assert place.orders == []
+    job.wait(scaler, RELEASE_S)
+    assert place.orders == [2]
+    job.train(scaler, 2 * EVERY)
+    assert place.orders == [2]
+    assert len(policy.seen) > 1
+
+
+def test_refused_order_limits_what_the_policy_may_ask_for(make: Any, said: list[str]) -> None:
+    job = Job(2)
+    scaler, policy, place = make(job, 4)
+    job.train(scaler)
+    place.most = 2
+    job.train(scaler, 2 * EVERY)
+    assert policy.seen[-1].most == 2
+    assert len(policy.seen) > 1
+
+
+def test_late_nodes_are_one_line_and_the_training_plans_without_them(make: Any, said: list[str]) -> None:
+    job = Job(2)
+    scaler, policy, _place = make(job, 4)
+    job.train(scaler)
+    job.enter(3)  # fewer
+    job.train(scaler, EVERY)
+    assert len(policy.seen) == 1
+    job.wait(scaler, LATE_S)
+    job.train(scaler, EVERY)
+    assert len(said) == 1
+    assert "4 nodes are wanted" in said[0]
+    assert policy.seen[-1].most == 3
+    job.enter(4)  # later than that, they are welcome
+    job.train(scaler, EVERY)
+    assert policy.seen[-1].most == 4
+
+
+def test_next_rank_zero_goes_on_without_ordering_twice(make: Any, heard: Heard) -> None:
+    job = Job(2, rank=1)
+    scaler, policy, place = make(job, 4)
+    job.train(scaler)
+    assert scaler.history.measures
+    assert (policy.seen, place.orders) == ([], [])
+    job.rank = 0  # the one before has wished for 4, and died
+    job.know(wanted=4)
+    job.train(scaler, 2 * EVERY)
+    assert place.orders == [4]  # a total, so that nobody comes twice
+    assert (policy.seen, job.wishes) == ([], [])
+    job.enter(4)
+    job.train(scaler, 2 * EVERY)
+    assert policy.seen
+    assert not [record for record in heard.records if record["kind"] == "autoscale" and record["wanted"] != 4]
+
+
+def test_next_rank_zero_does_not_run_a_command_again_that_may_have_been_run(make: Any) -> None:
+    job = Job(2, rank=1)
+    scaler, _, place = make(job, place=Place(repeats=False))
+    job.train(scaler)
+    job.rank = 0
+    job.know(wanted=4)
+    job.train(scaler, 2 * EVERY)
+    assert place.orders == []
+
+
+def test_without_a_provisioner_only_nodes_that_are_there_count(make: Any) -> None:
+    job = Job(2)
+    scaler, policy, _ = make(job, place=None, max=6)
+    job.train(scaler)
+    assert policy.seen[-1].most == 2
+    job.know(spares=1, newcomers=1)
+    job.train(scaler)
+    assert policy.seen[-1].most == 4
+
+
+def test_limit_above_that_of_the_job_is_said_once_and_the_smaller_one_counts(make: Any, said: list[str]) -> None:
+    job = Job(2, max_nodes=3)
+    scaler, policy, _ = make(job, max=6)
+    job.train(scaler, 3 * EVERY)
+    assert len(said) == 1
+    assert "at most 3 nodes" in said[0]
+    assert "max=6" in said[0]
+    assert policy.seen[-1].most == 3
+
+
+def test_policy_that_raises_or_talks_nonsense_ends_nothing(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+    job = Job(2)
+    scaler, policy, place = make(job, RuntimeError("no such column"))
+    job.train(scaler, 3 * EVERY)
+    assert len(policy.seen) == 1
+    assert "no such column" in caplog.text
+    assert len(caplog.records) == 1
+    assert place.orders == []
+
+
+def test_state_is_what_was_learned(make: Any) -> None:
+    job = Job(2)
+    scaler, _, _ = make(job)
+    job.train(scaler, 2 * EVERY)
+    other, _policy, _ = make(Job(2))
+    other.load_state(scaler.state())
+    assert other.history == scaler.history
+    assert other.state() == scaler.state()
+    other.load_state(None)  # of a checkpoint without it
+    assert other.history == scaler.history
+
+
+@pytest.mark.parametrize("state", [{}, {"history": 3}, {"history": {"measures": [{"size": "x"}]}}, {"history": {}}])
+def test_state_that_cannot_be_read_is_learned_again(
+    make: Any, caplog: pytest.LogCaptureFixture, state: dict[str, Any]
+) -> None:
+    scaler, _, _ = make(Job(2))
+    scaler.load_state(state)
+    assert scaler.history.measures == ()
+    assert "learned again" in caplog.text
+
+
+def test_without_settings_nothing_is_measured_or_handed_on(make: Any, heard: Heard) -> None:
+    job = Job(2)
+    scaler, _, place = make(job, on=False)
+    job.train(scaler, 3 * EVERY)
+    assert (heard.records, scaler.state(), scaler.wanted_nodes, job.wishes, place.orders) == ([], None, None, [], [])
+
+
+def test_wanted_nodes_are_those_of_the_coordinator_or_those_that_are_there(make: Any) -> None:
+    job = Job(2)
+    scaler, _, _ = make(job, 4)
+    job.train(scaler, 1)
+    assert scaler.wanted_nodes == 2
+    job.train(scaler)
+    assert scaler.wanted_nodes == 4
+
+
+def test_noise_of_the_gradients_is_measured_in_every_few_updates_where_a_policy_may_ask(make: Any) -> None:
+    job = Job(4)
+    scaler, policy, _ = make(job)
+    local_batch, global_batch = 32, 128
+    for _ in range(300):
+        if scaler.measures_noise(job.step):  # |G|² = 4 and tr(Σ) = 800
+            scaler.note_squares(4 + 800 / local_batch, 4 + 800 / global_batch)
+        job.train(scaler, 1)
+    assert policy.seen[-1].history.noise_scale == pytest.approx(200.0)
+    assert [scaler.measures_noise(step) for step in range(8)] == [True, False, False, False] * 2
+    other = Autoscaler(Autoscale(), job, log=EventLog(None, "w0"))  # type: ignore[arg-type]
+    assert not other.measures_noise(0)
+
+
+# ---------------------------------------------------------------- stragglers
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_straggler_is_replaced_by_a_newcomer_that_is_asked_for(make: Any, heard: Heard, *, on: bool) -> None:
+    job = Job(3)
+    scaler, _, place = make(job, on=on)
+    job.train(scaler, 5)
+    job.know(stragglers=("w1",))
+    job.wait(scaler, 1.0)
+    assert (job.wishes, place.orders) == ([3], [4])
+    job.know(newcomers=1)
+    job.wait(scaler, 10.0)
+    job.know(newcomers=0, spares=1)
+    job.wait(scaler, 10.0)
+    job.enter(4)
+    job.wait(scaler, 1.0)
+    job.know(stragglers=(), spares=0)
+    job.enter(3, without="w1")
+    job.wait(scaler, 1.0)
+    job.wait(scaler, 1.0)
+    assert place.orders == [4]
+    job.wait(scaler, RELEASE_S)
+    assert place.orders == [4, 3]
+    assert job.wishes == ([3] if on else [3, 0])  # hand-started nodes are not sent away
+    reasons = [record["reason"] for record in heard.records if record["kind"] == "autoscale"]
+    assert [reason.split(":")[0] for reason in reasons] == [
+        "worker w1 is slower than the others",
+        "worker w1 was replaced after 22 s",
+    ]
+
+
+def replace(job: Job, scaler: Autoscaler, worker: str) -> None:
+    job.know(stragglers=(worker,))
+    job.wait(scaler, 1.0)
+    job.know(stragglers=())
+    job.enter(len(job.members), without=worker)
+    job.wait(scaler, 1.0)
+    job.wait(scaler, RELEASE_S)
+
+
+def test_no_more_than_a_few_are_replaced_in_an_hour(make: Any) -> None:
+    job = Job(3)
+    scaler, _, place = make(job)
+    for number in range(MOST_PER_HOUR + 2):
+        replace(job, scaler, f"w{number}")
+    assert place.orders == [4, 3] * MOST_PER_HOUR
+    job.wait(scaler, 3600.0)
+    replace(job, scaler, job.members[0])
+    assert place.orders == [4, 3] * (MOST_PER_HOUR + 1)
+
+
+def test_same_node_is_not_replaced_twice_in_a_row(make: Any) -> None:
+    job = Job(3)
+    scaler, _, place = make(job)
+    job.train(scaler, 5)
+    job.know(stragglers=("w1",))
+    job.wait(scaler, 1.0)
+    job.wait(scaler, LATE_S)  # nobody has come
+    assert place.orders == [4, 3]
+    job.wait(scaler, 100.0)
+    job.wait(scaler, 100.0)
+    assert place.orders == [4, 3]
+    job.know(stragglers=("w1", "w2"))
+    job.wait(scaler, 1.0)
+    assert place.orders == [4, 3, 4]
+
+
+def test_straggler_that_recovers_stays(make: Any) -> None:
+    job = Job(3)
+    scaler, _, place = make(job, on=False)
+    job.train(scaler, 5)
+    job.know(stragglers=("w1",))
+    job.wait(scaler, 1.0)
+    job.know(stragglers=(), spares=1)
+    job.wait(scaler, 1.0)
+    assert (place.orders, job.wishes) == ([4, 3], [3, 0])
+
+
+def test_spare_that_waits_already_is_enough(make: Any) -> None:
+    job = Job(3)
+    scaler, _, place = make(job)
+    job.know(stragglers=("w1",), spares=1)
+    job.train(scaler)
+    assert place.orders == []
+
+
+def test_straggler_of_a_node_with_others_stays(make: Any) -> None:
+    job = Job(2)
+    scaler, _, place = make(job)
+    members = tuple(Member(name, "node", "") for name in job.members)
+    job.view = View(2, members)
+    job.know(stragglers=("w1",), nodes=1)
+    job.train(scaler)
+    assert place.orders == []
+
+
+def test_refused_replacement_ends_the_matter(make: Any) -> None:
+    job = Job(3)
+    scaler, _, place = make(job, on=False)
+    job.train(scaler, 5)
+    job.know(stragglers=("w1",))
+    job.wait(scaler, 1.0)
+    place.most = 3
+    job.wait(scaler, 1.0)
+    assert (place.orders, job.wishes) == ([4, 3], [3, 0])
+
+
+def test_next_rank_zero_ends_a_replacement_that_another_has_begun(make: Any) -> None:
+    job = Job(3, rank=1)
+    scaler, _, place = make(job, on=False)
+    job.train(scaler, 5)
+    job.know(wanted=3)
+    job.rank = 0  # the straggler was rank 0
+    job.wait(scaler, 1.0)
+    job.wait(scaler, RELEASE_S)
+    assert (place.orders, job.wishes) == ([3], [0])
+
+
+def test_end_of_the_training_closes_the_provisioner(make: Any) -> None:
+    job = Job(2)
+    scaler, _, place = make(job, 4)
+    job.train(scaler)
+    scaler.close()
+    assert place.closed
+
+
+def test_measures_of_a_lone_node_know_its_size(make: Any) -> None:
+    job = Job(1)
+    scaler, _, _ = make(job)
+    job.train(scaler, 2 * EVERY)
+    assert isinstance(scaler.history.of(1), Measure)
