@@ -245,7 +245,7 @@ class TorchGroup(LinkedGroup):
             if self._sums is not None:
                 self._sums.abort()
             if not self._lost:
-                self._lost = not _settle(self._flying)
+                self._lost = not _settle(tuple(self._flying))  # meanwhile, other threads finish some of them
                 self._bury()
 
     def _bury(self) -> None:

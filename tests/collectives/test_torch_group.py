@@ -6,6 +6,7 @@ import gc
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from socket import AF_INET
 from typing import Any
@@ -100,6 +101,39 @@ def test_strangers_who_connect_to_the_listener_cost_no_descriptor(directory: Pat
         assert num_listeners >= 1
         assert more == 0
         assert total == 2.0
+
+
+class Work:
+    """An operation in flight, which has ended when `wait` returns."""
+
+    def __init__(self, wait: Callable[[object], object]) -> None:
+        self.wait = wait
+
+    def is_completed(self) -> bool:
+        return True
+
+
+def test_operation_may_be_finished_by_its_thread_while_the_group_is_aborted() -> None:
+    group = TorchGroups().build(view_of(1), rank=0, bootstrap=Addresses())
+    begun, aborting = threading.Event(), threading.Event()
+
+    def wait_for_abort(timeout: object) -> None:
+        begun.set()
+        aborting.wait(10)
+
+    later = Work(wait_for_abort)
+    thread = threading.Thread(target=group.finish, args=[later])
+
+    def let_the_other_end(timeout: object) -> None:
+        aborting.set()
+        thread.join(10)
+
+    group._flying.update({Work(let_the_other_end): (), later: ()})
+    thread.start()
+    assert begun.wait(10)
+    group.abort()
+    assert not thread.is_alive()
+    assert group._flying == {}
 
 
 def test_abort_wakes_peers_at_once(directory: Path, engine: str) -> None:
