@@ -22,9 +22,9 @@ from tests.launch.test_run import Launched, elasticflow, script
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
-STEP_S = 0.4
+STEP_S = 0.8
 """Long enough for a machine with much else to do: what a step takes besides is small against it."""
-EVERY = 12
+EVERY = 10
 SETTINGS = f"max=4,policy=throughput,threshold=0.5,every_steps={EVERY}"
 QUICK = Pacing(smooth_s=3.0, after_s=3.0)
 
@@ -68,7 +68,7 @@ def test_job_finds_the_best_size_and_stays(run: Callable[..., Launched]) -> None
     job.wait_until(lambda _: job.events("view")[-1]["world_size"] == 2, "2 workers")
     made = decisions(job)
     assert len(made) <= 3
-    wait_for_steps(job, 4 * EVERY)
+    wait_for_steps(job, 3 * EVERY)
     assert decisions(job) == made
     known = {event["nodes"]: event["samples_per_s"] for event in job.events("throughput")}
     assert known[2] > 1.5 * known[1]
@@ -141,11 +141,10 @@ def test_straggler_of_a_local_job_is_replaced_and_the_speed_is_back(
     job.wait_until(lambda _: victim not in job.events("view")[-1]["members"], "its end")
     job.wait_for_world(3, after=2)
     gone_at = time.time()
-    while _speed(job, seconds=5.0) < 0.95 * before and time.time() < gone_at + 60.0:
+    while (ratio := _speed(job, since=gone_at) / before) < 0.95 and time.time() < gone_at + 60.0:
         job.check()
         time.sleep(0.5)
     back_at = time.time()
-    ratio = _speed(job, seconds=5.0) / before
     for name, value in (
         ("found_s", found_at - slow_at),
         ("gone_s", gone_at - found_at),
@@ -159,11 +158,14 @@ def test_straggler_of_a_local_job_is_replaced_and_the_speed_is_back(
     assert len(job.events("start")) == 4
 
 
-def _speed(job: Launched, *, seconds: float = 10.0) -> float:
-    """Samples per second of all workers, lately."""
-    now = time.time()
-    steps = [event for event in job.events("step") if event["time"] > now - seconds]
-    return sum(stop - start for event in steps for start, stop in event["mine"]) / seconds
+def _speed(job: Launched, *, since: float = 0.0) -> float:
+    """Samples per second of all workers in the newest steps, as one of them has logged them; 0 if it is too early."""
+    first = job.events("view")[-1]["members"][0]
+    steps = [event for event in job.events("step", worker=first) if event["time"] > since][-8:]
+    if len(steps) < 5:
+        return 0.0
+    num_samples = sum(stop - start for event in steps[1:] for start, stop in event["committed"])
+    return float(num_samples / (steps[-1]["time"] - steps[0]["time"]))
 
 
 @pytest.fixture
