@@ -307,7 +307,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="drained-worker-counts-as-finished",
         file="ef_common/launch/run.py",
-        old="if not agent.asked and not (agent.process.exitcode == 0 and has_left(agent.notes))",
+        old="if not agent.asked and not _has_left(agent)",
         new="if True",
         harm="Once a job has been scaled down, killed workers are not replaced, and its exit status is 0 even if all "
         "others fail.",
