@@ -1,7 +1,7 @@
 """Finds members that are slower than the others, by their smoothed throughput.
 
-The throughput of a member is samples per second of computing, without waiting, over about the last minute: sums that
-fade as ``exp(-t / 60 s)``. A member below 0.8 of the median of the others' for a minute is a straggler (the ratio of
+The throughput of a member is samples per second of computing, without waiting, over about the last 20 s: sums that
+fade as ``exp(-t / 20 s)``. A member below 0.8 of the median of the others' for 30 s is a straggler (the ratio of
 Or, Zhang and Freedman, *Resource Elasticity in Distributed Deep Learning*, 2020), until it is above 0.9.
 """
 
@@ -29,8 +29,8 @@ class Pacing:
 
     slow: float = 0.8
     well: float = 0.9
-    smooth_s: float = 60.0
-    after_s: float = 60.0
+    smooth_s: float = 20.0
+    after_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ class ElasticSettings:
         claims: Where workers claim that they continue without others that are silent: a URL that all workers reach, of
             etcd (`etcd://host:2379,host:2379/prefix`) or of a store that can hold checkpoints. The default is
             `ELASTICFLOW_CLAIMS`, or else the place of the checkpoints.
-        evict_stragglers: Replace a worker whose throughput stays below 0.8 of the others' for a minute, as soon as a
+        evict_stragglers: Replace a worker whose throughput stays below 0.8 of the others' for 30 s, as soon as a
             spare is ready (a newcomer for which `max_nodes` leaves no room). The spare joins first; then the slow
             worker ends with status 0. Otherwise, slow workers are only reported. Where the job can ask for nodes
             (`elasticflow run` on one machine, or with `--scale-command`), one is asked for in place of a slow one, at

@@ -62,6 +62,7 @@ def wait_for_steps(job: Any, number: int) -> None:
     job.wait_for_step(max((event["step"] for event in job.events("step")), default=0) + number)
 
 
+@pytest.mark.thorough
 def test_job_finds_the_best_size_and_stays(run: Callable[..., Launched]) -> None:
     job = run("--nproc-per-node=1", "--nnodes=1:4", f"--autoscale={SETTINGS}", cap=2.0)
     job.wait_until(lambda _: (made := decisions(job)) and len(made) > 1 and made[-1][1] == 2, "the way back to 2")
@@ -80,6 +81,7 @@ def test_job_finds_the_best_size_and_stays(run: Callable[..., Launched]) -> None
     assert text.count("the job wants ") == len(made)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("command", "why"),
     [("echo no quota left >&2; exit 1", "it has ended with status 1 (no quota left)"), ("sleep 1000", "killed")],
@@ -125,9 +127,7 @@ def test_death_of_rank_zero_after_a_decision_orders_nothing_twice(run: Callable[
 
 
 @pytest.mark.thorough
-def test_straggler_of_a_local_job_is_replaced_and_the_speed_is_back(
-    run: Callable[..., Launched], record_property: Callable[[str, object], None]
-) -> None:
+def test_straggler_of_a_local_job_is_replaced_and_the_speed_is_back(run: Callable[..., Launched]) -> None:
     job = run("--nproc-per-node=3", "--nnodes=1:3", f"--autoscale=min=3,max=3,every_steps={EVERY}")
     job.wait_for_world(3)
     wait_for_steps(job, 3 * EVERY)
@@ -135,23 +135,13 @@ def test_straggler_of_a_local_job_is_replaced_and_the_speed_is_back(
     victim = job.events("view")[-1]["members"][1]
     (start,) = job.events("start", worker=victim)
     (job.directory / SLOW).write_text(str(start["pid"]))
-    slow_at = time.time()
     job.wait_for("straggler", worker=victim)
-    found_at = time.time()
     job.wait_until(lambda _: victim not in job.events("view")[-1]["members"], "its end")
     job.wait_for_world(3, after=2)
     gone_at = time.time()
     while (ratio := _speed(job, since=gone_at) / before) < 0.95 and time.time() < gone_at + 60.0:
         job.check()
         time.sleep(0.5)
-    back_at = time.time()
-    for name, value in (
-        ("found_s", found_at - slow_at),
-        ("gone_s", gone_at - found_at),
-        ("back_s", back_at - found_at),
-    ):
-        record_property(name, round(value, 1))
-    record_property("ratio", round(ratio, 3))
     assert ratio >= 0.95
     text = finish(job)
     assert f"worker {victim} is slower than the others" in text
