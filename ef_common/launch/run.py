@@ -463,6 +463,13 @@ class _Agents:
         return set(self._statuses) == {REFUSED}
 
     @property
+    def killed_as(self) -> int:
+        """Exit status that tells why this node is lost, if a signal has ended its worker or its agent; else 0."""
+        ended = [KILLED - status if status < 0 else status for status in self._statuses if status is not None]
+        killed = [status for status in ended if status > KILLED or status == EXCUSED]
+        return 0 if self.failure or not killed else killed[0]
+
+    @property
     def _statuses(self) -> list[int | None]:
         return [
             agent.process.exitcode
@@ -657,4 +664,6 @@ class _Supervisor:
             return self._options.left_status
         if self._agents.refused:
             return REFUSED
+        if not self._options.local and self._agents.killed_as:  # the job goes on, on other nodes
+            return self._agents.killed_as
         return 1 if self._agents.failed else 0
