@@ -70,7 +70,7 @@ class Submission:
                 + script
             )
         for option in options:
-            if option.startswith("--") and option[2:].partition("=")[0] in _OURS or option[:2] in _OURS:
+            if (option.startswith("--") and option[2:].partition("=")[0] in _OURS) or option[:2] in _OURS:
                 raise UsageError(
                     f"each task of the array is one node; --nodes=MIN:MAX says how many there are. Received: {option}"
                 )
