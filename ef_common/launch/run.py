@@ -110,6 +110,8 @@ class Options:
             args.rdzv_endpoint = meeting.endpoint
             is_host = "" if meeting.is_host is None else f"is_host={int(meeting.is_host)}"
             args.rdzv_conf = joined_conf(args.rdzv_conf, is_host)
+            if meeting.num_nodes and args.nnodes == DEFAULT_NNODES:
+                args.nnodes = f"1:{meeting.num_nodes}"
         local = not args.rdzv_endpoint
         if local and args.rdzv_backend != BACKEND:
             raise UsageError(

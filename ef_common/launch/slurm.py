@@ -125,6 +125,15 @@ def stop(job: SlurmJob, *, kill: bool) -> None:
     _ask("scancel", job.number)
 
 
+def hostnames(nodes: str) -> list[str]:
+    """The hosts of a list such as ``node[1-3,7]``, as Slurm itself reads it.
+
+    Raises:
+        UsageError: Slurm cannot read it, or is not there.
+    """
+    return _ask("scontrol", "show", "hostnames", nodes).split()
+
+
 def _running(job: SlurmJob) -> list[str]:
     """The tasks that run, the oldest first."""
     asked = ("--noheader", "--array", f"--jobs={job.number}", "--states=RUNNING", "--sort=S", "--format=%K")

@@ -249,6 +249,15 @@ def test_record_of_another_version_is_refused(tmp_path: Path) -> None:
     assert slurm.job_in(tmp_path / "another") is None
 
 
+def test_list_of_nodes_is_taken_apart_by_slurm(tools: Callable[..., None]) -> None:
+    tools(scontrol="printf 'n1\\nn2\\n'")
+    assert slurm.hostnames("n[1-2]") == ["n1", "n2"]
+    assert calls() == ["scontrol show hostnames n[1-2]"]
+    tools(scontrol="echo 'scontrol: error: Invalid hostlist: n[1' >&2; exit 1")
+    with pytest.raises(UsageError, match="scontrol: Invalid hostlist"):
+        slurm.hostnames("n[1")
+
+
 # ---------------------------------------------------------------- more nodes, fewer nodes, none
 
 
