@@ -148,9 +148,11 @@ while kill -0 $node 2>/dev/null; do wait $node; done
 wait $node
 status=$?
 
-if [ $status = 75 ] || [ $status -gt 128 ]; then    # told to go, or killed: it comes back when there is room
+if [ $status = 75 ] || {{ [ $status -gt 128 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt 20 ]; }}; then
+    # It was told to go, or killed: it comes back when there is room, unless Slurm has ended it for good.
     if [ "$(squeue --noheader --job="$task" --format=%T)" = RUNNING ]; then scontrol requeue "$task"; fi
-elif [ $status -le 1 ]; then    # the training is over: those need not start any more that still wait
+elif [ $status -le 1 ]; then
+    # The training is over, or has failed: those that still wait in the queue are not needed, except the first one.
 {others}
 fi
 exit $status

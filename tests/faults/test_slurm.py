@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ pytestmark = [
     pytest.mark.skipif(slurm_cluster.why_not() is not None, reason=str(slurm_cluster.why_not())),
 ]
 
+ROOT = Path(__file__).parents[2]
 NUM_NODES = 3
 ENVIRON = {
     "ELASTICFLOW_AUDIT": "1",
@@ -34,6 +36,8 @@ ENVIRON = {
     "OMP_NUM_THREADS": "1",
     "PYTHONWARNINGS": "ignore",
 }
+BY_HAND = {**ENVIRON, "ELASTICFLOW_TOKEN": "secret", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+"""What whoever writes a script has in the shell."""
 
 
 @pytest.fixture(scope="module")
@@ -259,3 +263,34 @@ def test_exception_in_the_script_fails_the_job(run: Submitted, cluster: Cluster,
     run.wait_until(lambda _: "RUNNING" not in cluster.states(run.job) and "FAILED" in cluster.states(run.job))
     assert "COMPLETED" not in cluster.states(run.job)
     assert os.listdir(run.directory)
+
+
+@pytest.mark.thorough
+def test_script_of_the_example_trains(run: Submitted, cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    options = ("--parsable", "--exclusive", f"--chdir={tmp_path}", f"--output={run.outputs}/%A_%a.txt")
+    done = cluster.call("sbatch", *options, f"{ROOT}/examples/11-slurm/job.sh", "--epochs=2", environ=BY_HAND)
+    run.job = done.stdout.strip()
+    run.wait_until(lambda _: set(cluster.states(run.job)) == {"COMPLETED", "CANCELLED"}, "the end of the training")
+    assert cluster.states(run.job)[0] == "COMPLETED"
+    assert "finished" in cluster.elasticflow("status", "--once", f"{tmp_path}/elasticflow-runs/digits-{run.job}")
+
+
+@pytest.mark.thorough
+def test_tasks_of_a_step_meet_without_a_host_or_place_and_lose_one(run: Submitted, cluster: Cluster) -> None:
+    training = json.dumps(json.dumps(OPTIONS))
+    step = f"srun --kill-on-bad-exit=0 --no-kill elasticflow run --run-dir={run.directory} {SCRIPT} {training}"
+    options = ("--parsable", "--exclusive", "--nodes=3", "--ntasks-per-node=1", f"--output={run.outputs}/%A.txt")
+    job = cluster.call("sbatch", *options, f"--wrap={step}", environ=BY_HAND).stdout.strip()
+    first = run.wait_for_world(3)
+    run.wait_for_steps()
+    (launcher, *_) = [
+        pid for pid in cluster.processes(1) if "elasticflow run" in " ".join(psutil.Process(pid).cmdline())
+    ]
+    for process in (psutil.Process(launcher), *psutil.Process(launcher).children(recursive=True)):
+        process.kill()
+    run.wait_for_world(2, after=first)
+    run.wait_for_steps()
+    (run.directory / ENOUGH).touch()
+    poll_until(lambda: not cluster.ask("squeue", "--noheader", f"--jobs={job}"))
+    run.audit()

@@ -161,8 +161,9 @@ def test_script_of_one_node_cancels_nobody_and_what_is_named_is_taken(tmp_path: 
     ],
 )
 def test_status_of_a_node_says_what_becomes_of_its_task(
-    tools: Callable[..., None], tmp_path: Path, status: int, state: str, called: str
+    tools: Callable[..., None], tmp_path: Path, status: int, state: str, called: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "19")
     tools(elasticflow=f'echo "$ELASTICFLOW_TOKEN"; exit {status}', squeue=f"echo {state}")
     task = run_script(tmp_path)
     assert task.communicate(timeout=60)[0] == "secret\n"
@@ -172,6 +173,18 @@ def test_status_of_a_node_says_what_becomes_of_its_task(
         f"--checkpoint=file://{tmp_path}/run --nnodes=1:4 train.py"
     ]
     assert calls("sc") == ([called] if called else [])
+
+
+@pytest.mark.parametrize(("status", "times"), [(137, 0), (75, 1)])
+def test_node_that_is_killed_again_and_again_is_given_up(
+    tools: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, times: int
+) -> None:
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "20")
+    tools(elasticflow=f"exit {status}", squeue="echo RUNNING")
+    task = run_script(tmp_path)
+    task.communicate(timeout=60)
+    assert task.returncode == status
+    assert len(calls("scontrol")) == times
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
@@ -187,6 +200,13 @@ def test_notice_to_the_script_is_passed_on_as_usr1_and_its_status_awaited(
     assert task.wait(60) == 75
     assert calls("scontrol") == ["scontrol requeue 12_3"]
     task.communicate()
+
+
+def test_script_of_the_example_ends_as_the_one_that_is_written(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "examples" / "11-slurm" / "job.sh"
+    written = script_of(Submission(1, 8, "1", (), (), ("train.py",)), tmp_path, directory=tmp_path)
+    assert example.read_text().partition("node=$!")[2] == written.partition("node=$!")[2]
+    assert "trap 'kill -USR1 $node 2>/dev/null' USR1 TERM" in example.read_text()
 
 
 # ---------------------------------------------------------------- Slurm's commands
