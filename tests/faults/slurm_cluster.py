@@ -10,23 +10,26 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from tests.faults import networks
 from tests.waiting import poll_until
 
-PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue", "scancel", "setpriv", "unshare")
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue", "scancel", "setpriv", "nsenter")
 SERVE = "serve"
 """A partition whose jobs take nodes away from those of the other one, which are queued again."""
-_GUARD_S = 60.0
+_CGROUPS = Path("/sys/fs/cgroup")
+_GUARD_S = 120.0
+_POLL_S = 0.2
 _CONF = """\
 ClusterName=test
 SlurmctldHost=control({control})
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.sock,cred_expire=2
+AuthInfo=socket={folder}/munge.sock,cred_expire=5
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -63,7 +66,9 @@ PartitionName={serve} Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10
 def why_not() -> str | None:
     """Reason why this machine cannot have a Slurm, or None."""
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
-    return networks.why_not() or (f"not installed: {', '.join(missing)}" if missing else None)
+    if missing:
+        return f"not installed: {', '.join(missing)}"
+    return networks.why_not() or (None if _CGROUPS.is_mount() else f"Slurm's daemons need {_CGROUPS}")
 
 
 class Cluster:
@@ -119,7 +124,7 @@ class Cluster:
         self._run("slurmctld", "-D", "-i", on=self._control)
         for node in nodes:
             self._run("slurmd", "-D", "-N", self._hosts[node], on=node)
-        poll_until(lambda: self._states() == ["idle"] * len(nodes), guard_s=_GUARD_S)
+        self.wait_until(lambda: self._states() == ["idle"] * len(nodes))
 
     def _states(self) -> list[str]:
         with contextlib.suppress(subprocess.CalledProcessError):  # it does not answer yet
@@ -140,8 +145,11 @@ class Cluster:
             )
 
     def _inside(self, node: int) -> tuple[str, ...]:
-        as_host = f'hostname {self._hosts[node]}; exec "$@"'
-        return (*networks.inside(node), "unshare", "--uts", "sh", "-c", as_host, "sh")
+        """Prefix of a command on a node, under its host name. `ip netns exec` would hide the cgroups from Slurm."""
+        name = networks.inside(node)[-1]
+        mounts = (f"mount --bind /etc/netns/{name}/{file} /etc/{file}" for file in ("hosts", "nsswitch.conf"))
+        as_host = " && ".join([f"hostname {self._hosts[node]}", *mounts, 'exec "$@"'])
+        return ("nsenter", f"--net=/run/netns/{name}", "unshare", "--uts", "--mount", "sh", "-c", as_host, "sh")
 
     def _kill_all(self, node: int) -> None:
         """End what still runs on a node: Slurm has no cgroup here in which it would find all."""
@@ -194,6 +202,13 @@ class Cluster:
         """Submit a job that takes one whole node until it is cancelled; its number."""
         return self.ask("sbatch", "--parsable", "--exclusive", "--output=/dev/null", *options, "--wrap=sleep 1000")
 
+    def wait_until(self, condition: Callable[[], object]) -> None:
+        """Wait until this holds, which asks Slurm."""
+        deadline = time.monotonic() + _GUARD_S
+        while not condition():
+            assert time.monotonic() < deadline, self.call("scontrol", "show", "nodes").stdout
+            time.sleep(_POLL_S)
+
     def tasks(self, job: str) -> dict[int, dict[str, str]]:
         """What Slurm says of the tasks of an array, of those that have ended, too."""
         found: dict[int, dict[str, str]] = {}
@@ -213,7 +228,7 @@ class Cluster:
             self.call("scancel", *jobs)
             self.call("scancel", "--full", "--signal=KILL", *jobs)
         nodes = [node for node in self._hosts if node != self._control]
-        poll_until(lambda: self._states() == ["idle"] * len(nodes), guard_s=_GUARD_S)
+        self.wait_until(lambda: self._states() == ["idle"] * len(nodes))
 
 
 def _numbers(text: str) -> Iterator[int]:

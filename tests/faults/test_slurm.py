@@ -20,11 +20,10 @@ from tests.faults.conftest import check_gentle
 from tests.faults.hosts import ENOUGH
 from tests.faults.slurm_cluster import SERVE, Cluster
 from tests.faults.torchrun_nodes import OPTIONS, SCRIPT
-from tests.waiting import poll_until
 
 pytestmark = [
     pytest.mark.processes,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(530),
     pytest.mark.skipif(slurm_cluster.why_not() is not None, reason=str(slurm_cluster.why_not())),
 ]
 
@@ -87,12 +86,12 @@ class Submitted(Run):
 
     def wait_for_tasks(self, reached: Callable[[dict[int, dict[str, str]]], bool]) -> dict[int, dict[str, str]]:
         """Wait until Slurm says this of the tasks."""
-        self.wait_until(lambda _: reached(self._cluster.tasks(self.job)), f"tasks of Slurm: {reached}")
+        self._cluster.wait_until(lambda: reached(self._cluster.tasks(self.job)))
         return self._cluster.tasks(self.job)
 
     def wait_for_states(self, *states: str) -> None:
         """Wait until these are the states of the tasks, in their order."""
-        self.wait_until(lambda _: self._cluster.states(self.job) == list(states), f"states {states}")
+        self._cluster.wait_until(lambda: self._cluster.states(self.job) == list(states))
 
     def processes_of(self, task: int, words: str) -> list[psutil.Process]:
         """Those of a task that have these words on their command line."""
@@ -164,7 +163,7 @@ def test_task_that_is_preempted_leaves_and_comes_back_when_there_is_room(run: Su
     )
     assert cluster.tasks(run.job)[preempted]["JobState"] == "PENDING"
     check_gentle(run)
-    poll_until(lambda: cluster.ask("squeue", "--noheader", f"--jobs={other}", "--format=%T") == "RUNNING")
+    cluster.wait_until(lambda: cluster.ask("squeue", "--noheader", f"--jobs={other}", "--format=%T") == "RUNNING")
     cluster.ask("scancel", other)
     run.wait_for_world(3, after=second)
     run.wait_for_steps()
@@ -260,7 +259,7 @@ def test_exception_in_the_script_fails_the_job(run: Submitted, cluster: Cluster,
         *("slurm", "submit", "--nodes=1:3", f"--run-dir={run.directory}", "--exclusive", str(tmp_path / "bad.py"))
     )
     run.job = said.split()[2]
-    run.wait_until(lambda _: "RUNNING" not in cluster.states(run.job) and "FAILED" in cluster.states(run.job))
+    cluster.wait_until(lambda: "RUNNING" not in cluster.states(run.job) and "FAILED" in cluster.states(run.job))
     assert "COMPLETED" not in cluster.states(run.job)
     assert os.listdir(run.directory)
 
@@ -271,7 +270,7 @@ def test_script_of_the_example_trains(run: Submitted, cluster: Cluster, tmp_path
     options = ("--parsable", "--exclusive", f"--chdir={tmp_path}", f"--output={run.outputs}/%A_%a.txt")
     done = cluster.call("sbatch", *options, f"{ROOT}/examples/11-slurm/job.sh", "--epochs=2", environ=BY_HAND)
     run.job = done.stdout.strip()
-    run.wait_until(lambda _: set(cluster.states(run.job)) == {"COMPLETED", "CANCELLED"}, "the end of the training")
+    cluster.wait_until(lambda: set(cluster.states(run.job)) == {"COMPLETED", "CANCELLED"})
     assert cluster.states(run.job)[0] == "COMPLETED"
     assert "finished" in cluster.elasticflow("status", "--once", f"{tmp_path}/elasticflow-runs/digits-{run.job}")
 
@@ -292,5 +291,5 @@ def test_tasks_of_a_step_meet_without_a_host_or_place_and_lose_one(run: Submitte
     run.wait_for_world(2, after=first)
     run.wait_for_steps()
     (run.directory / ENOUGH).touch()
-    poll_until(lambda: not cluster.ask("squeue", "--noheader", f"--jobs={job}"))
+    cluster.wait_until(lambda: not cluster.ask("squeue", "--noheader", f"--jobs={job}"))
     run.audit()
