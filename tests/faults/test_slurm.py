@@ -82,7 +82,7 @@ class Submitted(Run):
 
     def wait_for_steps(self, number: int = 3) -> None:
         """Wait until so many more steps are made."""
-        self.wait_for_step(max(event["step"] for event in self.events("step")) + number)
+        self.wait_for_step(max((event["step"] for event in self.events("step")), default=0) + number)
 
     def wait_for_tasks(self, reached: Callable[[dict[int, dict[str, str]]], bool]) -> dict[int, dict[str, str]]:
         """Wait until Slurm says this of the tasks."""
