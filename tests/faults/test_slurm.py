@@ -238,7 +238,7 @@ def test_job_is_scaled_down_and_up_from_the_login_node(run: Submitted, cluster: 
     run.wait_for_world(1, after=third)
     run.wait_for_steps()
     check_gentle(run)
-    assert cluster.tasks(run.job)[going]["JobState"] == "CANCELLED"
+    run.wait_for_tasks(lambda tasks: tasks[going]["JobState"] == "CANCELLED")
 
 
 @pytest.mark.thorough
@@ -283,10 +283,9 @@ def test_tasks_of_a_step_meet_without_a_host_or_place_and_lose_one(run: Submitte
     job = cluster.call("sbatch", *options, f"--wrap={step}", environ=BY_HAND).stdout.strip()
     first = run.wait_for_world(3)
     run.wait_for_steps()
-    (launcher, *_) = [
-        pid for pid in cluster.processes(1) if "elasticflow run" in " ".join(psutil.Process(pid).cmdline())
-    ]
-    for process in (psutil.Process(launcher), *psutil.Process(launcher).children(recursive=True)):
+    processes = [psutil.Process(pid) for pid in cluster.processes(2)]
+    launcher = next(one for one in processes if "bin/elasticflow run" in " ".join(one.cmdline()))
+    for process in (launcher, *launcher.children(recursive=True)):
         process.kill()
     run.wait_for_world(2, after=first)
     run.wait_for_steps()
