@@ -149,6 +149,7 @@ def test_tasks_that_still_wait_are_cancelled_when_the_training_is_over(run: Subm
     assert len(run.events("start")) == 1
 
 
+@pytest.mark.thorough
 def test_task_that_is_preempted_leaves_and_comes_back_when_there_is_room(run: Submitted, cluster: Cluster) -> None:
     run.submit("1:3")
     first = run.wait_for_world(3)
@@ -176,6 +177,7 @@ def _restarts(tasks: dict[int, dict[str, str]]) -> int:
     return sum(int(task["Restarts"]) for task in tasks.values())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("whom", ["its launcher", "its agent", "its worker"])
 def test_node_that_is_killed_comes_back_and_the_job_ends_well(run: Submitted, cluster: Cluster, whom: str) -> None:
     run.submit("1:2")
@@ -195,6 +197,7 @@ def test_node_that_is_killed_comes_back_and_the_job_ends_well(run: Submitted, cl
     run.finish("COMPLETED", "COMPLETED")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["scancel", "stop"])
 def test_job_that_is_cancelled_saves_a_checkpoint_from_which_the_next_one_goes_on(
     run: Submitted, cluster: Cluster, how: str
