@@ -26,6 +26,9 @@ from ef_common.launch import environment
 from tests.benchmarks.__main__ import NAMES
 from tests.pages.blocks import PAGES, ROOT, blocks
 
+SBATCH = {"--partition", "--gpus-per-node", "--time"}
+"""Options of sbatch in the documentation."""
+
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
@@ -73,6 +76,13 @@ def check_command(words: list[str]) -> None:
             check_launch(arguments, launch_options())
         case ["torchrun", *arguments]:
             check_launch(arguments, launch_options() - {"--checkpoint", "--run-dir"})
+        case ["elasticflow", "slurm", "submit", *arguments]:
+            submission = main.commands["slurm"]
+            assert isinstance(submission, click.Group)
+            own = {name for parameter in submission.commands["submit"].params for name in parameter.opts}
+            end = next(number for number, word in enumerate(arguments) if word.endswith(".py"))
+            assert set(options(arguments[:end])) <= own | launch_options() | SBATCH, "unknown option"
+            check_script(arguments[end:])
         case ["elasticflow", *arguments]:
             check_click(main, arguments)
         case ["make", target, *_]:

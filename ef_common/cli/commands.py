@@ -15,6 +15,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from ef_common import __version__
+from ef_common.cli.slurm import slurm
 from ef_common.terminal import mark
 
 if TYPE_CHECKING:
@@ -254,11 +255,18 @@ def stop(run: Path | None, kill: bool) -> None:
     """Stop RUN, or its node on this machine: workers save a checkpoint, if they have a place for it, and leave.
 
     RUN is the directory that `elasticflow run` printed. The default is the newest one below ./elasticflow-runs.
+    A job of `elasticflow slurm submit` is canceled as a whole.
     """
     from ef_common.launch import run_directory
+    from ef_common.launch import slurm as slurms
 
     with _refusing("stop"):
-        run_directory.stop(run or run_directory.newest(), kill=kill)
+        place = run or run_directory.newest()
+        job = slurms.job_in(place)
+        if job is None:
+            run_directory.stop(place, kill=kill)
+        else:
+            slurms.stop(job, kill=kill)
 
 
 @main.command()
@@ -380,9 +388,12 @@ def scale(arguments: tuple[str, ...], wait: bool) -> None:
             scaling = Scaling(Path(runs[0]) if runs else run_directory.newest(), int(workers))
             reached, text = scaling.wait() if wait else (True, scaling.plan)
     except KeyboardInterrupt:
-        reached, text = True, "not waiting any longer; the launcher goes on to scale the job"
+        reached, text = True, "not waiting any longer; the job is scaled all the same"
     click.echo(text)
     sys.exit(0 if reached else 1)
+
+
+main.add_command(slurm)
 
 
 @main.group()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from ef_common.launch import run_directory
+from ef_common.launch import run_directory, slurm
 from ef_common.report.status import Status, over
 from ef_common.story import in_words
 from ef_common.terminal import num_workers
@@ -14,7 +14,7 @@ _LOOK_S = 0.1
 
 
 class Scaling:
-    """Orders a number of workers from the launcher of a run.
+    """Orders a number of workers from the launcher of a run, or from Slurm.
 
     Args:
         run_dir: Directory of the run.
@@ -30,7 +30,11 @@ class Scaling:
         self._before = self._status.members
         self._wanted = num_workers
         self._began = time.monotonic()
-        run_directory.order(run_dir, num_workers)
+        job = slurm.job_in(run_dir)
+        if job is None:
+            run_directory.order(run_dir, num_workers)
+        else:
+            slurm.scale(job, num_workers)
 
     @property
     def plan(self) -> str:

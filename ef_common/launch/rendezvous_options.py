@@ -182,8 +182,8 @@ def endpoint_of(text: str) -> Address:
     return host, int(port)
 
 
-def nodes_of(text: str) -> tuple[int, int]:
-    """Parse ``--nnodes``: ``MIN:MAX``, or one number for both.
+def nodes_of(text: str, *, option: str = "--nnodes") -> tuple[int, int]:
+    """Parse ``--nnodes``, or another option for the same: ``MIN:MAX``, or one number for both.
 
     Raises:
         UsageError: It is malformed.
@@ -192,7 +192,7 @@ def nodes_of(text: str) -> tuple[int, int]:
     if not all(re.fullmatch(r"[0-9]{1,9}", part) for part in (low, high or low)) or not 1 <= int(low) <= int(
         high or low
     ):
-        raise UsageError(f"expected MIN:MAX, with at least one node. Received: --nnodes={text}")
+        raise UsageError(f"expected MIN:MAX, with at least one node. Received: {option}={text}")
     return int(low), int(high or low)
 
 

@@ -112,6 +112,8 @@ class Options:
             args.rdzv_endpoint = meeting.endpoint
             is_host = "" if meeting.is_host is None else f"is_host={int(meeting.is_host)}"
             args.rdzv_conf = joined_conf(args.rdzv_conf, is_host)
+            if meeting.num_nodes and args.nnodes == DEFAULT_NNODES:
+                args.nnodes = f"1:{meeting.num_nodes}"
         local = not args.rdzv_endpoint
         if local and args.rdzv_backend != BACKEND:
             raise UsageError(
@@ -493,6 +495,13 @@ class _Agents:
         return set(self._statuses) == {REFUSED}
 
     @property
+    def killed_as(self) -> int:
+        """Exit status that tells why this node is lost, if a signal has ended its worker or its agent; else 0."""
+        ended = [KILLED - status if status < 0 else status for status in self._statuses if status is not None]
+        killed = [status for status in ended if status > KILLED or status == EXCUSED]
+        return 0 if self.failure or not killed else killed[0]
+
+    @property
     def _statuses(self) -> list[int | None]:
         return [agent.process.exitcode for agent in self._agents.values() if not agent.asked and not _has_left(agent)]
 
@@ -687,4 +696,6 @@ class _Supervisor:
             return self._options.left_status
         if self._agents.refused:
             return REFUSED
+        if not self._options.local and self._agents.killed_as:  # the job goes on, on other nodes
+            return self._agents.killed_as
         return 1 if self._agents.failed else 0

@@ -130,9 +130,7 @@ def create(script: str, place: Path | None = None, *, local: bool = True, joins:
     Raises:
         UsageError: Another run is going on there, or it cannot be made.
     """
-    if place is None:
-        stem = re.sub(r"[^\w.-]+", "-", Path(script).stem) or "run"
-        place = PLACE / f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    place = place or new_place(script)
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -147,6 +145,12 @@ def create(script: str, place: Path | None = None, *, local: bool = True, joins:
     if local:
         (place / _WANTED).unlink(missing_ok=True)
     return place.resolve()
+
+
+def new_place(script: str) -> Path:
+    """A directory that no other run has, named after a script and the time. It is not made."""
+    stem = re.sub(r"[^\w.-]+", "-", Path(script).stem) or "run"
+    return PLACE / f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
 def newest() -> Path:

@@ -5,21 +5,28 @@ Without an endpoint each of them would silently run a training of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ef_common.errors import UsageError
-from ef_common.launch.environment import COORDINATOR
+from ef_common.launch.environment import COORDINATOR, TOKEN
 from ef_common.launch.rendezvous_options import DEFAULT_PORT
+from ef_common.launch.slurm import hostnames
 from ef_common.protocol.addresses import format_address, is_loopback, parse_address
 
 _MASTER_ADDR, _MASTER_PORT, _NNODES, _NODE_RANK = "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_NNODES", "PET_NODE_RANK"
+_STEP = "a Slurm step"
 _TASKS = {
-    "a Slurm step": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+    _STEP: ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
     "an MPI job": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     "an MPI launcher": ("PMI_SIZE", "PMI_RANK"),
 }
 """Who starts the same command several times: the variables of how often, and of which one this is."""
+_TRAINER = "a pod of Kubeflow's Trainer"
+_NUM_DOORS = 5
+"""Hosts of a step at which its tasks meet; more than half of them must be there, and each is asked by all."""
+_PORTS = range(20000, 30000)
+"""Those of steps, so that several can be on a machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +34,24 @@ class Meeting:
     """Where the nodes of a job meet.
 
     Args:
-        endpoint: Host and port.
+        place: Who has started them.
+        endpoint: Host and port, or several.
         is_host: Whether that is this node; None if the variables do not say so.
+        num_nodes: How many nodes there are; 0 if the variables do not say so.
     """
 
+    place: str
     endpoint: str
-    is_host: bool | None
+    is_host: bool | None = None
+    num_nodes: int = 0
 
 
-def meeting_in(environ: Mapping[str, str]) -> Meeting | None:
-    """Where the nodes meet, as Kubeflow's Trainer tells them; None for a job on this machine.
+def meeting_in(environ: Mapping[str, str], *, hosts_of: Callable[[str], list[str]] = hostnames) -> Meeting | None:
+    """Where the nodes meet, as Kubeflow's Trainer or Slurm tells them; None for a job on this machine.
+
+    Args:
+        environ: The variables.
+        hosts_of: Takes a list of nodes apart that Slurm has written.
 
     Raises:
         UsageError: This is one of several tasks, and nothing says where they meet; or a variable is malformed.
@@ -46,14 +61,27 @@ def meeting_in(environ: Mapping[str, str]) -> Meeting | None:
         port = environ.get(_MASTER_PORT, "").strip() or DEFAULT_PORT
         address = parse_address(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", what=_MASTER_ADDR)
         rank = environ.get(_NODE_RANK, "").strip()
-        return Meeting(format_address(address), is_host=rank == "0" if rank else None)
+        return Meeting(_TRAINER, format_address(address), is_host=rank == "0" if rank else None)
     for what, number, rank in _tasks_in(environ):
+        task = f"task {environ.get(rank, '?')} of {number} of {what}"
+        nodes = environ.get("SLURM_STEP_NODELIST", "") if what == _STEP else ""
+        if nodes and environ.get(TOKEN, "").strip():
+            doors = ",".join(f"{host}:{_port_in(environ)}" for host in hosts_of(nodes)[:_NUM_DOORS])
+            return Meeting(task, doors, num_nodes=int(number))
+        by_itself = f", or set {TOKEN} to one secret for all of them, and they meet by themselves" if nodes else ""
         raise UsageError(
-            f"this is task {environ.get(rank, '?')} of {number} of {what}, and each of them would run a training "
+            f"this is {task}, and each of them would run a training "
             "of its own. Pass --rdzv-endpoint=HOST:PORT of one of them, or a place that all of them reach: "
-            "--rdzv-endpoint=file:///shared/folder"
+            f"--rdzv-endpoint=file:///shared/folder{by_itself}"
         )
     return None
+
+
+def _port_in(environ: Mapping[str, str]) -> int:
+    """The port of a step, which no other one is likely to have."""
+    job, step = (environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    number = (int(job) if job.isdecimal() else 0) * 10 + (int(step) if step.isdecimal() else 0)
+    return _PORTS[number % len(_PORTS)]
 
 
 def _tasks_in(environ: Mapping[str, str]) -> list[tuple[str, str, str]]:
@@ -79,8 +107,8 @@ class Place:
 
 _HERE = "`elasticflow run train.py` or `torchrun --nnodes=1:8 train.py` is a job of this machine"
 _SRUN = "`srun --ntasks-per-node=1 elasticflow run --rdzv-endpoint=HOST:29400 train.py` is one of all nodes"
+_ARRAY = "with `--rdzv-endpoint=file:///shared/folder`, all tasks of the array are nodes of one job"
 _PODS = "with `--rdzv-endpoint=SERVICE:29400`, the name of a headless service, it is one of all of its pods"
-_TRAINER = "a pod of Kubeflow's Trainer"
 
 
 def place_in(environ: Mapping[str, str]) -> Place:
@@ -96,7 +124,11 @@ def place_in(environ: Mapping[str, str]) -> Place:
             return Place(f"task {environ.get(rank, '?')} of {number} of {what}", start, command)
         return Place(_TRAINER, str(error))
     if meeting is not None:
-        return Place(_TRAINER, f"`elasticflow run train.py` is one node of the job that meets at {meeting.endpoint}")
+        return Place(
+            meeting.place, f"`elasticflow run train.py` is one node of the job that meets at {meeting.endpoint}"
+        )
+    if "SLURM_ARRAY_JOB_ID" in environ:
+        return _place_in_array(environ)
     if "SLURM_JOB_ID" in environ:
         number = environ.get("SLURM_JOB_NUM_NODES", "1")
         nodes = "one node" if number == "1" else f"{number} nodes"
@@ -104,6 +136,14 @@ def place_in(environ: Mapping[str, str]) -> Place:
     if "KUBERNETES_SERVICE_HOST" in environ:
         return Place("a pod of Kubernetes", f"{_HERE}; {_PODS}")
     return Place("none", _HERE)
+
+
+def _place_in_array(environ: Mapping[str, str]) -> Place:
+    """A task of an array; such an array may be a search for hyperparameters as well, whose tasks train apart."""
+    number, of = environ.get("SLURM_ARRAY_TASK_ID", "?"), environ.get("SLURM_ARRAY_TASK_COUNT", "?")
+    restarts = environ.get("SLURM_RESTART_COUNT", "0")
+    again = "" if restarts == "0" else f", started again (restart {restarts})"
+    return Place(f"task {number} of {of} of Slurm array {environ['SLURM_ARRAY_JOB_ID']}{again}", f"{_HERE}; {_ARRAY}")
 
 
 def _place_under_torchrun(environ: Mapping[str, str]) -> Place:

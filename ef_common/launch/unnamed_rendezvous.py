@@ -9,8 +9,8 @@ rendezvous handlers before. So the handler can set such a default, without a pri
 * nothing names a rendezvous: no backend, no ``--standalone``, and none of the options of the static one
   (``--master-addr``, ``--master-port``, ``--node-rank``).
 
-Without an endpoint, the job is one of this machine alone; or of several pods, if the variables of Kubeflow's Trainer
-name the master of all of them (:mod:`ef_common.launch.surroundings`).
+Without an endpoint, the job is one of this machine alone; or of several pods or tasks, if the variables of
+Kubeflow's Trainer or of Slurm say where all of them meet (:mod:`ef_common.launch.surroundings`).
 """
 
 from __future__ import annotations

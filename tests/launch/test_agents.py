@@ -70,3 +70,29 @@ def test_agents_that_have_left_hold_nothing_but_why_the_job_has_failed(
     assert num_files() <= before
     assert list(agents._directory.iterdir()) == []
     assert (agents.failed, agents.finished, agents.failure) == (False, False, "w raised ValueError: x")
+
+
+@pytest.mark.parametrize(
+    ("status", "why", "told"),
+    [
+        (KILLED_BY, "", KILLED_BY),
+        (module.EXCUSED, "", module.EXCUSED),
+        (KILLED_BY, "w was ended by SIGKILL at the same step three times", 0),
+        (1, "", 0),
+        (0, "", 0),
+    ],
+)
+def test_node_whose_worker_was_killed_can_tell_so_unless_the_job_has_failed_by_it(
+    agents: Any, monkeypatch: pytest.MonkeyPatch, status: int, why: str, told: int
+) -> None:
+    monkeypatch.setattr(module, "_run_agent", end_as(status, why))
+    agents.start()
+    poll_until(lambda: not agents.alive)
+    assert agents.killed_as == told
+
+
+def test_node_whose_agent_was_killed_can_tell_so(agents: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_run_agent", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    agents.start()
+    poll_until(lambda: not agents.alive)
+    assert agents.killed_as == KILLED_BY

@@ -7,15 +7,25 @@ from ef_common.launch.run import Options
 from ef_common.launch.surroundings import Meeting, Place, meeting_in, place_in
 
 KUBEFLOW = {"PET_NNODES": "4", "PET_MASTER_ADDR": "job-node-0-0.job", "PET_MASTER_PORT": "29500", "PET_NODE_RANK": "2"}
+TRAINER = "a pod of Kubeflow's Trainer"
+STEP = {
+    "SLURM_JOB_ID": "12",
+    "SLURM_STEP_ID": "3",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_STEP_NODELIST": "n[1-8]",
+    "SLURM_PROCID": "2",
+    "ELASTICFLOW_TOKEN": "secret",
+}
+ARRAY = {"SLURM_JOB_ID": "15", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "8"}
 
 
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
         ({}, None),
-        (KUBEFLOW, Meeting("job-node-0-0.job:29500", is_host=False)),
-        (KUBEFLOW | {"PET_NODE_RANK": "0"}, Meeting("job-node-0-0.job:29500", is_host=True)),
-        ({"PET_NNODES": "1:4", "PET_MASTER_ADDR": "fd00::1"}, Meeting("[fd00::1]:29400", is_host=None)),
+        (KUBEFLOW, Meeting(TRAINER, "job-node-0-0.job:29500", is_host=False)),
+        (KUBEFLOW | {"PET_NODE_RANK": "0"}, Meeting(TRAINER, "job-node-0-0.job:29500", is_host=True)),
+        ({"PET_NNODES": "1:4", "PET_MASTER_ADDR": "fd00::1"}, Meeting(TRAINER, "[fd00::1]:29400", is_host=None)),
         (KUBEFLOW | {"PET_NNODES": "1"}, None),
         (KUBEFLOW | {"PET_MASTER_ADDR": "127.0.0.1"}, None),
         ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, None),  # a batch script, which runs once
@@ -24,6 +34,33 @@ KUBEFLOW = {"PET_NNODES": "4", "PET_MASTER_ADDR": "job-node-0-0.job", "PET_MASTE
 )
 def test_meeting(environ: dict[str, str], expected: Meeting | None) -> None:
     assert meeting_in(environ) == expected
+
+
+@pytest.mark.parametrize(("number", "hosts"), [(1, "n1:20123"), (8, "n1:20123,n2:20123,n3:20123,n4:20123,n5:20123")])
+def test_tasks_of_a_slurm_step_with_a_secret_meet_at_its_first_hosts(number: int, hosts: str) -> None:
+    asked = []
+
+    def hosts_of(nodes: str) -> list[str]:
+        asked.append(nodes)
+        return [f"n{i}" for i in range(1, number + 1)]
+
+    assert meeting_in(STEP, hosts_of=hosts_of) == Meeting("task 2 of 8 of a Slurm step", hosts, num_nodes=8)
+    assert asked == ["n[1-8]"]
+
+
+def test_tasks_of_a_slurm_step_without_a_secret_are_told_of_it() -> None:
+    with pytest.raises(UsageError, match="or set ELASTICFLOW_TOKEN to one secret for all of them"):
+        meeting_in({name: value for name, value in STEP.items() if name != "ELASTICFLOW_TOKEN"})
+
+
+def test_run_in_a_task_of_a_slurm_step_is_one_node_of_at_most_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in STEP.items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setattr(meeting_in, "__kwdefaults__", {"hosts_of": lambda nodes: ["n1", "n2"]})
+    options = Options.parse(["train.py"])
+    assert options.torchrun.rdzv_endpoint == "n1:20123,n2:20123"
+    assert (options.local, options.min_nodes, options.max_nodes) == (False, 1, 8)
+    assert Options.parse(["--nnodes=2:4", "train.py"]).max_nodes == 4
 
 
 @pytest.mark.parametrize(
@@ -68,6 +105,12 @@ def test_run_with_an_endpoint_asks_nobody_else(monkeypatch: pytest.MonkeyPatch) 
         ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "a pod of Kubernetes", "--rdzv-endpoint=SERVICE:29400"),
         ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4"}, "Slurm job 7 on 4 nodes", "srun --ntasks-per-node=1"),
         ({"SLURM_JOB_ID": "7"}, "Slurm job 7 on one node", "is a job of this machine"),
+        (ARRAY, "task 3 of 8 of Slurm array 12", "all tasks of the array are nodes of one job"),
+        (
+            ARRAY | {"SLURM_RESTART_COUNT": "2"},
+            "task 3 of 8 of Slurm array 12, started again (restart 2)",
+            "is a job of this machine",
+        ),
         (
             {"TORCHELASTIC_RUN_ID": "none", "ELASTICFLOW_COORDINATOR": "h:1", **KUBEFLOW},
             "torchrun",

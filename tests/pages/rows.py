@@ -92,6 +92,8 @@ ELSEWHERE = {
     ),
     r"elasticflow coordinator --rdzv-endpoint=HOST:29400": "tests/faults/test_coordinator_alone.py",
     r"elasticflow run .*--autoscale=.* train\.py": "tests/faults/test_autoscale.py",
+    r"elasticflow slurm submit .*|scancel .*|scontrol .*|sbatch .*|srun .*": "tests/faults/test_slurm.py",
+    r"elasticflow status elasticflow-runs/train-…": "tests/faults/test_slurm.py",
     r"elasticflow run --join=elasticflow-runs/train-…": "tests/launch/test_run.py",
     r"torchrun .* --rdzv-endpoint=node-1:29400,node-2:29400,node-3:29400 .*": "tests/faults/test_doors.py",
     r"elasticflow status (runs/1 )?--serve( --address 0\.0\.0\.0:8642)?": "tests/report/test_serve.py",

@@ -32,6 +32,7 @@ GUARDS: dict[str, tuple[str, ...]] = {
         "tests/faults/test_every_door.py",
         "tests/faults/test_horovodrun.py",
         "tests/faults/test_plain_torchrun.py",
+        "tests/faults/test_slurm.py",
         "tests/faults/test_torchrun_siblings.py",
     ),
     "ef_common/parts.py": ("tests/test_parts.py", "tests/lightning/test_hooks.py", "tests/keras/test_hooks.py"),

@@ -1,0 +1,79 @@
+"""`elasticflow slurm`: trainings in a cluster of Slurm's."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from ef_common.launch.rendezvous_options import DEFAULT_NNODES
+
+
+@click.group()
+def slurm() -> None:
+    """Train in a Slurm cluster, on the nodes that are free."""
+
+
+@slurm.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option(
+    "--nodes",
+    metavar="MIN:MAX",
+    default=DEFAULT_NNODES,
+    show_default=True,
+    help="The training waits for MIN nodes, and has at most MAX.",
+)
+@click.option(
+    "--nproc-per-node",
+    "per_node",
+    metavar="NUMBER",
+    default="1",
+    show_default=True,
+    help="Workers of a node, or `gpu`.",
+)
+@click.option(
+    "--run-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Directory of the run, which all nodes share. Default: a new one in ./elasticflow-runs.",
+)
+@click.option(
+    "--checkpoint", metavar="URL", default="", help="Where checkpoints are. Default: the directory of the run."
+)
+@click.option("--dry-run", is_flag=True, help="Print the batch script, and do nothing.")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF SBATCH] SCRIPT [ARGUMENTS]...")
+def submit(
+    nodes: str, per_node: str, run_dir: Path | None, checkpoint: str, dry_run: bool, arguments: tuple[str, ...]
+) -> None:
+    """Submit a training: `elasticflow slurm submit --nodes=1:8 --partition=gpu --gpus-per-node=1 train.py`.
+
+    The job is an array of MAX tasks, each of which is one node. The training starts with the nodes that are free, and
+    grows. A task that Slurm preempts, or whose time is over, leaves at the next step, and is queued again. Options of
+    sbatch and of `elasticflow run` are accepted as --name=value.
+    """
+    from ef_common.errors import UsageError
+    from ef_common.launch import run_directory
+    from ef_common.launch import slurm as slurms
+    from ef_common.launch.slurm_script import Submission, script_of
+
+    try:
+        submission = Submission.parse(nodes, arguments, per_node=per_node)
+        place = (run_dir or run_directory.new_place(submission.command[0])).resolve()
+        if dry_run:
+            click.echo(script_of(submission, place, directory=Path.cwd(), checkpoint=checkpoint), nl=False)
+            return
+        job = slurms.submit(submission, place, checkpoint=checkpoint)
+    except UsageError as error:
+        click.echo(f"elasticflow slurm submit: {error}", err=True)
+        sys.exit(2)
+    shown = place.relative_to(Path.cwd()) if place.is_relative_to(Path.cwd()) else place
+    rows = (
+        (f"squeue --jobs={job.number}", "which nodes it has"),
+        (f"elasticflow status {shown}", "workers, progress, speed"),
+        (f"elasticflow logs --follow {shown}", "what happens"),
+        (f"elasticflow scale {shown} WORKERS", "more nodes or fewer"),
+        (f"scancel {job.number}", "save a checkpoint, and end"),
+    )
+    click.echo(f"Slurm job {job.number} starts with {submission.min_nodes} to {submission.max_nodes} nodes. What next:")
+    width = max(len(command) for command, _ in rows)
+    for command, meaning in rows:
+        click.echo(f"  {command:{width}}  {meaning}")
