@@ -42,6 +42,7 @@ NAMES = (
     "checkpoint_keras",
     "checkpoint_shares",
     "autoscale",
+    "straggler",
 )
 RESULTS = ROOT / "build" / "bench.json"
 NOISE = dict.fromkeys(
