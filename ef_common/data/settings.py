@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-from ef_common.core.autoscale import Autoscale
+from ef_common.core.autoscale import Autoscale, autoscale_of
 from ef_common.core.compensation import Compensation
 from ef_common.core.schedule import check_schedules
 from ef_common.data.checkpointer import Checkpointing
 from ef_common.data.claiming import place_of
 from ef_common.data.global_batches import check_size
-from ef_common.errors import UnsupportedError
 from ef_common.storage.claims import Place, place_for
 
 
@@ -104,26 +103,6 @@ class ElasticSettings:
     def place(self, default: str | None, *, checkpoints: Checkpointing | None, elastic: bool) -> Place | None:
         """The place of claims; see :func:`~ef_common.data.claiming.place_of`."""
         return place_of(self.claims, default, checkpoints=checkpoints, elastic=elastic)
-
-
-def autoscale_of(value: Any) -> Autoscale | Literal[False] | None:
-    """What a user says of autoscaling: settings in one of their forms, "off" or False, or nothing.
-
-    Raises:
-        UsageError: It is none of these, or not possible yet.
-    """
-    if value is None or value is False:
-        return value
-    if isinstance(value, str) and value.strip() == "off":
-        return False
-    made = Autoscale.of(value)
-    sizes = {name: getattr(made, name) for name in ("min_global_batch_size", "max_global_batch_size")}
-    if given := {name: size for name, size in sizes.items() if size is not None}:
-        raise UnsupportedError(
-            "autoscale cannot change the batch of a training yet: each worker keeps its batch, or global_batch_size "
-            f"fixes that of all workers. Leave it out. Received: {', '.join(f'{n}={v}' for n, v in given.items())}"
-        )
-    return made
 
 
 def _place(claims: Any) -> Place | None:

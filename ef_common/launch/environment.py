@@ -53,9 +53,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ef_common.control.coordinator import DEFAULT_HEARTBEAT_TIMEOUT_S
-from ef_common.core.autoscale import Autoscale
+from ef_common.core.autoscale import Autoscale, autoscale_of
 from ef_common.core.view import Member
-from ef_common.data.settings import autoscale_of
 from ef_common.errors import UsageError
 from ef_common.launch.notice_sources import AgentEnd, NoticeSource, source_for
 from ef_common.protocol.addresses import Address, parse_address

@@ -18,9 +18,10 @@ from ef_common.launch.rendezvous_options import nodes_of
 NOTICE_S = 60
 """How long before the end of its time a task is told to go."""
 OF_RUN = (
-    *("duplicate-stderr-filters", "duplicate-stdout-filters", "event-log-handler", "local-ranks-filter", "log-dir"),
-    *("log-format", "logs-specs", "max-restarts", "monitor-interval", "numa-binding", "rdzv-conf", "rdzv-endpoint"),
-    *("rdzv-id", "redirects", "role", "shutdown-timeout", "start-method", "tee", "tls", "virtual-local-rank"),
+    *("autoscale", "duplicate-stderr-filters", "duplicate-stdout-filters", "event-log-handler", "local-ranks-filter"),
+    *("log-dir", "log-format", "logs-specs", "max-restarts", "monitor-interval", "numa-binding", "rdzv-conf"),
+    *("rdzv-endpoint", "rdzv-id", "redirects", "role", "scale-command", "shutdown-timeout", "start-method", "tee"),
+    *("tls", "virtual-local-rank"),
 )
 """Options of `elasticflow run` beside those that a submission has itself; all others are sbatch's."""
 _OURS = ("array", "nodes", "no-requeue", "ntasks", "ntasks-per-node", "wrap", "-a", "-N", "-n")

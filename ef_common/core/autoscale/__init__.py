@@ -2,6 +2,6 @@
 
 from ef_common.core.autoscale.goodput import global_batch
 from ef_common.core.autoscale.policy import Policy, Situation, Target
-from ef_common.core.autoscale.settings import Autoscale
+from ef_common.core.autoscale.settings import Autoscale, autoscale_of
 
-__all__ = ["Autoscale", "Policy", "Situation", "Target", "global_batch"]
+__all__ = ["Autoscale", "Policy", "Situation", "Target", "autoscale_of", "global_batch"]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from ef_common.core.autoscale.cost import Cost
 from ef_common.core.autoscale.efficiency import Efficiency
 from ef_common.core.autoscale.goodput import Goodput
 from ef_common.core.autoscale.policy import Policy
 from ef_common.core.checks import is_count
-from ef_common.errors import UsageError
+from ef_common.errors import UnsupportedError, UsageError
 
 POLICIES = ("throughput", "cost", "goodput")
 _COUNTS = {"min": 1, "max": 1, "every_steps": 10, "min_global_batch_size": 1, "max_global_batch_size": 1}
@@ -152,6 +152,26 @@ class Autoscale:
         if unknown := [name for name in value if name not in names]:
             _refuse(f"the settings of autoscale are {', '.join(names)}", unknown=unknown[0])
         return cls(**value)
+
+
+def autoscale_of(value: Any) -> Autoscale | Literal[False] | None:
+    """What a user says of autoscaling: settings in one of their forms, "off" or False, or nothing.
+
+    Raises:
+        UsageError: It is none of these, or not possible yet.
+    """
+    if value is None or value is False:
+        return value
+    if isinstance(value, str) and value.strip() == "off":
+        return False
+    made = Autoscale.of(value)
+    sizes = {name: getattr(made, name) for name in ("min_global_batch_size", "max_global_batch_size")}
+    if given := {name: size for name, size in sizes.items() if size is not None}:
+        raise UnsupportedError(
+            "autoscale cannot change the batch of a training yet: each worker keeps its batch, or global_batch_size "
+            f"fixes that of all workers. Leave it out. Received: {', '.join(f'{n}={v}' for n, v in given.items())}"
+        )
+    return made
 
 
 def _arguments(text: str) -> dict[str, Any]:
