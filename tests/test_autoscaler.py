@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ef_common.core.autoscale import Autoscale, Situation, Target
-from ef_common.core.room import Room
+from ef_common.core.room import Demand, Room
 from ef_common.core.throughput import Measure
 from ef_common.core.view import Member, View
 from ef_common.data import autoscaler, fleet
@@ -92,7 +92,9 @@ class Job:
         if self.room is not None:
             known |= {name: getattr(self.room, name) for name in known}
         least, most = self._limits
-        self.room = Room(**{**known, **changes}, min_nodes=least, max_nodes=most)
+        known |= changes
+        demand = Demand(1, 1, known.pop("wanted"))
+        self.room = Room(demand, **known, min_nodes=least, max_nodes=most)
 
     def train(self, scaler: Autoscaler, steps: int = EVERY, *, took_s: float | None = None) -> None:
         for _ in range(steps):

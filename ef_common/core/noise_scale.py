@@ -12,7 +12,7 @@ workers' gradients over b samples each, and the squared norm |g_B|² of their me
     |G|²  ≈  (B·|g_B|² − b·|g_b|²) / (B − b)          tr(Σ)  ≈  (|g_b|² − |g_B|²) / (1/b − 1/B)
 
 Both are unbiased. Their ratio is not, and single updates are very noisy, so both are smoothed before they are divided.
-It costs two numbers in an exchange that is made anyway.
+It costs one number in an exchange that is made anyway, for |g_b|²; each worker has the mean gradient.
 """
 
 from __future__ import annotations

@@ -33,10 +33,13 @@ NO_DEMAND = Demand()
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What the coordinator knows of the number of nodes.
+    """What the coordinator knows of the number of nodes, and tells the members.
+
+    Rank 0 gets it when it has changed, at most once per second. The other members get it if the demand or the view has
+    changed since there was a demand, because they report the demand to a standby.
 
     Args:
-        wanted: Number of nodes that the members want, as far as the coordinator knows; 0 for as many as come.
+        demand: How many nodes the members want, as far as the coordinator knows.
         nodes: Number of nodes in the view.
         spares: Number of further nodes with workers that are ready, and for which there is no place.
         newcomers: Number of further nodes with workers that warm up.
@@ -45,10 +48,15 @@ class Room:
         stragglers: Ids of the members that are slower than the others, the slowest first.
     """
 
-    wanted: int
+    demand: Demand
     nodes: int
     spares: int
     newcomers: int
     min_nodes: int
     max_nodes: int
     stragglers: tuple[str, ...] = ()
+
+    @property
+    def wanted(self) -> int:
+        """Number of nodes that the members want; 0 for as many as come."""
+        return self.demand.nodes

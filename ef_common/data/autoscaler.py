@@ -42,7 +42,7 @@ class Autoscaler:
         settings: How to choose; None to leave the number as it is, and only to have stragglers replaced.
         session: The worker's session.
         log: Event log of the worker.
-        provisioner: Makes the provisioner; None where nothing starts nodes.
+        provisioner: Gives the provisioner, the same each time; None where nothing starts nodes.
         clock: Monotonic time in seconds.
         wall: Time in seconds since the epoch.
 
@@ -180,9 +180,8 @@ class Autoscaler:
         squares, self._squares = self._squares, None
         num_workers, before = view.world_size, self._batch_size
         self._batch_size = round(num_samples)
-        if (
-            squares is None or view is not self._view or num_samples < before
-        ):  # the last batches of an epoch are smaller
+        is_smaller = num_samples < before  # as the last batches of an epoch are
+        if squares is None or view is not self._view or is_smaller:
             return
         self._noise = self._noise.with_update(*squares, local_batch=num_samples / num_workers, num_workers=num_workers)
         self.history = self.history.with_noise_scale(self._noise.samples)

@@ -45,25 +45,21 @@ class Fleet:
 
     Args:
         session: The worker's session.
-        provisioner: Makes the provisioner; None where nothing starts nodes. Asked once, before the first order.
+        provisioner: Gives the provisioner, the same each time; None where nothing starts nodes.
         clock: Monotonic time in seconds.
     """
 
     def __init__(
         self, session: Session, provisioner: Callable[[], Provisioner | None], *, clock: Callable[[], float]
     ) -> None:
-        self._session, self._make, self._clock = session, provisioner, clock
-        self._provisioner: Provisioner | None = None
-        self._is_made = False
+        self._session, self._provisioner, self._clock = session, provisioner, clock
         self._wish: _Wish | None = None
         self._limit: tuple[int, float] | None = None
 
     @property
     def provisioner(self) -> Provisioner | None:
         """What starts and ends nodes; None if nothing does."""
-        if not self._is_made:
-            self._provisioner, self._is_made = self._make(), True
-        return self._provisioner
+        return self._provisioner()
 
     def most(self, room: Room) -> int:
         """How many nodes there could be, by all that is known now."""
@@ -137,5 +133,5 @@ class Fleet:
 
     def close(self) -> None:
         """The training is over."""
-        if self._provisioner is not None:
-            self._provisioner.close()
+        if self.provisioner is not None:
+            self.provisioner.close()

@@ -10,7 +10,8 @@ from ef_common.data.autoscaler import Autoscaler
 from ef_common.session import Session
 
 COLUMNS = ("world_size", "samples_per_s", "pause_s", "lr_scale", "global_batch_size", "wanted_nodes")
-"""All columns that loggers get; if optimizers have different rules, each has an `lr_scale/NAME`."""
+"""All columns that loggers get, the last one only if the job chooses its size; if optimizers have different rules, each
+has an `lr_scale/NAME`."""
 
 
 class _Reading(NamedTuple):

@@ -75,8 +75,8 @@ class Provisioner(Protocol):
         """The training is over: end what still runs of an order, but not the nodes."""
 
 
-class Place(Protocol):
-    """What an adapter does, in a thread that may wait."""
+class Adapter(Protocol):
+    """What starts and ends nodes at one place, in a thread that may wait."""
 
     def provide(self, nodes: int, *, present: int) -> None:
         """Let there be so many nodes.
@@ -90,17 +90,19 @@ class Place(Protocol):
 
 
 class Orders:
-    """The provisioner of a place: gives its orders one after the other in a thread; of those that wait, the newest.
+    """The provisioner of an adapter: gives its orders one after the other in a thread; of those that wait, the newest.
 
     Args:
-        place: Where the nodes are.
+        adapter: What carries them out.
         name: Of it, for people: "the scale command".
         repeats: See :class:`Provisioner`.
         clock: Monotonic time in seconds.
     """
 
-    def __init__(self, place: Place, *, name: str, repeats: bool, clock: Callable[[], float] = time.monotonic) -> None:
-        self._place, self._name, self._clock = place, name, clock
+    def __init__(
+        self, adapter: Adapter, *, name: str, repeats: bool, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._adapter, self._name, self._clock = adapter, name, clock
         self.repeats = repeats
         self._lock = threading.Lock()
         self._next: tuple[int, int] | None = None
@@ -129,7 +131,7 @@ class Orders:
         with self._lock:
             self._next, thread = None, self._thread
         if thread is not None:
-            self._place.stop()
+            self._adapter.stop()
             thread.join(_END_S)
 
     def _run(self) -> None:
@@ -140,7 +142,7 @@ class Orders:
                     return
                 (nodes, present), self._next = self._next, None
             try:
-                self._place.provide(nodes, present=present)
+                self._adapter.provide(nodes, present=present)
             except Exception as error:
                 self._refuse(nodes, present, error)
 

@@ -45,7 +45,7 @@ class ElasticSettings:
             arguments in a dict or a text. It has stragglers replaced, too. The default is `ELASTICFLOW_AUTOSCALE`;
             False leaves the number as it is in any case.
         log_workers: Whether the framework's loggers get `world_size`, `samples_per_s`, `pause_s`, `lr_scale` and
-            `global_batch_size` (:class:`~ef_common.data.meter.Meter`).
+            `global_batch_size` (:class:`~ef_common.data.meter.Meter`); with `autoscale`, `wanted_nodes`, too.
 
     Raises:
         UsageError: A value is invalid.

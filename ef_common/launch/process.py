@@ -65,7 +65,7 @@ class Worker:
         checkpoint: URL for checkpoints that the environment names.
         claims: URL for claims that the environment names.
         autoscale: How the environment says that the job chooses its size.
-        provisioner: Makes what starts and ends nodes; None where nothing does.
+        provisioner: Gives what starts and ends nodes, the same each time; None where nothing does.
         trainings: Numbers the trainings of this process that have checkpoints.
         fits: Numbers all of them.
     """

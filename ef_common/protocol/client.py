@@ -650,9 +650,9 @@ class Client:
                 self._replace_at = self._now + _IN_FLIGHT_S
             case wire.Straggler(slow, ratio, waiting):
                 self.outputs.append(Straggles(slow, ratio, waiting))
-            case wire.Room():
+            case Room():
                 self.resume_state = self.resume_state.wanting(message.demand)
-                self.room = room_of(message)
+                self.room = message
             case wire.Error(reason=reason):
                 self.end = self.end or CoordinatorLost(f"the coordinator closed the connection: {reason}")
             case wire.Challenge():
@@ -705,17 +705,4 @@ def return_of(report: Returned, names: tuple[ViewName, ...]) -> wire.Return:
         store=report.store,
         training=report.training,
         demand=report.demand,
-    )
-
-
-def room_of(message: wire.Room) -> Room:
-    """What a message says of the number of nodes."""
-    return Room(
-        wanted=message.demand.nodes,
-        nodes=message.nodes,
-        spares=message.spares,
-        newcomers=message.newcomers,
-        min_nodes=message.min_nodes,
-        max_nodes=message.max_nodes,
-        stragglers=message.stragglers,
     )

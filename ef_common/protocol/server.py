@@ -28,7 +28,7 @@ from ef_common.core.membership import (
 )
 from ef_common.core.progress import Limits, Progress
 from ef_common.core.quorum import Link, digest_of_ids
-from ef_common.core.room import Demand
+from ef_common.core.room import Demand, Room
 from ef_common.core.view import Member, View
 from ef_common.core.watermark import Watermark
 from ef_common.errors import ProtocolError
@@ -140,7 +140,7 @@ class CoordinatorServer:
         self._held_told = ""
         self._room_at: float | None = None  # when rank 0 is to be told what has changed
         self._room_told_at = -_ROOM_S
-        self._room_told: tuple[str, wire.Room] | None = None  # whom, and what
+        self._room_told: tuple[str, Room] | None = None  # whom, and what
         self._demand_told: tuple[int, Demand] | None = None  # the members of which view, and what
 
     @property
@@ -924,12 +924,12 @@ def _standbys_of(members: Iterable[Member]) -> dict[Address, None]:
     return {(member.address, member.standby): None for member in members if member.standby}
 
 
-def _room_of(state: Serving, settings: Settings) -> wire.Room:
+def _room_of(state: Serving, settings: Settings) -> Room:
     """How much room there is, in nodes; a node counts once, as what its most advanced worker is."""
     nodes = {member.node for member in state.view.members}
     spares = {member.node for member, phase, _ in state.workers.values() if phase is Phase.READY} - nodes
     warming = {member.node for member, phase, _ in state.workers.values() if phase is Phase.WARMING} - nodes - spares
-    return wire.Room(
+    return Room(
         demand=state.demand,
         nodes=len(nodes),
         spares=len(spares),

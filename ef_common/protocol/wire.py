@@ -26,7 +26,7 @@ from typing import Any, NoReturn, get_args, get_type_hints
 
 from ef_common.core import membership
 from ef_common.core.doors import Standing
-from ef_common.core.room import NO_DEMAND
+from ef_common.core.room import NO_DEMAND, Room
 from ef_common.errors import ProtocolError
 from ef_common.protocol.fields import (
     Amount,
@@ -335,23 +335,6 @@ class Straggler:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """What the coordinator knows of the number of nodes, see :class:`~ef_common.core.room.Room`.
-
-    Rank 0 gets it when it has changed, at most once per second. The other members get it if the demand or the view has
-    changed since there was a demand, because they report the demand to a standby.
-    """
-
-    demand: DemandField
-    nodes: Count
-    spares: Count
-    newcomers: Count
-    min_nodes: Count
-    max_nodes: Count
-    stragglers: Names
-
-
-@dataclass(frozen=True, slots=True)
 class Error:
     """The coordinator closes the connection because of what the worker did."""
 
@@ -383,6 +366,12 @@ _CORE_FIELDS: Mapping[str, Any] = {
     "why": Failure,
     "fatal": Flag,
     "demand": DemandField,
+    "nodes": Count,
+    "spares": Count,
+    "newcomers": Count,
+    "min_nodes": Count,
+    "max_nodes": Count,
+    "stragglers": Names,
     "leads": Flag,
     "over": Flag,
     "leader": Endpoint,
@@ -390,7 +379,7 @@ _CORE_FIELDS: Mapping[str, Any] = {
     "granted": Flag,
     "doors": Doors,
 }
-"""Fields of messages whose types are those of the core: the events, and the answer to `seek`."""
+"""Fields of messages whose types are those of the core: the events, the answer to `seek`, and the room."""
 
 FromWorker = Hello | Return | Told | Moved | Follow | Heartbeat | Reported | Inquire | Seek | Bye | Relay
 FromCoordinator = (
@@ -472,7 +461,7 @@ _NAMES = {kind: name for table in (_FROM_WORKER, _FROM_COORDINATOR) for name, ki
 
 def _fields_of(kind: type) -> dict[str, Codec]:
     hints = get_type_hints(kind, include_extras=True)
-    if kind in _EVENTS or kind is Standing:
+    if kind in _EVENTS or kind in (Standing, Room):
         hints = {name: _CORE_FIELDS[name] for name in hints if name != "worker"}
     return {name: hint.__metadata__[0] for name, hint in hints.items()}
 

@@ -13,6 +13,7 @@ from ef_common.control.client import CoordinatorClient
 from ef_common.control.coordinator import Coordinator
 from ef_common.control.line import Line
 from ef_common.core.membership import Settings
+from ef_common.core.room import Room
 from ef_common.core.view import Member
 from ef_common.protocol import wire
 from ef_common.protocol.auth import Token, new_nonce, worker_proof
@@ -35,7 +36,7 @@ class Peer:
         with contextlib.suppress(ConnectionError):
             while line := self._lines.readline():
                 message = wire.decode_from_coordinator(line[:-1])
-                if not isinstance(message, wire.Room):
+                if not isinstance(message, Room):
                     return message
         return None
 

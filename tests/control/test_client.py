@@ -249,7 +249,7 @@ def test_rank_0_tells_how_many_nodes_are_wanted_and_the_newest_one_leaves(form, 
         third.client.next_view(1)
     spare = join(coordinator, "late").started().client
     spare.send("ready", 1)
-    poll_until(lambda: first.client.room == Room(2, 2, 1, 0, 1, 4))
+    poll_until(lambda: first.client.room == Room(Demand(1, 1, 2), 2, 1, 0, 1, 4))
     assert not first.client.change_pending
     assert second.client._protocol.resume_state.demand == Demand(1, 1, 2)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ef_common.core import membership
 from ef_common.core.doors import Standing
 from ef_common.core.progress import Progress
-from ef_common.core.room import Demand
+from ef_common.core.room import Demand, Room
 from ef_common.core.view import Member, View
 from ef_common.core.watermark import Watermark
 from ef_common.errors import ProtocolError
@@ -88,8 +88,8 @@ FROM_COORDINATOR = [
     wire.Failed("w raised E: m", PROOF),
     wire.Evicted("hung", hung=True),
     wire.Straggler(slow=True, ratio=0.4, waiting=0.55),
-    wire.Room(Demand(7, 2, 4), nodes=3, spares=1, newcomers=0, min_nodes=1, max_nodes=8, stragglers=("a", "ü-1")),
-    wire.Room(Demand(), nodes=1, spares=0, newcomers=0, min_nodes=1, max_nodes=10**6, stragglers=()),
+    Room(Demand(7, 2, 4), nodes=3, spares=1, newcomers=0, min_nodes=1, max_nodes=8, stragglers=("a", "ü-1")),
+    Room(Demand(), nodes=1, spares=0, newcomers=0, min_nodes=1, max_nodes=10**6, stragglers=()),
     wire.Error("authentication", ""),
 ]
 
@@ -284,7 +284,7 @@ def test_decode_watermark_of_a_job_that_is_null_raises_protocol_error():
     ids=str,
 )
 def test_decode_malformed_room_raises_protocol_error(change):
-    record = json.loads(wire.encode(wire.Room(Demand(7, 2, 4), 3, 1, 0, 1, 8, ("a",)))) | change
+    record = json.loads(wire.encode(Room(Demand(7, 2, 4), 3, 1, 0, 1, 8, ("a",)))) | change
     with pytest.raises(ProtocolError, match=rf"room\.{next(iter(change))}"):
         wire.decode_from_coordinator(json.dumps(record).encode())
 

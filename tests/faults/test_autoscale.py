@@ -131,7 +131,7 @@ def test_straggler_of_a_local_job_is_replaced_and_the_speed_is_back(run: Callabl
     job = run("--nproc-per-node=3", "--nnodes=1:3", f"--autoscale=min=3,max=3,every_steps={EVERY}")
     job.wait_for_world(3)
     wait_for_steps(job, 3 * EVERY)
-    before = _speed(job)
+    before = speed(job)
     victim = job.events("view")[-1]["members"][1]
     (start,) = job.events("start", worker=victim)
     (job.directory / SLOW).write_text(str(start["pid"]))
@@ -139,7 +139,7 @@ def test_straggler_of_a_local_job_is_replaced_and_the_speed_is_back(run: Callabl
     job.wait_until(lambda _: victim not in job.events("view")[-1]["members"], "its end")
     job.wait_for_world(3, after=2)
     gone_at = time.time()
-    while (ratio := _speed(job, since=gone_at) / before) < 0.95 and time.time() < gone_at + 60.0:
+    while (ratio := speed(job, since=gone_at) / before) < 0.95 and time.time() < gone_at + 60.0:
         job.check()
         time.sleep(0.5)
     assert ratio >= 0.95
@@ -148,7 +148,7 @@ def test_straggler_of_a_local_job_is_replaced_and_the_speed_is_back(run: Callabl
     assert len(job.events("start")) == 4
 
 
-def _speed(job: Launched, *, since: float = 0.0) -> float:
+def speed(job: Launched, *, since: float = 0.0) -> float:
     """Samples per second of all workers in the newest steps, as one of them has logged them; 0 if it is too early."""
     first = job.events("view")[-1]["members"][0]
     steps = [event for event in job.events("step", worker=first) if event["time"] > since][-8:]

@@ -268,9 +268,10 @@ def test_what_is_wanted_is_said_once_and_numbered_in_each_view() -> None:
 def test_room_is_known_as_the_coordinator_has_told_it() -> None:
     client, link = member()
     assert client.room is None
-    told = wire.Room(Demand(1, 4, 2), nodes=3, spares=1, newcomers=2, min_nodes=1, max_nodes=8, stragglers=("x",))
+    told = Room(Demand(1, 4, 2), nodes=3, spares=1, newcomers=2, min_nodes=1, max_nodes=8, stragglers=("x",))
     client.receive(link, wire.encode(told), 0.0)
-    assert client.room == Room(2, 3, 1, 2, 1, 8, ("x",))
+    assert client.room == Room(Demand(1, 4, 2), 3, 1, 2, 1, 8, ("x",))
+    assert client.room.wanted == 2
     client.want(2)
     assert said(client) == []
     client.want(1)
@@ -280,7 +281,7 @@ def test_room_is_known_as_the_coordinator_has_told_it() -> None:
 def test_newest_demand_is_told_to_the_next_coordinator() -> None:
     client, link = member()
     client.want(3)
-    older = wire.Room(Demand(1, 0, 0), nodes=2, spares=0, newcomers=0, min_nodes=1, max_nodes=8, stragglers=())
+    older = Room(Demand(1, 0, 0), nodes=2, spares=0, newcomers=0, min_nodes=1, max_nodes=8, stragglers=())
     client.receive(link, wire.encode(older), 0.0)
     assert client.resume_state.report(client.member).demand == Demand(1, 1, 3)
     client.outputs.clear()

@@ -11,7 +11,7 @@ from ef_common.core import membership
 from ef_common.core.membership import Ended, Idle, Settings
 from ef_common.core.progress import Limits, Progress
 from ef_common.core.quorum import Link
-from ef_common.core.room import NO_DEMAND, Demand
+from ef_common.core.room import NO_DEMAND, Demand, Room
 from ef_common.core.view import Member, View
 from ef_common.core.watermark import Watermark
 from ef_common.protocol import wire
@@ -277,15 +277,15 @@ class Members(Standby):
         return told
 
 
-def room(demand: Demand = NO_DEMAND, nodes: int = 3, **fields: object) -> wire.Room:
+def room(demand: Demand = NO_DEMAND, nodes: int = 3, **fields: object) -> Room:
     known: dict[str, object] = {"spares": 0, "newcomers": 0, "min_nodes": 1, "max_nodes": 1_000_000, "stragglers": ()}
-    return wire.Room(demand, nodes, **known | fields)  # type: ignore[arg-type]
+    return Room(demand, nodes, **known | fields)  # type: ignore[arg-type]
 
 
 def test_room_is_told_to_rank_0_when_it_changes_and_once_per_second_at_most() -> None:
     job = Members("a", "b", "c")
     told = job.take(0.0)
-    assert [[one for one in told[name] if isinstance(one, wire.Room)] for name in "abc"] == [[room()], [], []]
+    assert [[one for one in told[name] if isinstance(one, Room)] for name in "abc"] == [[room()], [], []]
     assert job.take(1.0)["a"] == []  # nothing has changed
     for name in "xyz":
         job.introduce(Member(name, name, "10.0.0.9"), returning=False)

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from ef_common.core.replay import FRESH
-from ef_common.core.room import Room
+from ef_common.core.room import NO_DEMAND, Room
 from ef_common.core.view import Member, View
 from ef_common.core.watermark import Watermark
 from ef_common.errors import (
@@ -454,7 +454,7 @@ def test_process_is_not_watched_between_trainings() -> None:
 class Roomy(Founding):
     """A line over which room is known, and demands are kept."""
 
-    room = Room(0, 2, 1, 0, 1, 8)
+    room = Room(NO_DEMAND, 2, 1, 0, 1, 8)
 
     def __init__(self) -> None:
         super().__init__(2)
