@@ -257,6 +257,17 @@ def test_next_rank_zero_goes_on_without_ordering_twice(make: Any, heard: Heard) 
     assert not [record for record in heard.records if record["kind"] == "autoscale" and record["wanted"] != 4]
 
 
+def test_policy_of_the_next_rank_zero_knows_what_the_one_before_has_wished_for(make: Any) -> None:
+    job = Job(2, rank=1)
+    scaler, _, _ = make(job)
+    job.train(scaler)
+    assert scaler.history.wanted == 0
+    job.rank = 0
+    job.know(wanted=4)
+    job.train(scaler, 1)
+    assert scaler.history.wanted == 4
+
+
 def test_next_rank_zero_does_not_run_a_command_again_that_may_have_been_run(make: Any) -> None:
     job = Job(2, rank=1)
     scaler, _, place = make(job, place=Place(repeats=False))

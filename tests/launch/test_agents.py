@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ef_common.launch import run as module
-from ef_common.session.crash_record import write_failure
+from ef_common.session.crash_record import CrashRecord, write_failure
 from tests.waiting import poll_until
 
 GUARD_S = 60.0
@@ -70,6 +70,26 @@ def test_agents_that_have_left_hold_nothing_but_why_the_job_has_failed(
     assert num_files() <= before
     assert list(agents._directory.iterdir()) == []
     assert (agents.failed, agents.finished, agents.failure) == (False, False, "w raised ValueError: x")
+
+
+def test_agents_whose_worker_the_job_has_let_go_hold_nothing(agents: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody asked them: the job wants fewer nodes."""
+
+    def leave(args: object, device: object, notes: Path, *rest: object) -> None:
+        CrashRecord(notes, 0).leave()
+        os._exit(0)
+
+    monkeypatch.setattr(module, "_run_agent", leave)
+    before = num_files()
+    for _ in range(5):
+        agents.start()
+        poll_until(lambda: not agents.alive)
+        assert agents.training == []
+        agents.forget_those_that_left()
+        assert agents._agents == {}
+    assert num_files() <= before
+    assert list(agents._directory.iterdir()) == []
+    assert (agents.failed, agents.finished, agents.left) == (False, False, True)
 
 
 @pytest.mark.parametrize(
