@@ -1,8 +1,8 @@
 """Streams of shards: data without positions, which can be dealt to workers because they consist of parts.
 
-A *shard* is whatever can be opened at an offset: a file, a URL, a row group, a range of a table. An *offset* is a number
-of samples. A data set with these two methods can be dealt to any number of workers, and every sample counts once per
-epoch, whoever comes and goes:
+A *shard* is whatever can be opened at an offset: a file, a URL, a row group, a range of a table. An *offset* is a
+number of samples. A data set with these two methods can be dealt to any number of workers, and every sample counts once
+per epoch, whichever workers come and go:
 
 >>> import itertools
 >>> class Lines:
@@ -26,8 +26,8 @@ class ShardStream(Protocol):
     """A stream that consists of shards.
 
     It may also have `length(shard) -> int | None`, which tells the number of samples of a shard where it is known
-    without reading it, and `set_epoch(epoch)`, which is called before the shards of an epoch are asked for, also in data
-    workers. Data workers get a copy of the stream, so it must survive `pickle`.
+    without reading it, and `set_epoch(epoch)`, which is called before the shards of an epoch are asked for, also in
+    data workers. Data workers get a copy of the stream, so it must survive `pickle`.
     """
 
     def shards(self) -> Sequence[Any]:
