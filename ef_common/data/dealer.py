@@ -22,6 +22,10 @@ from ef_common.session import Session
 class Parts(Protocol):
     """What the positions are parts of, where data have no order of positions: each is given one when it is dealt."""
 
+    @property
+    def num_shards(self) -> int:
+        """Shards of the epoch."""
+
     def commit(self, progress: EpochProgress, contributors: View) -> EpochProgress:
         """The newest steps are committed: parts that come back will be dealt with other positions."""
 
@@ -127,6 +131,8 @@ class Dealer:
         if before.epoch != self._logged_epoch:
             self._logged_epoch = before.epoch
             known: dict[str, int] = {"open": True} if self.is_open else {}
+            if self.parts is not None:
+                known["shards"] = self.parts.num_shards
             if (num_epochs := self.num_epochs()) is not None:
                 known["epochs"] = num_epochs
             self._log.write("epoch", epoch=before.epoch, length=before.length, **known)

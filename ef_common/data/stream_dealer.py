@@ -84,6 +84,8 @@ class StreamDealer:
         self.on_fault: Callable[[int, int, str], None] = lambda shard, offset, why: None
         self._plan: Plan | None = None
         self._certain = False
+        self._ends: dict[int, int] = {}
+        self._num_told = 0
         dealer.parts = self
         dealer.is_open = True
 
@@ -100,9 +102,10 @@ class StreamDealer:
 
     def begin(self, epoch: int, plan: Plan, num_shards: int) -> None:
         """Begin an epoch."""
+        self._dealer.begin(epoch, ENDLESS)  # settles what the epoch before has left
         self._plan, self._certain = plan, False
         self.stream = Stream(num_shards)
-        self._dealer.begin(epoch, ENDLESS)
+        self._ends, self._num_told = {}, 0
 
     # ------------------------------------------------------------ a step
 
@@ -119,8 +122,7 @@ class StreamDealer:
         self._certain = False
         if not self.stream.is_over and not streams.goes_on(self.stream):
             self._settle()  # whether a batch is the last one must be known with it
-        if self.stream.is_over:
-            self._dealer.progress = self._dealer.progress._replace(length=window.stop)
+        self._dealer.progress = self._with_length(self._dealer.progress)
         return window
 
     def finds(self) -> bool:
@@ -160,8 +162,12 @@ class StreamDealer:
     def _exchange(self) -> bool:
         found = self._read()
         mine = {"ends": sorted(found.ends.items()), "faults": [list(fault) for fault in found.faults]}
+        self._session.entering = False  # a newcomer has read its first batch, and meets the others here
         everybody, view = self._gather(mine)
         ends = [{int(shard): int(end) for shard, end in of_member["ends"]} for of_member in everybody]
+        for of_member in ends:
+            for shard, end in of_member.items():
+                self._ends[shard] = min(end, self._ends.get(shard, end))
         for of_member in everybody:
             for shard, offset, why in of_member["faults"]:
                 self.on_fault(int(shard), int(offset), str(why))
@@ -173,13 +179,21 @@ class StreamDealer:
     def commit(self, progress: EpochProgress, contributors: View) -> EpochProgress:
         """See the port `Parts`."""
         self.stream = streams.commit(self.stream, contributors.ids)
-        return progress._replace(returned=(), length=progress.cursor if self.stream.is_over else ENDLESS)
+        return self._with_length(progress._replace(returned=()))
+
+    def _with_length(self, progress: EpochProgress) -> EpochProgress:
+        return progress._replace(length=progress.cursor if self.stream.is_over else ENDLESS)
 
     def take_back(self) -> None:
         """Undo the newest dealing: its samples are not trained."""
         self.stream = streams.take_back(self.stream)
         self._certain = False
         self._dealer.take_back()
+
+    @property
+    def num_shards(self) -> int:
+        """See the port `Parts`."""
+        return self.stream.num_shards
 
     def record(self, before: EpochProgress, contributors: View) -> dict[str, Any]:
         """See the port `Parts`: what some of the positions are parts of, as (position, shard, start, stop)."""
@@ -193,7 +207,19 @@ class StreamDealer:
                 for shard, start, stop in dealt[member]:
                     parts.append((position, shard, start, stop))
                     position += stop - start
-        return {"parts": parts}
+        self._find_known_ends()
+        ends, self._ends = sorted(self._ends.items()), {}
+        return {"parts": parts, "ends": ends}
+
+    def _find_known_ends(self) -> None:
+        """Shards whose length is known end without being reported; those without a sample are not even dealt."""
+        length = self.plan.length
+        for dealt in self.stream.dealt:
+            for parts in dealt.values():
+                self._ends |= {shard: stop for shard, _, stop in parts if stop == length(shard)}
+        empty = (self.plan.order[place] for place in range(self._num_told, self.stream.begun))
+        self._ends |= {shard: 0 for shard in empty if length(shard) == 0}
+        self._num_told = self.stream.begun
 
     # ------------------------------------------------------------ state
 
@@ -226,9 +252,11 @@ class StreamDealer:
             member: Held(tuple(tuple(lanes.get((rank, number), ())) for number in range(plan.num_lanes)), int(turn))
             for rank, (member, turn) in enumerate(zip(state["members"], state["turns"], strict=True))
         }
+        self._ends, self._num_told = {}, int(state["begun"])
         ended = (int(state["ended"][0]), int(state["ended"][1]))
         left = [Piece(*piece) for name in ("left", "dealt") for piece in np.asarray(state[name]).tolist()]
         self.stream = Stream(int(state["shards"]), int(state["begun"]), held, tuple(sorted(left)), ended=ended)
+        self._dealer.progress = self._with_length(self._dealer.progress)
 
 
 def _pieces_of(dealt: Sequence[Any]) -> list[Piece]:
