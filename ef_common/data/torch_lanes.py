@@ -153,6 +153,14 @@ class LaneLoader:
         self._shards, self._epoch = shards, (epoch, seed)
         self._read, self._turn, self._spare = None, -1, None
 
+    def pause(self) -> None:
+        """Between two epochs: data workers that the user does not keep see the data set as it is then."""
+        self.planned.begin()
+
+    def close(self) -> None:
+        """End the data workers. May be repeated."""
+        self.planned.close()
+
     # ------------------------------------------------------------ the port
 
     def read(self, held: Held) -> Found:

@@ -1,0 +1,144 @@
+"""Reads a worker's lane of a stream in its own process, a batch ahead in a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+from ef_common.core.streams.pieces import Lane, clipped, taken
+from ef_common.core.streams.stream import Held
+from ef_common.data.lane_reader import LaneReader, Reading, Source
+from ef_common.data.ordered_stream import OrderedStream
+from ef_common.data.stream_dealer import Found
+from ef_common.errors import UsageError
+
+_NOTHING = Reading([], (), {}, [])
+
+
+class _Read(NamedTuple):
+    """What was read for a batch, and the batch if it is complete."""
+
+    reading: Reading
+    batch: Any
+
+
+class LaneAhead:
+    """Reads the one lane of this worker; a reader for :class:`~ef_common.data.stream_dealer.StreamDealer`.
+
+    While a batch is trained, the next one is read in a thread, of the lane as it is known then. If pieces have been
+    added since, the rest of the batch is read when it is asked for; if others have been cut off, all of it is.
+
+    Args:
+        stream: The stream. Its shards are opened and read in the thread, while `length` may be called in another.
+        batch_size: Samples of a batch.
+        collate: Makes a batch of samples, mostly in the thread.
+
+    Attributes:
+        num_lanes: One.
+        ahead: Samples of the lane that may be read ahead of what has been dealt.
+        batch: The batch that was dealt last; None if it has no samples.
+    """
+
+    num_lanes = 1
+
+    def __init__(self, stream: OrderedStream, batch_size: int, *, collate: Callable[[list[Any]], Any]) -> None:
+        self._stream = stream
+        self._size = batch_size
+        self._collate = collate
+        self.ahead = 2 * batch_size
+        self.batch: Any = None
+        self._shards: Sequence[Any] = ()
+        self._lane: Lane = ()
+        self._num_plans = 0
+        self._reader = LaneReader(self._source)
+        self._pool: ThreadPoolExecutor | None = None
+        self._pending: Future[_Read] | None = None
+        self._read: _Read | None = None
+
+    @property
+    def _source(self) -> Source:
+        stream = self._stream
+        return Source(stream.open, stream.length, skips_faults=stream.on_bad_shard == "skip")
+
+    def begin(self, shards: Sequence[Any], *, epoch: int, seed: int) -> None:
+        """Begin an epoch of these shards, or go on in one. The stream knows which epoch it is."""
+        self.pause()
+        self._shards, self._reader = shards, LaneReader(self._source)
+
+    def pause(self) -> None:
+        """Forget what was read ahead, and let go of the shard that is open."""
+        pending, self._pending, self._read = self._pending, None, None
+        if pending is not None and not pending.cancel():
+            pending.exception()  # waits
+        self._reader.close()
+
+    def close(self) -> None:
+        """Stop reading. May be repeated."""
+        self.pause()
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=True)
+
+    # ------------------------------------------------------------ the port
+
+    def read(self, held: Held) -> Found:
+        """See :class:`~ef_common.data.stream_dealer.Reader`."""
+        self._lane = lane = held.lanes[held.turn]
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            self._read = pending.result()
+        before = _NOTHING if self._read is None else self._read.reading
+        if self._read is None or not self._fits(before):
+            self._read = self._more(lane, before if self._is_begin(before) else _NOTHING)
+        found = self._read.reading
+        if not self._fits(found):
+            raise UsageError(
+                "a shard does not yield what it is asked for: `open(shard, offset)` must begin with this sample. "
+                f"Expected: {self._named(self._wanted(found))}. Received: {self._named(found.parts)}"
+            )
+        return Found(found.ends, found.faults)
+
+    def take(self, parts: Lane) -> None:
+        """See :class:`~ef_common.data.stream_dealer.Reader`."""
+        read, self._read = self._read, None
+        if read is None or read.reading.parts != parts:
+            found = () if read is None else read.reading.parts
+            raise UsageError(
+                "a shard has changed while it was read: two workers have found other ends of it. "
+                f"Expected: {self._named(parts)}. Received: {self._named(found)}"
+            )
+        samples = read.reading.samples
+        self.batch = self._collate(samples) if samples and read.batch is None else read.batch
+        rest = taken(clipped(self._lane, read.reading.ends), len(samples))[1]
+        if rest:
+            self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="reads-ahead")
+            self._pending = self._pool.submit(self._more, rest, _NOTHING)
+
+    # ------------------------------------------------------------ reading
+
+    def _more(self, lane: Lane, before: Reading) -> _Read:
+        """Read what comes in a lane after these samples, as far as a batch goes."""
+        rest = taken(clipped(lane, before.ends), len(before.samples))[1]
+        self._num_plans += 1
+        self._reader.follow(self._num_plans, rest, [self._shards[piece.shard] for piece in rest])
+        more = self._reader.read(self._size - len(before.samples))
+        samples = before.samples + more.samples
+        ends, faults = {**before.ends, **more.ends}, before.faults + more.faults
+        batch = self._collate(samples) if len(samples) == self._size else None
+        return _Read(Reading(samples, before.parts + more.parts, ends, faults), batch)
+
+    def _wanted(self, reading: Reading) -> Lane:
+        """The parts of the next batch, with the ends that were found in it."""
+        return taken(clipped(self._lane, reading.ends), self._size)[0]
+
+    def _fits(self, reading: Reading) -> bool:
+        return self._wanted(reading) == reading.parts
+
+    def _is_begin(self, reading: Reading) -> bool:
+        return self._wanted(reading)[: len(reading.parts)] == reading.parts
+
+    def _named(self, parts: Lane) -> str:
+        return (
+            ", ".join(f"samples {start} to {stop} of {self._shards[shard]!r}" for shard, start, stop in parts) or "none"
+        )

@@ -1,0 +1,147 @@
+"""The epochs of a stream of shards in a training: each has a list of shards, which all workers agree on, and a plan."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from ef_common.collectives import operations
+from ef_common.core.streams.stream import Plan
+from ef_common.data.dealer import Dealer
+from ef_common.data.ordered_stream import OrderedStream
+from ef_common.data.shard_list import agree_on_shards, check_shards
+from ef_common.data.stream_dealer import Reader, StreamDealer
+from ef_common.errors import UsageError
+from ef_common.events import EventLog
+from ef_common.session import Session
+
+logger = logging.getLogger(__name__)
+
+
+class Lanes(Reader, Protocol):
+    """Reads the lanes of this worker, epoch by epoch.
+
+    Attributes:
+        num_lanes: How many there are.
+        ahead: Samples of a lane that may be read ahead of what has been dealt.
+        batch: The batch that was dealt last; None if it has no samples.
+    """
+
+    num_lanes: int
+    ahead: int
+
+    @property
+    def batch(self) -> Any:
+        """See the attribute."""
+
+    def begin(self, shards: Sequence[Any], *, epoch: int, seed: int) -> None:
+        """Begin an epoch of these shards, or go on in one."""
+
+    def pause(self) -> None:
+        """Between two epochs: nothing is being read."""
+
+    def close(self) -> None:
+        """Stop reading. May be repeated."""
+
+
+class StreamEpochs:
+    """Deals the epochs of a stream.
+
+    Args:
+        stream: The stream.
+        lanes: Read it.
+        dealer: Counts the positions.
+        session: The worker's session.
+        log: Event log.
+        limit: Positions after which an epoch is over although the stream is not: the next epoch goes on in it. The
+            last step of an epoch is a whole one, so there may be a few more.
+
+    Attributes:
+        dealing: Deals the steps.
+    """
+
+    def __init__(
+        self,
+        stream: OrderedStream,
+        lanes: Lanes,
+        dealer: Dealer,
+        session: Session,
+        *,
+        log: EventLog,
+        limit: int | None = None,
+    ) -> None:
+        self._stream = stream
+        self._lanes = lanes
+        self._dealer = dealer
+        self._session = session
+        self._log = log
+        gather = partial(operations.gather, session, what="the ends of shards")
+        self.dealing = StreamDealer(dealer, session, reader=lanes, gather=gather)
+        self.dealing.limit = limit
+        self.dealing.on_fault = self._note_fault
+        self._shards: Sequence[Any] = ()
+        self._digest = ""
+
+    def begin(self, epoch: int, *, seed: int) -> None:
+        """Begin an epoch. All members call this together.
+
+        Raises:
+            UsageError: The workers have different lists of shards.
+        """
+        dealing = self.dealing
+        if dealing.limit is not None and not dealing.stream.is_over:
+            dealing.go_on(epoch)
+            return
+        self._open(epoch, seed=seed)
+        self._digest = agree_on_shards(self._session, self._shards)
+        dealing.begin(epoch, self._plan(), len(self._shards))
+
+    def _open(self, epoch: int, *, seed: int) -> None:
+        self._lanes.pause()
+        self._stream.seed = seed
+        self._stream.set_epoch(epoch)
+        self._shards = self._stream.shards()
+        self._lanes.begin(self._shards, epoch=epoch, seed=seed)
+
+    def _plan(self) -> Plan:
+        shards, length = self._shards, self._stream.length
+        return Plan(
+            self._stream.order(len(shards)),
+            batch_size=self._dealer.batch_size,
+            num_lanes=self._lanes.num_lanes,
+            ahead=self._lanes.ahead,
+            length=lambda shard: length(shards[shard]),
+        )
+
+    def _note_fault(self, shard: int, offset: int, why: str) -> None:
+        name = str(self._shards[shard])
+        if self._session.rank == 0:
+            logger.warning("shard %s is left out from sample %d on, because it cannot be read: %s", name, offset, why)
+        epoch = self._dealer.progress.epoch
+        self._log.write("bad_shard", epoch=epoch, shard=shard, name=name, offset=offset, reason=why)
+
+    # ------------------------------------------------------------ state
+
+    def state(self) -> dict[str, Any]:
+        """How far the stream is: a plain tree with arrays."""
+        return {**self.dealing.state(), "digest": self._digest}
+
+    def load_state(self, state: dict[str, Any] | None, *, seed: int) -> None:
+        """Continue from there. The dealer has loaded its own state.
+
+        Raises:
+            UsageError: It is the state of other data, or this worker has another list of shards.
+        """
+        if state is None:
+            raise UsageError(
+                "the checkpoint was made with a data set of another kind: it has no place in a stream. Use a "
+                "checkpoint of the end of an epoch, or train on from its weights"
+            )
+        self._open(int(state["began"]), seed=seed)
+        self._digest = str(state["digest"])
+        check_shards(self._shards, self._digest)
+        self.dealing.load_state(state, self._plan())
+
+
