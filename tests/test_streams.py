@@ -9,15 +9,19 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from ef_common.core.streams.pieces import OPEN, Lane, Piece, clipped, taken
-from ef_common.core.streams.stream import Held
+from ef_common.core.streams.order import ShardOrder
+from ef_common.core.streams.pieces import OPEN, Lane, Piece, clipped, num_samples, taken
+from ef_common.core.streams.stream import Held, Plan, Stream
+from ef_common.core.view import SOLO
 from ef_common.data.lane_reader import LaneReader, Source
 from ef_common.data.shard_list import check_shards, digest
 from ef_common.data.shards import is_shard_stream
 from ef_common.data.shuffle_buffer import shuffled
+from ef_common.data.stream_turns import StreamTurns
 from ef_common.data.torch_lanes import LaneLoader
 from ef_common.data.torch_stream import StreamDataset
 from ef_common.errors import UsageError
+from ef_common.session import Session
 
 
 class Numbers:
@@ -329,3 +333,40 @@ def test_stream_that_changes_while_it_is_read_is_refused() -> None:
 
     with pytest.raises(UsageError, match="samples 0 to 1 of '0:9'"):
         lanes.take((Piece(0, 0, 1),))
+
+
+# ---------------------------------------------------------------- the steps of a whole stream
+
+
+def walk(lanes: LaneLoader, stream: Numbers) -> Iterator[tuple[list[int], bool]]:
+    """Each batch of a process alone, and whether it is the last one."""
+    session = Session(SOLO.members[0], channel=None, groups=None)  # type: ignore[arg-type]
+    turns = StreamTurns(session, reader=lanes, gather=lambda value: ([value], session.completed_in))
+    num_shards = len(stream.shards())
+    order = ShardOrder(num_shards, seed=0, epoch=0, shuffled=False)
+    turns.begin(Plan(order, batch_size=2, num_lanes=lanes.num_lanes, ahead=lanes.ahead), Stream(num_shards))
+    while (parts := turns.deal()) is not None:
+        batch = lanes.batch.tolist()
+        assert len(batch) >= num_samples(parts["solo"])
+        yield batch[: num_samples(parts["solo"])], turns.stream.is_over
+        turns.commit(session.completed_in)
+    lanes.planned.close()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize("shards", [["0:2", "1:0", "2:0"], ["0:5", "1:1", "2:0", "3:4", "4:9"], ["0:40"], []])
+def test_whole_stream_is_read_once_and_its_last_batch_is_known(shards: list[str], num_workers: int) -> None:
+    stream = Numbers(*shards)
+    read = list(walk(lanes_of(stream, num_workers), stream))
+
+    assert sorted(sample for batch, _ in read for sample in batch) == sorted(StreamDataset(stream))
+    assert [is_last for _, is_last in read] == [False] * (len(read) - 1) + [True] * bool(read)
+
+
+def test_reading_is_rarely_begun_anew() -> None:
+    stream = Numbers(*(f"{number}:7" for number in range(60)))
+    lanes = lanes_of(stream, 2)
+    num_batches = len(list(walk(lanes, stream)))
+
+    assert num_batches < 215
+    assert lanes.num_plans <= 8

@@ -30,6 +30,7 @@ from ef_common.core.resume_state import ResumeState
 from ef_common.core.room import NO_DEMAND
 from ef_common.core.streams import stream as streams
 from ef_common.data.stream_dealer import StreamDealer
+from ef_common.data.stream_turns import StreamTurns
 from ef_common.errors import Left
 from ef_common.protocol import liveness
 from ef_common.protocol.client import Client
@@ -736,7 +737,7 @@ def lose_the_lanes_of_the_lost(patch: Patch) -> None:
 
 def tell_nobody_of_ends(patch: Patch) -> None:
     """The others deal a batch as if no end had been found in it."""
-    patch.setattr(StreamDealer, "finds", lambda self: False)
+    patch.setattr(StreamTurns, "finds", lambda self: False)
 
 
 def learn_too_late_that_it_was_the_last(patch: Patch) -> None:
@@ -750,12 +751,12 @@ def trust_flags_of_other_members(patch: Patch) -> None:
 
     def settle(self: Any) -> None:
         members = self._session.completed_in.ids
-        if self._certain and members != tuple(self.stream.held):
+        if self.certain and members != tuple(self.stream.held):
             self.stream = admit(self.stream, self.plan, members)
         careful(self)
 
-    careful = StreamDealer._settle
-    patch.setattr(StreamDealer, "_settle", settle)
+    careful = StreamTurns._settle
+    patch.setattr(StreamTurns, "_settle", settle)
 
 
 def send_a_state_without_what_is_left(patch: Patch) -> None:
