@@ -467,7 +467,8 @@ _FIELDS: dict[str, dict[str, Check]] = {
     "training": {"number": _training},
     # An epoch begins; length is its number of positions. With the optional field open, the end of the epoch is not
     # known yet, and length is an upper bound. The optional field epochs says how many there are, if that is known. The
-    # optional field shards is the number of shards, if positions are given to samples of shards when they are dealt.
+    # optional field shards is the number of shards, if positions are given to samples of shards when they are dealt;
+    # with began, the shards go on where an earlier epoch has left them, and it is the epoch in which they began.
     "epoch": {"epoch": _count, "length": _count},
     # What the worker has read at a position: a checksum of each part, or null where there is nothing to compare.
     "read": {"epoch": _count, "position": _count, "checksums": _checksums},

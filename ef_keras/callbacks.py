@@ -268,7 +268,7 @@ class Elastic(keras.callbacks.Callback):
         hooks.replace_batches(iterator, data.batches)
 
     def _source_of(self, iterator: Any) -> Source:
-        source = source_of(iterator)
+        source = source_of(iterator, evaluates=True)
         self._tell_cost(source)
         return source
 

@@ -9,6 +9,7 @@ from ef_common.data import global_batches
 from ef_common.errors import UnsupportedError, UsageError
 from ef_keras import hooks
 from ef_keras.ordered import Source
+from ef_keras.shard_source import ShardSource
 
 
 def check_replicas(model: Any) -> None:
@@ -67,6 +68,11 @@ def global_batch_for(
     Raises:
         UnsupportedError, UsageError: Naming what cannot be, and what to use instead.
     """
+    if isinstance(source, ShardSource):
+        raise UnsupportedError(
+            "global_batch_size needs data with positions that are known before they are read. Leave it out, or use "
+            f"arrays. Received: global_batch_size={size}, and a stream of shards"
+        )
     global_batches.check_world(size, world_size)
     if source.whole_batches and size % full_batch:
         raise UsageError(

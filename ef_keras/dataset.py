@@ -10,7 +10,11 @@ import numpy as np
 
 from ef_common.core import sharding
 from ef_common.data.global_batches import check_size
-from ef_common.errors import UsageError
+from ef_common.data.ordered_stream import OnBadShard
+from ef_common.data.shards import is_shard_stream
+from ef_common.errors import UnsupportedError, UsageError
+from ef_keras.collating import mapped, stacked
+from ef_keras.stream_data import streamed
 
 
 def dataset(
@@ -21,7 +25,9 @@ def dataset(
     shuffle: bool = True,
     seed: int = 0,
     global_batch_size: int | None = None,
-) -> SampleDataset:
+    shuffle_buffer: int = 0,
+    on_bad_shard: OnBadShard = "raise",
+) -> Any:
     """Data for `fit` and `evaluate` whose samples are read one by one, by the worker that needs them.
 
     Example::
@@ -31,19 +37,37 @@ def dataset(
 
     Args:
         samples: An array, a tuple of arrays of the same length (x, y and sample weights), or any object with `__len__`
-            and `__getitem__(index)` that returns one sample.
+            and `__getitem__(index)` that returns one sample. Or a stream of shards, which has `shards()` and
+            `open(shard, offset)`; see :class:`ef_common.data.shards.ShardStream`.
         batch_size: Samples of one worker in a step.
         map: Turns one sample into what the model sees. It is called with the parts of the sample, and returns the same
             structure for all samples.
         shuffle: Whether each epoch has an order of its own. In an elastic `fit`, the order depends on the seed of the
-            job.
+            job. The shards of a stream are shuffled, and the samples in a shard with `shuffle_buffer`.
         seed: Seed of the order when there is no job.
         global_batch_size: Samples of an update, which the workers share; see :func:`ef_keras.callbacks`. A worker then
             reads at most `batch_size` of them at a time.
+        shuffle_buffer: Samples of a shard of a stream are shuffled in a buffer of this size, also without `shuffle`.
+        on_bad_shard: Whether a shard that cannot be read ends the training ("raise"), or the rest of it is left out
+            with a warning and an event ("skip").
 
     Raises:
-        UsageError: Samples cannot be read one by one, their numbers differ, or a size is invalid.
+        UnsupportedError: A stream cannot have what is set.
+        UsageError: Samples cannot be read one by one, their numbers differ, a stream has none, or a setting is invalid.
     """
+    if is_shard_stream(samples):
+        if global_batch_size is not None:
+            raise UnsupportedError(
+                "workers can share a batch of data whose positions are known before they are read. Leave out "
+                f"global_batch_size, or use arrays. Received: samples={type(samples).__name__}"
+            )
+        settings = {"shuffle": shuffle, "shuffle_buffer": shuffle_buffer, "seed": seed, "on_bad_shard": on_bad_shard}
+        return streamed(samples, batch_size=batch_size, map=map, **settings)
+    if shuffle_buffer or on_bad_shard != "raise":
+        raise UsageError(
+            "shuffle_buffer and on_bad_shard are settings of a stream of shards, an object with `shards()` and "
+            f"`open(shard, offset)`. Received: samples={type(samples).__name__}"
+        )
     data = SampleDataset(samples, batch_size=batch_size, map=map, shuffle=shuffle, seed=seed)
     check_size(global_batch_size)
     data.global_batch_size = global_batch_size
@@ -97,13 +121,11 @@ class SampleDataset(keras.utils.PyDataset):
         for number, index in enumerate(indices):
             before(number)
             samples.append(self._sample(index))
-        return keras.tree.map_structure(lambda *parts: np.stack(parts), *samples)
+        return stacked(samples)
 
     def _sample(self, index: int) -> Any:
         parts = self._samples[index] if self._columns is None else tuple(column[index] for column in self._columns)
-        if self._map is None:
-            return parts
-        return self._map(*parts) if isinstance(parts, tuple) else self._map(parts)
+        return mapped(parts, self._map)
 
     def _make_order(self) -> np.ndarray:
         if not self.shuffle:

@@ -162,6 +162,7 @@ class Fit:
         if self.compensation is not None:
             self._reducer.applied = self.compensation.applied
         self._reducer.on_wait = self.data.prefetch
+        self._reducer.finds, self._reducer.heard = self.data.finds, self.data.heard
         if self._autoscaler is not None and self._global is None:
             autoscaler, dealer = self._autoscaler, self.data.dealer
             self._reducer.measures = lambda: autoscaler.measures_noise(dealer.num_updates)

@@ -56,12 +56,14 @@ class TorchReducer(Reducer):
         self._gradients.before_backward(overlap=not self._is_compiled)
 
     def _after_backward(self, loss: Any) -> None:
-        self._gradients.wants_stop = self.wants_stop
+        self._gradients.wants_stop, self._gradients.finds = self.wants_stop, self.finds()
         self._gradients.measures, self._gradients.on_measured = self.measures, self.on_measured
         with leaving_cleanly():
-            contributors = self._gradients.after_backward() or self.session.completed_in
+            contributors = self._gradients.after_backward()
+        if contributors is not None:
+            self.heard(self._gradients.num_finds)
         self.stop_agreed = self._gradients.num_stops > 0
-        self.on_update(contributors, None if loss is None else float(loss.detach()))
+        self.on_update(contributors or self.session.completed_in, None if loss is None else float(loss.detach()))
 
     def reduce(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """The members' mean gradients, which then are those of the parameters too."""

@@ -610,6 +610,25 @@ def loader_of(iterator: Any) -> Loader | None:
     return Loader(adapter) if isinstance(adapter, TorchDataLoaderAdapter) else None
 
 
+def generated(batches: Callable[[], Iterator[Any]], first: Iterable[Any]) -> Any:
+    """Data of unknown length for `fit` and `evaluate`, of which each pass is made anew.
+
+    Args:
+        batches: Makes a pass.
+        first: Some batches, from which Keras learns the shapes.
+    """
+    from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
+
+    adapter = GeneratorDataAdapter(iter(first))
+    adapter.generator = batches
+    return adapter
+
+
+def maker_of(iterator: Any) -> Any:
+    """What makes the passes of a `fit` or `evaluate`, if its data are `generated`."""
+    return getattr(iterator.data_adapter, "generator", None)
+
+
 def is_generator(iterator: Any) -> bool:
     """Whether the data come from a plain generator."""
     from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter

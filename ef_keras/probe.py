@@ -67,7 +67,12 @@ KERAS: tuple[Part, ...] = tuple(
         listed("dataset", "_standardize_batch(batch)", "Indexed"),
         listed("keras.src.trainers.data_adapters.torch_data_loader_adapter", "TorchDataLoaderAdapter", "loader_of"),
         listed("torch_loader", "_dataloader", "Loader"),
-        listed("keras.src.trainers.data_adapters.generator_data_adapter", "GeneratorDataAdapter", "is_generator"),
+        listed(
+            "keras.src.trainers.data_adapters.generator_data_adapter",
+            "GeneratorDataAdapter(generator)",
+            "is_generator generated",
+        ),
+        listed("generator", "generator", "generated maker_of"),
         # ------------------------------------------------------------ variables and random numbers
         listed("layer", "_flatten_layers()", "statistics seed_states"),
         listed("layer", "_non_trainable_variables", "statistics"),
@@ -108,6 +113,7 @@ _CLASSES = {
     "arrays": "src.trainers.data_adapters.array_data_adapter.ArrayDataAdapter",
     "sliceable": "src.trainers.data_adapters.array_slicing.Sliceable",
     "torch_loader": "src.trainers.data_adapters.torch_data_loader_adapter.TorchDataLoaderAdapter",
+    "generator": "src.trainers.data_adapters.generator_data_adapter.GeneratorDataAdapter",
     "dataset": "src.trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter",
 }
 """Classes of what exists while a `fit` runs. Importing Keras imports all of them."""

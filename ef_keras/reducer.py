@@ -35,6 +35,8 @@ class Reducer(ABC):
         wants_stop: This worker wants to stop after the next step; all then do.
         stop_agreed: All workers stop after this step.
         measures, on_measured: See :class:`~ef_common.collectives.gradients.reducer.GradientReducer`.
+        finds, heard: Asked before a reduction whether this worker has found the end of a shard in its next batch, and
+            told how many members had; see :class:`~ef_common.data.stream_turns.StreamTurns`.
         error: The exception that ended a step within the framework's code, which may not pass it on.
     """
 
@@ -50,6 +52,8 @@ class Reducer(ABC):
         self.stop_agreed = False
         self.measures: Callable[[], bool] = lambda: False
         self.on_measured: Callable[[float, float], None] = lambda local, reduced: None
+        self.finds: Callable[[], bool] = lambda: False
+        self.heard: Callable[[float], None] = lambda num_finds: None
         self.error: BaseException | None = None
         self._loss: Any = None
         self._values: ArrayBuckets | None = None
@@ -103,9 +107,11 @@ class Reducer(ABC):
 
     def complete(self, reduction: ArrayReduction, loss: float | None) -> None:
         """Wait for the reduction, and commit."""
+        reduction.finds = self.finds()
         with leaving_cleanly():
             contributors = self.session.run(reduction)
         reduction.read_flags()
+        self.heard(reduction.num_finds)
         self.session.agree(reduction.num_changes, reduction.num_wishes)
         self.stop_agreed = reduction.num_stops > 0
         if reduction.measures and contributors.world_size > 1:

@@ -19,6 +19,8 @@ from ef_keras.dataset import SampleDataset
 from ef_keras.epochs import ENDLESS, Epochs
 from ef_keras.indexed import IndexedSource
 from ef_keras.ordered import Source
+from ef_keras.shard_source import source_of_stream
+from ef_keras.stream_data import stream_data_of
 
 
 class ArraySource:
@@ -260,7 +262,12 @@ def global_batch_size_of(iterator: Any) -> int | None:
 
 
 def source_of(
-    iterator: Any, *, step_size: int | None = None, first_epoch: int = 0, deterministic: bool = False
+    iterator: Any,
+    *,
+    step_size: int | None = None,
+    first_epoch: int = 0,
+    deterministic: bool = False,
+    evaluates: bool = False,
 ) -> Source:
     """The source behind a `fit` or `evaluate`.
 
@@ -269,6 +276,7 @@ def source_of(
         step_size: Samples of what `steps_per_epoch` calls a step, if not those of a batch of samples.
         first_epoch: The one at which `fit` begins.
         deterministic: Random numbers in what data workers read are a function of what is read.
+        evaluates: They are those of an `evaluate`.
 
     Raises:
         UnsupportedError: The data cannot be dealt.
@@ -286,6 +294,11 @@ def source_of(
     if indexed is not None and isinstance(indexed.data, SampleDataset):
         data = indexed.data
         return SampleSource(data, epochs(data.num_samples, step_size or data.sample_batch_size))
+    stream = stream_data_of(iterator)
+    if stream is not None and not evaluates:
+        return source_of_stream(stream, epochs(None, stream.batch_size))
+    if stream is not None:
+        return StreamSource(lambda: map(hooks.as_batch, stream.in_order()), epochs(None), is_open=True)
     num_batches = hooks.num_batches(iterator)
     if indexed is not None:
         return IndexedSource(indexed, epochs(num_batches))

@@ -26,6 +26,7 @@ from ef_keras.comparison import compare, differ, without_noise
 from ef_keras.epochs import ENDLESS
 from ef_keras.ordered import OrderedSource, Source
 from ef_keras.rows import Rows, num_samples
+from ef_keras.shard_source import ShardSource
 from ef_keras.sources import StreamSource
 
 _STEPS_BETWEEN_CHECKS = 100
@@ -83,6 +84,8 @@ class TrainingData:
         self.dealer = Dealer(session, log=log, batch_size=source.batch_size, global_batch=global_batch)
         self.dealer.samples_per_position = full_batch if source.whole_batches else 1.0
         self.dealer.is_open = isinstance(source, StreamSource) and source.is_open
+        if isinstance(source, ShardSource):
+            source.attach(self.dealer, session, log)
         self.dealer.on_returned = self._announce_length
         self.seed = 0
         self.full_batch = full_batch
@@ -106,13 +109,7 @@ class TrainingData:
     def batches(self) -> hooks.Batches:
         """An epoch, in the form that Keras needs."""
         if not self._resumed:
-            self.source.begin(self.epoch, seed=self.seed)
-            self.dealer.begin(self.epoch, self.source.epochs.length_of(self.epoch))
-            self._checksums = []
-            if isinstance(self.source, OrderedSource):
-                with leaving_cleanly():
-                    self.source.agree(self._session)
-            self._ahead = None
+            self._begin_epoch()
         else:
             self.on_resume()
         self._resumed = False
@@ -128,9 +125,22 @@ class TrainingData:
             raise
         self.on_epoch_end()
 
+    def _begin_epoch(self) -> None:
+        source = self.source
+        source.begin(self.epoch, seed=self.seed)
+        self._checksums, self._ahead = [], None
+        if isinstance(source, ShardSource):
+            with leaving_cleanly():
+                source.begin_epoch(self.epoch)
+            return
+        self.dealer.begin(self.epoch, source.epochs.length_of(self.epoch))
+        if isinstance(source, OrderedSource):
+            with leaving_cleanly():
+                source.agree(self._session)
+
     def close(self) -> None:
         """Stop reading ahead. May be repeated."""
-        if isinstance(self.source, OrderedSource):
+        if isinstance(self.source, OrderedSource | ShardSource):
             self.source.close()
 
     def _next(self) -> Any:
@@ -153,10 +163,9 @@ class TrainingData:
         with leaving_cleanly():
             if session.boundary():
                 self._announce_length()
-        self._look_for_end()
-        if dealer.progress.remaining == 0:
+        window = self._deal()
+        if window is None:
             return None
-        window = dealer.deal()
         self.source.follow(dealer.progress, window)
         self._check(window)
         self._look_ahead(window)
@@ -173,6 +182,26 @@ class TrainingData:
         if self.source.whole_batches:
             self.fraction = num_samples(batch) / self.full_batch
         return batch
+
+    def _deal(self) -> Window | None:
+        """Deal the next step; None if there is none."""
+        if not isinstance(self.source, ShardSource):
+            self._look_for_end()
+            return None if self.dealer.progress.remaining == 0 else self.dealer.deal()
+        with leaving_cleanly():
+            window = self.source.deal()
+        if not self.dealer.progress.remaining:
+            self._announce_length()
+        return window
+
+    def finds(self) -> bool:
+        """Before a reduction: whether the others must hear what this worker has found in its next batch."""
+        return isinstance(self.source, ShardSource) and self.source.finds()
+
+    def heard(self, num_finds: float) -> None:
+        """A reduction has completed in which this many members had found something."""
+        if isinstance(self.source, ShardSource):
+            self.source.heard(num_finds)
 
     def _look_for_end(self) -> None:
         """With data of unknown length: check whether they end before or in the next window.
@@ -245,7 +274,7 @@ class TrainingData:
         progress = self.dealer.progress
         if isinstance(self.source, OrderedSource) and self.source.reads_ahead:
             return
-        if progress.remaining > 0 and not isinstance(self.source, StreamSource):
+        if progress.remaining > 0 and not isinstance(self.source, StreamSource | ShardSource):
             _, window = self.dealer.next_window(progress, self._session.completed_in.ids)
             mine = self.dealer.mine(window)
             self._ahead = (window, self.source.batch(mine)) if mine else None
@@ -280,8 +309,11 @@ class TrainingData:
         self._log.write("walked", epoch=source.epoch, cursor=source.cursor)
 
     def _announce_length(self) -> None:
-        known = self.dealer.progress.length < ENDLESS
-        self.on_length(self.dealer.num_steps() if known else None)
+        progress = self.dealer.progress
+        if isinstance(self.source, ShardSource):
+            self.on_length(self.source.num_steps(progress, self._session.completed_in.world_size))
+            return
+        self.on_length(self.dealer.num_steps() if progress.length < ENDLESS else None)
 
     def _check(self, window: Window) -> None:
         """Compare what the workers read: now and then for a stream, otherwise at the beginning of an epoch."""
@@ -311,6 +343,8 @@ class TrainingData:
     def state(self) -> dict[str, Any]:
         """The state that a newcomer needs to continue with the others."""
         found = {**self.dealer.state(), "seed": self.seed, "full_batch": self.full_batch, "order": None}
+        if isinstance(self.source, ShardSource):
+            found["stream"] = self.source.state()
         if isinstance(self.source, OrderedSource):
             if not self._checksums and self.dealer.progress.remaining:
                 self._checksums = self.source.checksums(0)
@@ -331,6 +365,8 @@ class TrainingData:
             )
         self.dealer.load_state(state)
         self.epoch = self.dealer.progress.epoch
+        if isinstance(self.source, ShardSource):
+            self.source.load_state(state.get("stream"), seed=self.seed)
         order = state.get("order")
         if saved and not self.dealer.progress.remaining:
             if isinstance(self.source, OrderedSource) and order is not None:

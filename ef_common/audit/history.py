@@ -75,6 +75,7 @@ class Epoch:
     generation: int
     open: bool = False
     shards: int | None = None
+    began: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +285,7 @@ def _epoch(record: Record, place: _Place) -> Epoch:
         generation=place.generation,
         open=record.get("open", False),
         shards=record.get("shards"),
+        began=record.get("began"),
     )
 
 

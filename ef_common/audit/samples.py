@@ -6,6 +6,7 @@ A position is the same sample for all workers: where they have compared what the
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -30,6 +31,7 @@ class _Ledger:
     steps: list[Step] = field(default_factory=list)
     records: list[list[Step]] = field(default_factory=list)
     shards: int | None = None
+    began: int | None = None
     resumed: list[Rollback] = field(default_factory=list)
 
     @property
@@ -41,7 +43,7 @@ def check(history: History) -> Property:
     """Check every epoch; the first violation is the one of the earliest epoch."""
     ledgers = _ledgers(history)
     for epoch, ledger in sorted(ledgers.items()):
-        if violation := _check_epoch(epoch, ledger):
+        if violation := _check_epoch(epoch, ledger) or _check_shards(epoch, ledgers):
             return Property.failed(NAME, violation)
     if not ledgers:
         return Property.not_recorded(NAME, "no epochs recorded")
@@ -79,7 +81,7 @@ def _ledgers(history: History) -> dict[int, _Ledger]:
         limit = history.limit(mark.generation)
         if mark.exact is None and mark.step < limit:  # else all its steps are void, and it starts again
             ledger = found[mark.epoch]
-            ledger.shards = mark.shards
+            ledger.shards, ledger.began = mark.shards, mark.began
             (ledger.bounds if mark.open else ledger.lengths).setdefault(mark.length, mark)
         elif mark.exact is not None and mark.step <= limit:
             found[mark.epoch].lengths.setdefault(mark.length, mark)
@@ -109,12 +111,19 @@ def _check_epoch(epoch: int, ledger: _Ledger) -> Violation | None:
     unlogged = _unlogged(ledger) if ledger.resumed else []
     is_stream = ledger.shards is not None  # what comes back gets other positions: shards tell what was left out
     fault = first_fault(spans + unlogged, length=length, exact=ledger.exact and not is_stream)
-    if fault is not None:
-        return _explain(epoch, ledger, length, fault)
-    if ledger.shards is None:
+    return None if fault is None else _explain(epoch, ledger, length, fault)
+
+
+def _check_shards(epoch: int, ledgers: Mapping[int, _Ledger]) -> Violation | None:
+    """Check a pass through a stream of shards, which may have begun in an earlier epoch, in its last epoch."""
+    last, following = ledgers[epoch], ledgers.get(epoch + 1)
+    began = epoch if last.began is None else last.began
+    if last.shards is None or (following is not None and following.began == began):
         return None
-    whole = ledger.exact and not unlogged
-    return shards.check(ledger.records, epoch=epoch, num_shards=ledger.shards, whole=whole)
+    parts = [ledgers[number] for number in range(began, epoch + 1) if number in ledgers]
+    whole = last.exact and len(parts) == epoch + 1 - began and not any(map(_unlogged, parts))
+    records = [record for ledger in parts for record in ledger.records]
+    return shards.check(records, epoch=epoch, num_shards=last.shards, whole=whole)
 
 
 def _unlogged(ledger: _Ledger) -> list[tuple[int, int]]:

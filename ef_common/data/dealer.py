@@ -26,6 +26,14 @@ class Parts(Protocol):
     def num_shards(self) -> int:
         """Shards of the epoch."""
 
+    @property
+    def began(self) -> int:
+        """The epoch in which this pass through the shards began."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all parts of the pass have been dealt."""
+
     def commit(self, progress: EpochProgress, contributors: View) -> EpochProgress:
         """The newest steps are committed: parts that come back will be dealt with other positions."""
 
@@ -133,6 +141,8 @@ class Dealer:
             known: dict[str, int] = {"open": True} if self.is_open else {}
             if self.parts is not None:
                 known["shards"] = self.parts.num_shards
+                if self.parts.began != before.epoch:
+                    known["began"] = self.parts.began
             if (num_epochs := self.num_epochs()) is not None:
                 known["epochs"] = num_epochs
             self._log.write("epoch", epoch=before.epoch, length=before.length, **known)
@@ -272,7 +282,8 @@ class Dealer:
         if self._num_samples is not None:
             record["samples"] = self._num_samples  # what `mine` are numbers of
         after, complete = self.progress, self.progress.remaining == 0 and bool(before.uncommitted)
-        self._session.when_confirmed(lambda: self._log_step(record, after, complete=complete))
+        exact = self.parts is None or self.parts.is_over
+        self._session.when_confirmed(lambda: self._log_step(record, after, complete=complete, exact=exact))
 
     def _mine(self, progress: EpochProgress, window: Window) -> list[Range]:
         """Positions whose gradients this worker has computed; samples where members share those of batches."""
@@ -283,10 +294,10 @@ class Dealer:
             return ranges_of(sorted(progress.positions_at(places)))
         return progress.ranges(window.slice_of(self._session.worker.id))
 
-    def _log_step(self, record: dict[str, Any], after: EpochProgress, *, complete: bool) -> None:
+    def _log_step(self, record: dict[str, Any], after: EpochProgress, *, complete: bool, exact: bool) -> None:
         self._log.write("step", **record)
         if complete:
-            self._log_end(after, exact=True)
+            self._log_end(after, exact=exact)
 
     def _log_end(self, progress: EpochProgress, *, exact: bool) -> None:
         self._log.write("epoch_end", epoch=progress.epoch, exact=exact, length=progress.length)

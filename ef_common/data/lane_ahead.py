@@ -10,7 +10,7 @@ from ef_common.core.streams.pieces import Lane, clipped, taken
 from ef_common.core.streams.stream import Held
 from ef_common.data.lane_reader import LaneReader, Reading, Source
 from ef_common.data.ordered_stream import OrderedStream
-from ef_common.data.stream_dealer import Found
+from ef_common.data.stream_turns import Found
 from ef_common.errors import UsageError
 
 _NOTHING = Reading([], (), {}, [])
@@ -24,7 +24,7 @@ class _Read(NamedTuple):
 
 
 class LaneAhead:
-    """Reads the one lane of this worker; a reader for :class:`~ef_common.data.stream_dealer.StreamDealer`.
+    """Reads the one lane of this worker; a reader for :class:`~ef_common.data.stream_turns.StreamTurns`.
 
     While a batch is trained, the next one is read in a thread, of the lane as it is known then. If pieces have been
     added since, the rest of the batch is read when it is asked for; if others have been cut off, all of it is.
@@ -83,7 +83,7 @@ class LaneAhead:
     # ------------------------------------------------------------ the port
 
     def read(self, held: Held) -> Found:
-        """See :class:`~ef_common.data.stream_dealer.Reader`."""
+        """See :class:`~ef_common.data.stream_turns.Reader`."""
         self._lane = lane = held.lanes[held.turn]
         pending, self._pending = self._pending, None
         if pending is not None:
@@ -100,7 +100,7 @@ class LaneAhead:
         return Found(found.ends, found.faults)
 
     def take(self, parts: Lane) -> None:
-        """See :class:`~ef_common.data.stream_dealer.Reader`."""
+        """See :class:`~ef_common.data.stream_turns.Reader`."""
         read, self._read = self._read, None
         if read is None or read.reading.parts != parts:
             found = () if read is None else read.reading.parts
@@ -114,6 +114,10 @@ class LaneAhead:
         if rest:
             self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="reads-ahead")
             self._pending = self._pool.submit(self._more, rest, _NOTHING)
+
+    def skip(self) -> None:
+        """See :class:`~ef_common.data.stream_turns.Reader`."""
+        self._read = None
 
     # ------------------------------------------------------------ reading
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, Literal, get_args
@@ -10,6 +11,8 @@ from ef_common.core.streams.order import ShardOrder
 from ef_common.data.shards import ShardStream, begin_epoch, is_shard_stream, length_of
 from ef_common.data.shuffle_buffer import shuffled
 from ef_common.errors import UsageError
+
+logger = logging.getLogger(__name__)
 
 OnBadShard = Literal["raise", "skip"]
 
@@ -85,4 +88,10 @@ class OrderedStream:
         shards = self.shards()
         order = self.order(len(shards))
         for place in range(first, len(shards), every):
-            yield from self.open(shards[order[place]], 0)
+            shard = shards[order[place]]
+            try:
+                yield from self.open(shard, 0)
+            except Exception as error:
+                if self.on_bad_shard == "raise":
+                    raise
+                logger.warning("the rest of shard %r is left out, because it cannot be read: %s", shard, error)

@@ -32,12 +32,18 @@ class StreamDealer:
         dealer: Counts the positions, and knows what is committed.
         session: The worker's session.
         turns: The steps of the stream.
+
+    Attributes:
+        began: The epoch in which this pass through the stream began.
+        limit: Positions after which an epoch is over although the stream is not; `go_on` then begins the next one.
     """
 
     def __init__(self, dealer: Dealer, session: Session, turns: StreamTurns) -> None:
         self._dealer = dealer
         self._session = session
         self.turns = turns
+        self.began = -1
+        self.limit: int | None = None
         self._num_told = 0
         dealer.parts = self
         dealer.is_open = True
@@ -48,10 +54,20 @@ class StreamDealer:
         return self.turns.stream
 
     def begin(self, epoch: int, plan: Plan, num_shards: int) -> None:
-        """Begin an epoch."""
+        """Begin an epoch, and with it a pass through the stream."""
         self._dealer.begin(epoch, ENDLESS)  # settles what the epoch before has left
+        self.began = epoch
         self.turns.begin(plan, Stream(num_shards))
         self._num_told = 0
+
+    def go_on(self, epoch: int) -> None:
+        """Begin an epoch in the middle of the stream, where the one before has ended."""
+        self._dealer.begin(epoch, ENDLESS)
+
+    @property
+    def is_over(self) -> bool:
+        """See the port `Parts`."""
+        return self.stream.is_over
 
     def deal(self) -> Window | None:
         """Deal the next step; None if the epoch is over."""
@@ -75,7 +91,8 @@ class StreamDealer:
         return self._with_length(progress._replace(returned=()))
 
     def _with_length(self, progress: EpochProgress) -> EpochProgress:
-        return progress._replace(length=progress.cursor if self.stream.is_over else ENDLESS)
+        is_done = self.is_over or (self.limit is not None and progress.cursor >= self.limit)
+        return progress._replace(length=progress.cursor if is_done else ENDLESS)
 
     def take_back(self) -> None:
         """Undo the newest dealing: its samples are not trained."""
@@ -124,6 +141,7 @@ class StreamDealer:
             for piece in lane
         ]
         return {
+            "began": self.began,
             "shards": self.stream.num_shards,
             "begun": self.stream.begun,
             "left": _array(self.stream.left, 3),
@@ -143,7 +161,7 @@ class StreamDealer:
             member: Held(tuple(tuple(lanes.get((rank, number), ())) for number in range(plan.num_lanes)), int(turn))
             for rank, (member, turn) in enumerate(zip(state["members"], state["turns"], strict=True))
         }
-        self._num_told = int(state["begun"])
+        self.began, self._num_told = int(state["began"]), int(state["begun"])
         ended = (int(state["ended"][0]), int(state["ended"][1]))
         left = [Piece(*piece) for name in ("left", "dealt") for piece in np.asarray(state[name]).tolist()]
         stream = Stream(int(state["shards"]), int(state["begun"]), held, tuple(sorted(left)), ended=ended)

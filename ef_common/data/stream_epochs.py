@@ -12,7 +12,8 @@ from ef_common.core.streams.stream import Plan
 from ef_common.data.dealer import Dealer
 from ef_common.data.ordered_stream import OrderedStream
 from ef_common.data.shard_list import agree_on_shards, check_shards
-from ef_common.data.stream_dealer import Reader, StreamDealer
+from ef_common.data.stream_dealer import StreamDealer
+from ef_common.data.stream_turns import Reader, StreamTurns
 from ef_common.errors import UsageError
 from ef_common.events import EventLog
 from ef_common.session import Session
@@ -78,9 +79,10 @@ class StreamEpochs:
         self._session = session
         self._log = log
         gather = partial(operations.gather, session, what="the ends of shards")
-        self.dealing = StreamDealer(dealer, session, reader=lanes, gather=gather)
+        turns = StreamTurns(session, reader=lanes, gather=gather)
+        turns.on_fault = self._note_fault
+        self.dealing = StreamDealer(dealer, session, turns)
         self.dealing.limit = limit
-        self.dealing.on_fault = self._note_fault
         self._shards: Sequence[Any] = ()
         self._digest = ""
 
@@ -143,5 +145,3 @@ class StreamEpochs:
         self._digest = str(state["digest"])
         check_shards(self._shards, self._digest)
         self.dealing.load_state(state, self._plan())
-
-

@@ -6,8 +6,9 @@ import hashlib
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,14 @@ class Options:
     holds: dict[int, str] = field(default_factory=dict)  # from so many updates on, steps wait for this file
     limits: dict[str, Any] = field(default_factory=dict)  # of Lightning only
     backend: str | None = None
-    # "arrays"; "mapped": one by one; "stream": a tf.data set that is shuffled anew in each epoch; "loader": of torch
+    # "arrays"; "mapped": one by one; "stream": a tf.data set that is shuffled anew in each epoch; "loader": of torch;
+    # "shards": a stream of shards
     data: str = "arrays"
-    val_data: str = "arrays"  # or "loader"; or "indexed": a PyDataset
+    val_data: str = "arrays"  # or "loader"; or "indexed": a PyDataset; or "shards"
+    shards: int = 9  # of a stream
+    stream: dict[str, Any] = field(default_factory=dict)  # its settings
+    knows_lengths: bool = False
+    steps_per_epoch: int | None = None
     num_workers: int = 0  # of the loaders
     read_s: float = 0.0  # how long a batch of the stream takes to come
     csv: bool = False  # the results of each epoch, in a file
@@ -283,6 +289,7 @@ def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[
         verbose=0,
         validation_data=_validation(chosen),
         callbacks=[Places(chosen, striker), *_writers(chosen), *elastic, stopping, remembers],
+        steps_per_epoch=chosen.steps_per_epoch,
         **({} if chosen.random else _batch_size(chosen, chosen.data)),
     )
     evaluated = {}
@@ -332,6 +339,9 @@ def _data(options: Options, striker: Striker) -> Any:
         striker.at("data", step=striker.step)
         return image, label
 
+    if options.data == "shards":
+        stream = (KnownShards if options.knows_lengths else Shards)(images(options.length), options.shards)
+        return (ef_keras.dataset(stream, map=passing, batch_size=options.batch_size, **options.stream),)
     if options.data == "mapped":
         return (ef_keras.dataset(images(options.length), map=passing, batch_size=options.batch_size),)
     if options.random and options.data == "arrays":
@@ -367,6 +377,8 @@ def _batch_size(options: Options, data: str) -> dict[str, int]:
 def _evaluated(options: Options) -> tuple[Any, ...]:
     """As arguments of `evaluate`."""
     held = images(options.val_length)
+    if options.val_data == "shards":
+        return (ef_keras.dataset(Shards(held, options.shards), batch_size=options.batch_size),)
     if options.val_data == "loader":
         return (_loader(options, list(zip(*held, strict=True))),)
     return (Batches(held, options.batch_size),) if options.val_data == "indexed" else held
@@ -393,6 +405,31 @@ class Augmented:
         image, label = self._samples[index]
         noise = torch.randn(image.shape).numpy()
         return (image + 0.1 * noise + 0.1 * np.random.rand() + 0.1 * random.random()).astype("float32"), label
+
+
+class Shards:
+    """Arrays as a stream: a few long shards, short ones, and one without any sample."""
+
+    def __init__(self, arrays: tuple[np.ndarray, ...], num_shards: int) -> None:
+        self._arrays = arrays
+        length = len(arrays[0])
+        cuts = sorted(random.Random(num_shards).sample(range(1, length), num_shards - 2))
+        self._shards = [f"{start}-{stop}" for start, stop in pairwise([0, *cuts, length, length])]
+
+    def shards(self) -> list[str]:
+        return self._shards
+
+    def open(self, shard: str, offset: int) -> Iterator[Any]:
+        start, stop = map(int, shard.split("-"))
+        return (tuple(part[index] for part in self._arrays) for index in range(start + offset, stop))
+
+
+class KnownShards(Shards):
+    """A stream that knows how long its shards are."""
+
+    def length(self, shard: str) -> int:
+        start, stop = map(int, shard.split("-"))
+        return stop - start
 
 
 class Batches(keras.utils.PyDataset):  # type: ignore[misc]

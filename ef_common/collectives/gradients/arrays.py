@@ -111,7 +111,7 @@ class ArrayReduction:
         num_stops: Members that want to stop; known when it is complete.
         num_changes: Members that know of a pending change.
         num_wishes: Members with a wish; see `Session.take_wish`.
-        finds: This worker has found the end of a shard in its next batch; asked for when all arrays are there.
+        finds: This worker has found the end of a shard in its next batch; to be set before the last arrays are reduced.
         num_finds: Members that have.
         on_wait: Called when there is nothing more to do than to wait for the others.
     """
@@ -140,7 +140,7 @@ class ArrayReduction:
         self._weight = self._weight_of_values = 1.0
         self._lacking = 0.0
         self.num_changes = self.num_stops = self.num_wishes = self.num_finds = 0.0
-        self.finds: Callable[[], bool] = lambda: False
+        self.finds = False
         self.measures = False
         self.squared_norms = 0.0
         self.on_wait: Callable[[], None] = lambda: None
@@ -170,7 +170,7 @@ class ArrayReduction:
         if self._alone:
             self._bind(group, view)
             self.num_changes, self.num_stops = float(self._session.change_pending), float(self._wants_stop)
-            self.num_finds = float(self.finds())
+            self.num_finds = float(self.finds)
             if not self._weight:  # whoever had the samples is gone: this update is of nothing
                 gradients = self._views[: self._layout.num_gradients]
                 self._arrays[: len(gradients)] = [np.zeros_like(view_) for view_ in gradients]
@@ -226,7 +226,7 @@ class ArrayReduction:
             if bucket == len(self._buffers) - 1:
                 session = self._session
                 squared = self._squared_norm() if self.measures else 0.0
-                flags = [session.change_pending, self._wants_stop, session.wish, self._lacking, squared, self.finds()]
+                flags = [session.change_pending, self._wants_stop, session.wish, self._lacking, squared, self.finds]
                 self._buffers[-1][-_NUM_FLAGS:] = flags
             self._pending.append(self._group.all_reduce(self._buffers[bucket], CALL, self._meeting))
 
