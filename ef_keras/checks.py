@@ -85,6 +85,19 @@ def global_batch_for(
     return batch
 
 
+def check_class_weight(model: Any, source: Source) -> None:
+    """Refuse `class_weight` where Keras would ignore it.
+
+    Raises:
+        UnsupportedError: Naming what to do instead.
+    """
+    if isinstance(source, ShardSource) and hooks.class_weight(model) is not None:
+        raise UnsupportedError(
+            "class_weight is not applied to a stream of shards. Let the samples, or what `map` makes of them, be "
+            f"(x, y, weight). Received: class_weight={hooks.class_weight(model)}"
+        )
+
+
 def check_end(model: Any) -> None:
     """Refuse endless data, including those of the validation, before the first step.
 

@@ -25,7 +25,7 @@ from ef_common.session import Barrier
 from ef_keras import hooks, metrics
 from ef_keras.backends import entry_of, passes_for, prepare_determinism, reducer_for, step_of
 from ef_keras.checkpoints import FitCheckpoints
-from ef_keras.checks import check_replicas, global_batch_for
+from ef_keras.checks import check_class_weight, check_replicas, global_batch_for
 from ef_keras.compensation import FitCompensation
 from ef_keras.global_batch import GlobalReducer
 from ef_keras.indexed import IndexedSource
@@ -92,6 +92,7 @@ class Fit:
             prepare_determinism()  # what the data are made with may have been imported only now
         first_epoch = hooks.initial_epoch(model)
         source = source_of(iterator, step_size=global_batch_size, first_epoch=first_epoch, deterministic=deterministic)
+        check_class_weight(model, source)
         self._first_batch = source.first()
         full_batch = num_samples(self._first_batch)
         self._global_batch: GlobalBatch | None = None

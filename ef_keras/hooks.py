@@ -416,6 +416,12 @@ def initial_epoch(model: Any) -> int:
     return 0 if frame is None else int(frame.f_locals.get("initial_epoch") or 0)
 
 
+def class_weight(model: Any) -> Any:
+    """The `class_weight` argument of the running `fit`."""
+    frame = frame_of_fit(model)
+    return None if frame is None else frame.f_locals.get("class_weight")
+
+
 def endless_data(model: Any) -> str | None:
     """The missing argument without which the running `fit` or `evaluate` would never end."""
     frame = _frame_with_data(model)

@@ -1,4 +1,4 @@
-"""A torch `DataLoader` of a map-style data set: each worker reads only the samples that it trains on.
+"""A torch `DataLoader` of a map-style data set or of a stream: each worker reads only the samples that it trains on.
 
 The loader reads what it is told, with its collate function and its data workers. The order is that of its sampler:
 `shuffle=True` and no shuffling are functions of the job's seed and the pass; from a sampler of the user's, rank 0
@@ -7,7 +7,7 @@ draws, and everybody has that order. A loader with a batch sampler of the user's
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice
@@ -17,9 +17,12 @@ import numpy as np
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from ef_common.core.checksums import Checksums
+from ef_common.data.shards import is_shard_stream
 from ef_common.data.torch_determinism import seed_everything, set_torch_states, torch_states
+from ef_common.data.torch_lanes import LaneLoader
 from ef_common.data.torch_loader import PlannedLoader, Sample
 from ef_common.data.torch_order import batch_size_of, compact, computed_order, drawn_by_first, is_computed, num_samples
+from ef_common.data.torch_stream import stream_dataset_of
 from ef_common.errors import UnsupportedError, UsageError
 from ef_common.session import Session
 from ef_keras import hooks
@@ -27,6 +30,7 @@ from ef_keras.comparison import checksums_of
 from ef_keras.epochs import Epochs
 from ef_keras.ordered import Coming, OrderedSource
 from ef_keras.random_numbers import drawn_from
+from ef_keras.shard_source import ShardSource
 
 _FIRST, _ORDER, _COMPARED = range(3)
 """What random numbers are drawn for."""
@@ -47,6 +51,33 @@ def can_be_asked(loader: DataLoader[Any]) -> bool:
         )
     is_walked = isinstance(loader.dataset, IterableDataset) or type(loader).__iter__ is not DataLoader.__iter__
     return not is_walked and loader.batch_sampler is not None and _has_length(loader)
+
+
+def stream_source_of(given: hooks.Loader, epochs: Callable[[int], Epochs]) -> ShardSource | None:
+    """The source for a loader of a stream of shards; None if its data are others, or batches are not made of samples.
+
+    Args:
+        given: The user's loader.
+        epochs: Makes the epochs, given the samples of a batch.
+    """
+    loader = given.loader
+    is_read_by_loader = type(loader).__iter__ is DataLoader.__iter__ and not loader.drop_last
+    if not isinstance(loader.dataset, IterableDataset) or not is_shard_stream(loader.dataset):
+        return None
+    if loader.batch_size is None or not is_read_by_loader:
+        return None
+    stream = stream_dataset_of(loader.dataset)
+    samples = list(islice(stream.samples(), loader.batch_size))
+    if not samples:
+        raise UsageError(f"the stream has no sample. Received: {len(stream.shards())} shards")
+    return ShardSource(
+        stream,
+        LaneLoader(loader),
+        epochs(loader.batch_size),
+        batch_size=loader.batch_size,
+        first=given.made_of(loader.collate_fn(samples)),
+        made_of=given.made_of,
+    )
 
 
 def _has_length(loader: DataLoader[Any]) -> bool:

@@ -304,8 +304,11 @@ def source_of(
         return IndexedSource(indexed, epochs(num_batches))
     loader = hooks.loader_of(iterator)
     if loader is not None:
-        from ef_keras.loader import LoaderSource, can_be_asked  # torch may be missing where there is no loader
+        from ef_keras.loader import LoaderSource, can_be_asked, stream_source_of  # torch may be missing otherwise
 
+        streamed = None if evaluates else stream_source_of(loader, partial(epochs, None))
+        if streamed is not None:
+            return streamed
         if can_be_asked(loader.loader):
             source = LoaderSource(loader, seeded=deterministic)
             source.epochs = epochs(source.length, 1 if source.whole_batches else step_size or source.batch_size)
