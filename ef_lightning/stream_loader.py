@@ -87,6 +87,11 @@ class StreamLoader(ElasticLoader):
         self._dealing = StreamDealer(self.dealer, session, turns)
         self._shards: Sequence[Any] = ()
 
+    @property
+    def dataset(self) -> Any:
+        """What has the shards: Lightning warns of an iterable data set with a length."""
+        return self._stream.stream
+
     # ------------------------------------------------------------ the epoch
 
     def _begin_epoch(self) -> None:
