@@ -27,7 +27,7 @@ from ef_common.session.ports import Group, Meeting, Pending
 BUCKET_BYTES = 25 << 20
 ALIGNMENT_BYTES = 64
 CALL = "reduction of the gradients"
-_NUM_FLAGS = 5  # change pending, wants to stop, wish, lacking weight, squared norm
+_NUM_FLAGS = 6  # change pending, wants to stop, wish, lacking weight, squared norm, batch that is asked for
 
 Shape = tuple[int, ...]
 
@@ -140,6 +140,7 @@ class ArrayReduction:
         self.num_changes = self.num_stops = self.num_wishes = 0.0
         self.measures = False
         self.squared_norms = 0.0
+        self.asks = self.asked = 0.0
         self.on_wait: Callable[[], None] = lambda: None
         if session.world_size > 1:
             self._begin()
@@ -192,7 +193,8 @@ class ArrayReduction:
         """Read the members' flags, once the reduction is complete or its result has come from another member."""
         if not self._alone:
             flags = self._buffers[-1][-_NUM_FLAGS:].tolist()
-            self.num_changes, self.num_stops, self.num_wishes, self._lacking, self.squared_norms = flags
+            self.num_changes, self.num_stops, self.num_wishes, self._lacking = flags[:4]
+            self.squared_norms, self.asked = flags[4:]
 
     def reduced(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """The gradients and the values, as all members have them. They are valid until the next reduction but one."""
@@ -223,6 +225,7 @@ class ArrayReduction:
                 session = self._session
                 squared = self._squared_norm() if self.measures else 0.0
                 flags = [session.change_pending, self._wants_stop, session.wish, self._lacking, squared]
+                flags.append(self.asks)
                 self._buffers[-1][-_NUM_FLAGS:] = flags
             self._pending.append(self._group.all_reduce(self._buffers[bucket], CALL, self._meeting))
 
