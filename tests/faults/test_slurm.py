@@ -257,12 +257,12 @@ def test_job_that_chooses_its_size_asks_slurm_for_nodes_and_lets_one_go(run: Sub
     )
     run.wait_for_world(1)
     assert sorted(cluster.states(run.job)) == ["PENDING", "PENDING", "RUNNING"]
-    third = run.wait_for_world(3, after=run.wait_for_world(2))
-    run.wait_for_world(2, after=third)
+    run.wait_for_world(2, after=run.wait_for_world(3))
     tasks = run.wait_for_tasks(lambda tasks: _restarts(tasks) == 1)
     assert sorted(task["JobState"] for task in tasks.values()) == ["PENDING", "RUNNING", "RUNNING"]
     wanted = [event["wanted"] for event in run.events("autoscale")]
-    assert wanted == [2, 3, 2]
+    assert wanted[-2:] == [3, 2]
+    assert len(wanted) <= 3
     run.wait_for_steps()
     check_gentle(run)
 
