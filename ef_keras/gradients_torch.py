@@ -57,7 +57,8 @@ class TorchReducer(Reducer):
 
     def _after_backward(self, loss: Any) -> None:
         self._gradients.wants_stop, self._gradients.finds = self.wants_stop, self.finds()
-        self._gradients.measures, self._gradients.on_measured = self.measures, self.on_measured
+        self._gradients.measures, self._gradients.asks = self.measures, self.asks
+        self._gradients.on_measured = self.on_measured
         with leaving_cleanly():
             contributors = self._gradients.after_backward()
         if contributors is not None:

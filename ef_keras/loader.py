@@ -72,7 +72,7 @@ def stream_source_of(given: hooks.Loader, epochs: Callable[[int], Epochs]) -> Sh
         raise UsageError(f"the stream has no sample. Received: {len(stream.shards())} shards")
     return ShardSource(
         stream,
-        LaneLoader(loader),
+        LaneLoader(loader, least=1),
         epochs(loader.batch_size),
         batch_size=loader.batch_size,
         first=given.made_of(loader.collate_fn(samples)),

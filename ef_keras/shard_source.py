@@ -109,12 +109,12 @@ class ShardSource:
         """A reduction has completed in which this many members had found something."""
         self._epochs.dealing.turns.heard(num_finds)
 
-    def num_steps(self, progress: EpochProgress, world_size: int) -> int | None:
-        """Steps of the epoch, if the world keeps its size; None as long as nobody knows."""
+    def num_steps(self, progress: EpochProgress, step_size: int) -> int | None:
+        """Steps of the epoch, if they keep this size; None as long as nobody knows."""
         if not progress.remaining:
             return progress.steps
         limit = self.epochs.limit
-        return None if limit is None else progress.steps - (progress.cursor - limit) // (world_size * self.batch_size)
+        return None if limit is None else progress.steps - (progress.cursor - limit) // step_size
 
     # ------------------------------------------------------------ state
 

@@ -105,6 +105,7 @@ class TrainingData:
         self._resumed = False
         self._ahead: tuple[Window, Any] | None = None
         self._checksums: Checksums = []
+        self._local_batch = source.batch_size
 
     def batches(self) -> hooks.Batches:
         """An epoch, in the form that Keras needs."""
@@ -161,8 +162,11 @@ class TrainingData:
         if dealer.progress.remaining == 0:
             return None
         with leaving_cleanly():
-            if session.boundary():
-                self._announce_length()
+            changed = session.boundary()
+        local_batch = dealer.local_batch(session.completed_in.world_size)
+        if changed or local_batch != self._local_batch:
+            self._local_batch = local_batch
+            self._announce_length()
         window = self._deal()
         if window is None:
             return None
@@ -238,6 +242,10 @@ class TrainingData:
             return self.source.batch(dealer.progress.positions_at(places))
         return self._rows.take([place - dealer.pieces.window.start for place in places])
 
+    def local_samples(self, num_workers: int) -> int:
+        """Samples of one worker in a whole step of so many workers."""
+        return min(self.full_batch, self.dealer.local_samples(num_workers))
+
     @property
     def pass_size(self) -> int:
         """Maximal number of samples in a forward pass."""
@@ -311,7 +319,8 @@ class TrainingData:
     def _announce_length(self) -> None:
         progress = self.dealer.progress
         if isinstance(self.source, ShardSource):
-            self.on_length(self.source.num_steps(progress, self._session.completed_in.world_size))
+            num_workers = self._session.completed_in.world_size
+            self.on_length(self.source.num_steps(progress, num_workers * self.dealer.local_batch(num_workers)))
             return
         self.on_length(self.dealer.num_steps() if progress.length < ENDLESS else None)
 

@@ -48,7 +48,7 @@ from ef_lightning.repetition import Repetition
 from ef_lightning.requests import Requests
 from ef_lightning.schedules import Schedules
 from ef_lightning.state import TrainerState
-from ef_lightning.stream_loader import StreamLoader, StreamReading
+from ef_lightning.stream_loader import IndexedReading, StreamLoader, StreamReading
 from ef_lightning.timed_validation import TimedValidation
 from ef_lightning.train_loader import ElasticLoader
 from ef_lightning.workers_log import WorkersLog
@@ -221,7 +221,7 @@ class Fit:
             loader = self.train_loader
             return loader is not None and autoscaler.measures_noise(loader.dealer.num_updates)
 
-        reducer.measures, reducer.on_measured = measures, autoscaler.note_squares
+        reducer.measures, reducer.asks, reducer.on_measured = measures, autoscaler.asks, autoscaler.note_squares
 
     def _set_up_repetition(self) -> None:
         """Allow steps to be repeated where Lightning makes them and each worker makes the same passes."""
@@ -409,7 +409,8 @@ class Fit:
             return self._wrap(dataloader, JointReading(dataloader))
         loader = check(dataloader)
         if is_stream(loader):
-            return self._wrap(loader, StreamReading(loader))
+            fixed = self._settings.global_batch_size is not None
+            return self._wrap(loader, IndexedReading(loader, self._session) if fixed else StreamReading(loader))
         return self._wrap(loader, SampleReading(loader, seeded=self._settings.deterministic))
 
     def _wrap(self, dataloader: DataLoader[Any] | JointLoader, reading: Reading) -> ElasticLoader:
@@ -430,8 +431,7 @@ class Fit:
                 seeded=self._settings.deterministic,
             )
         if self.autoscaler is not None and not self.in_trial:
-            loader.dealer.on_committed = self.autoscaler.committed
-            self.autoscaler.remaining_samples = loader.dealer.remaining_samples
+            self.autoscaler.follow(loader.dealer, accumulation=int(self._trainer.accumulate_grad_batches))
         if global_batch is not None:
             self._set_up_global_step(loader)
         if worker.elastic or worker.audit or self.follows_samples or self.checkpoints is not None:
@@ -462,11 +462,6 @@ class Fit:
                 "global_batch_size says how many samples of one DataLoader an update has, but there are several. Leave "
                 "it out, or combine the data sets, for example with torch.utils.data.StackDataset. "
                 f"Received: {len(dataloader.loaders)} training DataLoaders"
-            )
-        if is_stream(dataloader):
-            raise UnsupportedError(
-                "global_batch_size needs data with positions that are known before they are read. Leave it out, or "
-                f"use a map-style dataset. Received: dataset={type(dataloader.dataset).__name__}"
             )
         # A loader without a batch size is refused where it is wrapped.
         batch_size = dataloader.batch_size or size

@@ -12,6 +12,7 @@ from ef_common.core.streams.pieces import OPEN, Lane, Piece
 from ef_common.core.streams.stream import Held
 from ef_common.data.lane_ahead import LaneAhead
 from ef_common.data.ordered_stream import OrderedStream
+from ef_common.data.stream_turns import Found
 from ef_common.errors import UsageError
 
 
@@ -51,6 +52,10 @@ def held(*pieces: tuple[int, int, int]) -> Held:
     return Held((tuple(Piece(*piece) for piece in pieces),))
 
 
+def read(lane: LaneAhead, found: Held, size: int = 4) -> Found:
+    return lane.read(found, size)
+
+
 def parts(*pieces: tuple[int, int, int]) -> Lane:
     return tuple(Piece(*piece) for piece in pieces)
 
@@ -58,10 +63,10 @@ def parts(*pieces: tuple[int, int, int]) -> Lane:
 def test_next_batch_is_read_in_a_thread_and_no_shard_is_opened_twice() -> None:
     numbers = Numbers(6, 6)
     lane = ahead(numbers)
-    assert lane.read(held((0, 0, OPEN), (1, 0, OPEN))).ends == {}
+    assert read(lane, held((0, 0, OPEN), (1, 0, OPEN))).ends == {}
     lane.take(parts((0, 0, 4)))
     assert lane.batch == [(0, 0), (0, 1), (0, 2), (0, 3)]
-    assert lane.read(held((0, 4, OPEN), (1, 0, OPEN))).ends == {0: 6}
+    assert read(lane, held((0, 4, OPEN), (1, 0, OPEN))).ends == {0: 6}
     assert any(name.startswith("reads-ahead") for name in numbers.readers)
     lane.take(parts((0, 4, 6), (1, 0, 2)))
     assert lane.batch == [(0, 4), (0, 5), (1, 0), (1, 1)]
@@ -73,10 +78,10 @@ def test_next_batch_is_read_in_a_thread_and_no_shard_is_opened_twice() -> None:
 def test_pieces_that_are_added_after_reading_ahead_complete_the_batch() -> None:
     numbers = Numbers(6, 6)
     lane = ahead(numbers)
-    lane.read(held((0, 0, 6)))
+    read(lane, held((0, 0, 6)))
     lane.take(parts((0, 0, 4)))
-    assert lane.read(held((0, 4, 6))).ends == {}
-    lane.read(held((0, 4, 6), (1, 2, 6)))
+    assert read(lane, held((0, 4, 6))).ends == {}
+    read(lane, held((0, 4, 6), (1, 2, 6)))
     lane.take(parts((0, 4, 6), (1, 2, 4)))
     assert lane.batch == [(0, 4), (0, 5), (1, 2), (1, 3)]
     assert numbers.opened == [(0, 0), (1, 2)]
@@ -85,9 +90,9 @@ def test_pieces_that_are_added_after_reading_ahead_complete_the_batch() -> None:
 def test_lane_that_was_changed_is_read_again_from_the_first_sample_that_was_not_dealt() -> None:
     numbers = Numbers(9, 9)
     lane = ahead(numbers)
-    lane.read(held((0, 0, 9)))
+    read(lane, held((0, 0, 9)))
     lane.take(parts((0, 0, 4)))
-    lane.read(held((1, 3, 9)))
+    read(lane, held((1, 3, 9)))
     lane.take(parts((1, 3, 7)))
     assert lane.batch == [(1, 3), (1, 4), (1, 5), (1, 6)]
 
@@ -95,22 +100,22 @@ def test_lane_that_was_changed_is_read_again_from_the_first_sample_that_was_not_
 def test_lane_that_lost_its_end_is_read_again() -> None:
     numbers = Numbers(9)
     lane = ahead(numbers)
-    lane.read(held((0, 0, 9)))
+    read(lane, held((0, 0, 9)))
     lane.take(parts((0, 0, 4)))
-    lane.read(held((0, 4, 9)))
-    lane.read(held((0, 4, 6)))
+    read(lane, held((0, 4, 9)))
+    read(lane, held((0, 4, 6)))
     lane.take(parts((0, 4, 6)))
     assert lane.batch == [(0, 4), (0, 5)]
 
 
 def test_lane_without_a_sample_has_no_batch() -> None:
     lane = ahead(Numbers(0, 3))
-    assert lane.read(held((0, 0, OPEN))).ends == {0: 0}
+    assert read(lane, held((0, 0, OPEN))).ends == {0: 0}
     lane.skip()
-    assert lane.read(held((1, 0, 3))).ends == {}
+    assert read(lane, held((1, 0, 3))).ends == {}
     lane.take(parts((1, 0, 3)))
     assert lane.batch == [(1, 0), (1, 1), (1, 2)]
-    lane.read(held())
+    read(lane, held())
     lane.take(())
     assert lane.batch is None
 
@@ -118,17 +123,17 @@ def test_lane_without_a_sample_has_no_batch() -> None:
 def test_epoch_that_begins_forgets_what_was_read_ahead() -> None:
     numbers = Numbers(9)
     lane = ahead(numbers)
-    lane.read(held((0, 0, 9)))
+    read(lane, held((0, 0, 9)))
     lane.take(parts((0, 0, 4)))
     lane.begin(numbers.shards(), epoch=1, seed=0)
-    lane.read(held((0, 0, 9)))
+    read(lane, held((0, 0, 9)))
     lane.take(parts((0, 0, 4)))
     assert lane.batch == [(0, 0), (0, 1), (0, 2), (0, 3)]
 
 
 def test_shard_that_has_changed_is_refused_when_it_is_dealt() -> None:
     lane = ahead(Numbers(6))
-    lane.read(held((0, 0, 6)))
+    read(lane, held((0, 0, 6)))
     with pytest.raises(UsageError, match="has changed while it was read"):
         lane.take(parts((0, 0, 3)))
 
@@ -137,20 +142,32 @@ def test_shard_that_cannot_be_read_raises_where_the_batch_is_asked_for() -> None
     numbers = Numbers(9)
     numbers.broken_at = (0, 5)
     lane = ahead(numbers)
-    lane.read(held((0, 0, 9)))
+    read(lane, held((0, 0, 9)))
     lane.take(parts((0, 0, 4)))
     with pytest.raises(UsageError, match="shard 0 cannot be read from sample 5 on"):
-        lane.read(held((0, 4, 9)))
+        read(lane, held((0, 4, 9)))
 
 
 def test_rest_of_a_shard_that_cannot_be_read_is_left_out_if_that_is_wanted() -> None:
     numbers = Numbers(9)
     numbers.broken_at = (0, 5)
     lane = ahead(numbers, on_bad_shard="skip")
-    lane.read(held((0, 0, 9)))
+    read(lane, held((0, 0, 9)))
     lane.take(parts((0, 0, 4)))
-    found = lane.read(held((0, 4, 9)))
+    found = read(lane, held((0, 4, 9)))
     assert found.ends == {0: 5}
     assert [fault[:2] for fault in found.faults] == [(0, 5)]
     lane.take(parts((0, 4, 5)))
     assert lane.batch == [(0, 4)]
+
+
+def test_batches_may_get_another_size() -> None:
+    lane = ahead(Numbers(20))
+    read(lane, held((0, 0, 20)))
+    lane.take(parts((0, 0, 4)))
+    read(lane, held((0, 4, 20)), 6)
+    lane.take(parts((0, 4, 10)))
+    assert lane.batch == [(0, place) for place in range(4, 10)]
+    read(lane, held((0, 10, 20)), 2)
+    lane.take(parts((0, 10, 12)))
+    assert lane.batch == [(0, 10), (0, 11)]

@@ -82,12 +82,13 @@ class LaneAhead:
 
     # ------------------------------------------------------------ the port
 
-    def read(self, held: Held) -> Found:
+    def read(self, held: Held, size: int) -> Found:
         """See :class:`~ef_common.data.stream_turns.Reader`."""
         self._lane = lane = held.lanes[held.turn]
         pending, self._pending = self._pending, None
         if pending is not None:
             self._read = pending.result()
+        self._size = size
         before = _NOTHING if self._read is None else self._read.reading
         if self._read is None or not self._fits(before):
             self._read = self._more(lane, before if self._is_begin(before) else _NOTHING)
