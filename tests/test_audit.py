@@ -880,3 +880,39 @@ def test_stream_that_was_cut_short_repeats_no_sample(run: Run) -> None:
 
     assert found is not None
     assert found.message == "shard 0: sample 1 was committed twice"
+
+
+def two_epochs_of_a_pass(run: Run, *, second: Spans, began: int | None = 0) -> None:
+    """A stream of one shard of 6 samples: the first epoch has 4 of them, and ends in its middle."""
+    for worker in "ab":
+        run.log(worker, "start", pid=1, host="h")
+        run.view(worker, 1, "ab")
+        run.log(worker, "epoch", epoch=0, length=1 << 50, open=True, shards=1)
+    for worker, mine in (("a", [[0, 2]]), ("b", [[2, 4]])):
+        run.step(worker, 1, [[0, 4]], mine, parts=[[0, 0, 0, 4]], ends=[])
+    run.both("epoch_end", epoch=0, exact=False, length=4)
+    told = {} if began is None else {"began": began}
+    run.both("epoch", epoch=1, length=1 << 50, open=True, shards=1, **told)
+    for worker, mine in (("a", [[0, 1]]), ("b", [[1, 2]])):
+        run.step(worker, 2, [[0, 2]], mine, epoch=1, parts=second, ends=[[0, 6]])
+    run.both("epoch_end", epoch=1, exact=True, length=2)
+
+
+def test_pass_over_two_epochs_holds(run: Run) -> None:
+    two_epochs_of_a_pass(run, second=[[0, 0, 4, 6]])
+    assert run.audit()["samples"].violation is None
+
+
+@pytest.mark.parametrize(
+    ("second", "began", "message"),
+    [
+        ([[0, 0, 3, 5]], 0, "shard 0: sample 3 was committed twice"),
+        ([[0, 0, 4, 5], [1, 0, 7, 8]], 0, "shard 0: sample 7 was committed, but the shard has 6"),
+        ([[0, 0, 4, 6]], None, "shard 0: sample 0 was never committed"),
+    ],
+)
+def test_pass_over_two_epochs_names_the_first_fault(run: Run, second: Spans, began: int | None, message: str) -> None:
+    two_epochs_of_a_pass(run, second=second, began=began)
+    violation = run.audit()["samples"].violation
+    assert violation is not None
+    assert violation.message == message

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("KERAS_BACKEND", "torch")
@@ -127,6 +128,15 @@ def files() -> dict[str, Any]:
         return np.load(f"{path}.npy"), label
 
     return {**of_keras(), "ef_keras": ef_keras, "np": np, "paths": range(len(x)), "labels": y, "load": load}
+
+
+def files_of_samples() -> dict[str, Any]:
+    """Files with several samples each."""
+    x, y = arrays()
+    Path("data").mkdir(exist_ok=True)
+    for number in range(4):
+        np.savez(f"data/{number}.npz", x=x[number::4], y=y[number::4])
+    return of_keras()
 
 
 def notebook() -> dict[str, Any]:

@@ -32,6 +32,7 @@ class Program:
 
 PROGRAMS = {
     "docs/guides/streams.md: A stream of your own": Program("nothing"),
+    "docs/guides/streams.md: Keras": Program("files_of_samples"),
     "README.md: Lightning": Program("lightning"),
     "README.md: Keras": Program("of_keras"),
     "README.md: Or one `forward`": Program("forward"),

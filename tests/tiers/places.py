@@ -22,6 +22,9 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "ef_common/data/read_ahead.py": ("tests/test_read_ahead.py", "tests/keras/test_shuffling.py"),
     "ef_common/data/torch_loader.py": ("tests/lightning/test_data_workers.py", "tests/keras/test_loader.py"),
     "ef_common/data/torch_order.py": ("tests/lightning/test_order.py", "tests/keras/test_loader.py"),
+    "ef_common/data/lane_ahead.py": ("tests/test_lane_ahead.py", "tests/keras/test_stream_data.py"),
+    "ef_common/data/ordered_stream.py": ("tests/test_streams.py", "tests/keras/test_stream_data.py"),
+    "ef_common/data/stream_epochs.py": ("tests/keras/test_stream_data.py", "tests/faults/test_keras_streams.py"),
     "ef_common/demo": ("tests/demo",),
     "ef_common/horovod": ("tests/horovod", "tests/collectives", "tests/faults/test_horovodrun.py"),
     "ef_common/launch": (
@@ -44,7 +47,12 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "ef_common/storage": ("tests/storage", "tests/faults/test_sharing.py", "tests/faults/test_restart.py"),
     "ef_common/testing": ("tests/simulation", "tests/faults/test_kill.py"),
     "ef_common": ("tests/faults", "tests/control", "tests/simulation"),
-    "ef_keras": ("tests/keras", "tests/faults/test_keras.py", "tests/faults/test_kill.py"),
+    "ef_keras": (
+        "tests/keras",
+        "tests/faults/test_keras.py",
+        "tests/faults/test_keras_streams.py",
+        "tests/faults/test_kill.py",
+    ),
     "ef_lightning": ("tests/lightning", "tests/faults/test_deterministic.py", "tests/faults/test_restart.py"),
     "ef_keras/demo.py": ("tests/demo",),
     "ef_lightning/demo.py": ("tests/demo",),
