@@ -44,7 +44,7 @@ class Options:
     limits: dict[str, Any] = field(default_factory=dict)  # of Lightning only
     backend: str | None = None
     # "arrays"; "mapped": one by one; "stream": a tf.data set that is shuffled anew in each epoch; "loader": of torch;
-    # "shards": a stream of shards
+    # "shards": a stream of shards; "shards-loader": a loader of one
     data: str = "arrays"
     val_data: str = "arrays"  # or "loader"; or "indexed": a PyDataset; or "shards"
     shards: int = 9  # of a stream
@@ -344,6 +344,11 @@ def _data(options: Options, striker: Striker) -> Any:
     if options.data == "shards":
         stream = (KnownShards if options.knows_lengths else Shards)(images(options.length), options.shards)
         return (ef_keras.dataset(stream, map=passing, batch_size=options.batch_size, **options.stream),)
+    if options.data == "shards-loader":
+        from ef_common.data.torch_stream import StreamDataset
+
+        stream = Shards(images(options.length), options.shards)
+        return (_loader(options, StreamDataset(stream, shuffle=True)),)
     if options.data == "mapped":
         return (ef_keras.dataset(images(options.length), map=passing, batch_size=options.batch_size),)
     if options.random and options.data == "arrays":
@@ -386,7 +391,7 @@ def _evaluated(options: Options) -> tuple[Any, ...]:
     return (Batches(held, options.batch_size),) if options.val_data == "indexed" else held
 
 
-def _loader(options: Options, samples: Any, *, shuffle: bool = False) -> Any:
+def _loader(options: Options, samples: Any, *, shuffle: bool | None = None) -> Any:
     from torch.utils.data import DataLoader
 
     return DataLoader(samples, options.batch_size, shuffle=shuffle, num_workers=options.num_workers)

@@ -125,6 +125,18 @@ def test_epochs_of_a_number_of_steps_go_on_in_the_stream(job: TrainingJob, finis
 
 @in_keras
 @pytest.mark.thorough
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_loss_leaves_out_no_sample_of_a_loader(job: TrainingJob, finish: Finish, num_workers: int) -> None:
+    options = {**STREAM, "data": "shards-loader", "num_workers": num_workers}
+    _, others = start_with_fault(job, options, {"where": "forward", "step": 4})
+    finish(others)
+    assert struck(job, "forward")
+    check_whole(job)
+    assert all("shards" in event for event in job.events("epoch"))
+
+
+@in_keras
+@pytest.mark.thorough
 def test_fewer_shards_than_workers_are_cut(job: TrainingJob, finish: Finish) -> None:
     finish(job.start_world(3, job.train, {**STREAM, "shards": 2}))
     shares = dict.fromkeys({event["worker"] for event in job.events("step")}, 0)
