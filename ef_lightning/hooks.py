@@ -355,7 +355,7 @@ def _own_val_check_batch(trainer: Any) -> float | None:
     return None if shown in (None, _val_check_batch(trainer)) else shown
 
 
-def set_epoch_length(trainer: Any, num_batches: int, *, in_batch: bool) -> None:
+def set_epoch_length(trainer: Any, num_batches: float, *, in_batch: bool) -> None:
     """Tell the training loop how many batches this epoch has now.
 
     Args:

@@ -17,6 +17,7 @@ from ef_common.launch.process import Worker
 from ef_lightning import hooks
 from ef_lightning.checks import callbacks_of_one
 from ef_lightning.combined_loader import combined, joined
+from ef_lightning.data_workers import is_stream
 from ef_lightning.default_group import Workers
 from ef_lightning.evaluation_loader import EvaluationLoader
 from ef_lightning.fit import Fit
@@ -25,6 +26,7 @@ from ef_lightning.logs import Logs
 from ef_lightning.metrics import MetricSync, leaving_no_trace
 from ef_lightning.progress import Progress
 from ef_lightning.start import agree_on_trainer
+from ef_lightning.stream_evaluation import StreamEvaluationLoader
 
 if TYPE_CHECKING:
     from ef_lightning.strategy import ElasticMixin
@@ -56,7 +58,7 @@ class Run:
         self._logs: Logs | None = None
         self._metrics: MetricSync | None = None
         self._default_group: DefaultGroup | None = None
-        self._evaluation_loaders: list[EvaluationLoader] = []
+        self._evaluation_loaders: list[EvaluationLoader | StreamEvaluationLoader] = []
         self._to_wrap: list[str] = []
 
     @property
@@ -204,8 +206,10 @@ class Run:
             return dataloader  # to Lightning, that is a loader without batches
         if stage == "train" and fit is not None:
             return fit.wrap(dataloader, lambda loader: self._checked(loader, stage))
-        loader = EvaluationLoader(
-            self._checked(dataloader, stage),
+        checked = self._checked(dataloader, stage)
+        kind = StreamEvaluationLoader if is_stream(checked) else EvaluationLoader
+        loader = kind(
+            checked,
             self._session,
             self._trainer,
             log=self._worker.log,

@@ -338,6 +338,13 @@ class ElasticLoader(WrappedLoader):
 
     # ------------------------------------------------------------ what was dealt
 
+    def finds(self) -> bool:
+        """Before a reduction: whether the others must hear what this worker has found in its next batch."""
+        return False
+
+    def heard(self, num_finds: float) -> None:
+        """A reduction has completed in which this many members had found something."""
+
     def skip(self) -> None:
         """Leave out the rest of the epoch, beginning with the batch that was dealt last."""
         self.dealer.take_back()

@@ -1,0 +1,159 @@
+"""The dealing of an epoch of a stream, with what the other parts of a training know of an epoch: positions and commits.
+
+A sample is given a position when it is dealt. One that comes back from a lost worker gets another position then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ef_common.core.sharding import EpochProgress, Window
+from ef_common.core.streams import stream as streams
+from ef_common.core.streams.pieces import OPEN, Lane, Piece
+from ef_common.core.streams.stream import Held, Plan, Stream
+from ef_common.core.view import View
+from ef_common.data.dealer import Dealer
+from ef_common.data.stream_turns import StreamTurns
+from ef_common.session import Session
+
+ENDLESS = OPEN
+"""Positions of an epoch whose end has not been found."""
+_WITNESSES = 4
+"""Members that log the parts of a member: it may be lost before it has logged them."""
+
+
+class StreamDealer:
+    """Deals an epoch of a stream to the members of the session's view, as all members do.
+
+    Args:
+        dealer: Counts the positions, and knows what is committed.
+        session: The worker's session.
+        turns: The steps of the stream.
+    """
+
+    def __init__(self, dealer: Dealer, session: Session, turns: StreamTurns) -> None:
+        self._dealer = dealer
+        self._session = session
+        self.turns = turns
+        self._num_told = 0
+        dealer.parts = self
+        dealer.is_open = True
+
+    @property
+    def stream(self) -> Stream:
+        """How far the epoch is."""
+        return self.turns.stream
+
+    def begin(self, epoch: int, plan: Plan, num_shards: int) -> None:
+        """Begin an epoch."""
+        self._dealer.begin(epoch, ENDLESS)  # settles what the epoch before has left
+        self.turns.begin(plan, Stream(num_shards))
+        self._num_told = 0
+
+    def deal(self) -> Window | None:
+        """Deal the next step; None if the epoch is over."""
+        parts = self.turns.deal()
+        if parts is None:
+            self._dealer.end_at(self._dealer.progress.cursor)
+            return None
+        window = self._dealer.deal_counts(tuple(parts), streams.counts(parts))
+        self._dealer.progress = self._with_length(self._dealer.progress)
+        return window
+
+    def own_parts(self) -> Lane:
+        """This worker's parts of the newest step."""
+        return self.stream.dealt[-1].get(self._session.worker.id, ())
+
+    # ------------------------------------------------------------ what is committed
+
+    def commit(self, progress: EpochProgress, contributors: View) -> EpochProgress:
+        """See the port `Parts`."""
+        self.turns.commit(contributors)
+        return self._with_length(progress._replace(returned=()))
+
+    def _with_length(self, progress: EpochProgress) -> EpochProgress:
+        return progress._replace(length=progress.cursor if self.stream.is_over else ENDLESS)
+
+    def take_back(self) -> None:
+        """Undo the newest dealing: its samples are not trained."""
+        self.turns.take_back()
+        self._dealer.take_back()
+
+    @property
+    def num_shards(self) -> int:
+        """See the port `Parts`."""
+        return self.stream.num_shards
+
+    def record(self, before: EpochProgress, contributors: View) -> dict[str, Any]:
+        """See the port `Parts`: what some of the positions are parts of, as (position, shard, start, stop)."""
+        ids = contributors.ids
+        rank = ids.index(self._session.worker.id) if self._session.worker.id in ids else 0
+        witnessed = {ids[(rank + number) % len(ids)] for number in range(min(_WITNESSES, len(ids)))}
+        parts = []
+        for window, dealt in zip(before.uncommitted, self.stream.dealt, strict=True):
+            for member in sorted(witnessed & dealt.keys()):
+                position = window.slice_of(member)[0]
+                for shard, start, stop in dealt[member]:
+                    parts.append((position, shard, start, stop))
+                    position += stop - start
+        self._find_known_ends()
+        ends, self.turns.ends = sorted(self.turns.ends.items()), {}
+        return {"parts": parts, "ends": ends}
+
+    def _find_known_ends(self) -> None:
+        """Shards whose length is known end without being reported; those without a sample are not even dealt."""
+        plan, ends = self.turns.plan, self.turns.ends
+        for dealt in self.stream.dealt:
+            for parts in dealt.values():
+                ends |= {shard: stop for shard, _, stop in parts if stop == plan.length(shard)}
+        empty = (plan.order[place] for place in range(self._num_told, self.stream.begun))
+        ends |= {shard: 0 for shard in empty if plan.length(shard) == 0}
+        self._num_told = self.stream.begun
+
+    # ------------------------------------------------------------ state
+
+    def state(self) -> dict[str, Any]:
+        """How far the epoch is, as a plain tree: lanes too, which other members than these will not need."""
+        lanes = [
+            (rank, number, *piece)
+            for rank, held in enumerate(self.stream.held.values())
+            for number, lane in enumerate(held.lanes)
+            for piece in lane
+        ]
+        return {
+            "shards": self.stream.num_shards,
+            "begun": self.stream.begun,
+            "left": _array(self.stream.left, 3),
+            "dealt": _array(_pieces_of(self.stream.dealt), 3),
+            "members": list(self.stream.held),
+            "turns": [held.turn for held in self.stream.held.values()],
+            "lanes": _array(lanes, 5),
+            "ended": list(self.stream.ended),
+        }
+
+    def load_state(self, state: dict[str, Any], plan: Plan) -> None:
+        """Continue from there. What was dealt and not committed is dealt again."""
+        lanes: dict[tuple[int, int], list[Piece]] = {}
+        for rank, number, shard, start, stop in np.asarray(state["lanes"]).tolist():
+            lanes.setdefault((rank, number), []).append(Piece(shard, start, stop))
+        held = {
+            member: Held(tuple(tuple(lanes.get((rank, number), ())) for number in range(plan.num_lanes)), int(turn))
+            for rank, (member, turn) in enumerate(zip(state["members"], state["turns"], strict=True))
+        }
+        self._num_told = int(state["begun"])
+        ended = (int(state["ended"][0]), int(state["ended"][1]))
+        left = [Piece(*piece) for name in ("left", "dealt") for piece in np.asarray(state[name]).tolist()]
+        stream = Stream(int(state["shards"]), int(state["begun"]), held, tuple(sorted(left)), ended=ended)
+        self.turns.begin(plan, stream)
+        self._dealer.progress = self._with_length(self._dealer.progress)
+
+
+def _pieces_of(dealt: Sequence[Any]) -> list[Piece]:
+    return [part for step in dealt for parts in step.values() for part in parts]
+
+
+def _array(rows: Sequence[Sequence[int]], width: int) -> np.ndarray:
+    return np.asarray(rows, dtype=np.int64).reshape(-1, width)
