@@ -131,7 +131,7 @@ class StreamLoader(ElasticLoader):
         members, before = self._session.completed_in.ids, self.progress
         if before.remaining == 0:
             raise StopIteration
-        plan_of = (members, 0)
+        plan_of = (members, 0, self.dealer.batch_size)
         is_new = plan_of != self._plan_of
         if is_new:
             self._plan_of = plan_of

@@ -106,7 +106,7 @@ class Dealer:
 
     def local_batch(self, num_members: int) -> int:
         """Positions of one member in a whole step of so many members."""
-        limit = self.max_batch
+        limit = self.max_batch if self.parts is None else None
         if limit is not None and self.chosen_batch is not None:
             limit = min(limit, self.chosen_batch)
         return sharding.local_batch(self.batch_size, num_members, limit)
