@@ -10,6 +10,7 @@ import pytest
 
 from tests.collectives.seats import ENGINES
 from tests.faults.hosts import CPU_HOSTS, is_there
+from tests.tiers.marks import COLLECTED
 from tests.tiers.places import ROOT
 
 pytestmark = pytest.mark.timeout(300)  # another pytest imports the frameworks
@@ -19,8 +20,16 @@ THERE = [e.values[0] for e in ENGINES if not any(mark.name == "skipif" and mark.
 
 
 @pytest.fixture(scope="module")
-def fast() -> str:
+def fast(request: pytest.FixtureRequest) -> str:
     """Names of the tests with real processes that `make test` runs."""
+    if request.config.args == ["tests"]:  # this pytest knows them all
+        return "\n".join(
+            item.nodeid
+            for item in request.config.stash[COLLECTED]
+            if item.get_closest_marker("processes")
+            and not item.get_closest_marker("thorough")
+            and item.nodeid.startswith(("tests/faults/", "tests/collectives/"))
+        )
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "processes and not thorough"]
     found = subprocess.run(
         [*command, "tests/faults", "tests/collectives"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -44,7 +53,7 @@ def test_each_engine_is_tried(fast: str, engine: str) -> None:
 
 
 def test_each_test_is_tried_once(fast: str) -> None:
-    names = [line.partition("[")[0] for line in fast.splitlines() if "::" in line and "memory-" not in line]
+    names = [re.split(r"[\[@]", line)[0] for line in fast.splitlines() if "::" in line and "memory-" not in line]
     assert len(names) > 80
     assert len(names) == len(set(names))
 
