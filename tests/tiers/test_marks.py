@@ -58,13 +58,29 @@ def test_each_test_is_tried_once(fast: str) -> None:
     assert len(names) == len(set(names))
 
 
-def test_tests_that_use_a_fixture_of_their_module_run_in_one_process(tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text(
-        "import os, pytest\n\n"
-        "@pytest.fixture(scope='module')\ndef made():\n    return os.getpid()\n\n"
-        "@pytest.mark.parametrize('number', range(6))\ndef test_it(made, number):\n"
-        f"    open({str(tmp_path / 'made')!r}, 'a').write(f'{{made}} ')\n"
-    )
+FIXTURE = """
+@pytest.fixture(scope='module')
+def made():
+    pass
+
+@pytest.mark.parametrize('number', range(6))
+def test_it(made, number):
+    note()
+"""
+HOST = """
+@pytest.mark.processes
+@pytest.mark.parametrize('host', ['keras-torch'])
+def test_{number}(host):
+    note()
+"""
+
+
+@pytest.mark.parametrize(
+    "tests", [FIXTURE, "".join(HOST.format(number=number) for number in range(6))], ids=["fixture", "forkserver"]
+)
+def test_tests_that_share_what_takes_long_to_start_run_in_one_process(tmp_path: Path, tests: str) -> None:
+    note = f"def note():\n    open({str(tmp_path / 'made')!r}, 'a').write(f'{{os.getpid()}} ')\n"
+    (tmp_path / "test_it.py").write_text(f"import os, pytest\n\n{note}{tests}")
     command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup", "-p", "tests.conftest"]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([*command, str(tmp_path)], cwd=tmp_path, env=environ, capture_output=True, check=True)
