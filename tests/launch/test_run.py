@@ -192,6 +192,7 @@ def test_lightning_announces_itself_once_in_a_job(job: Callable[..., Launched]) 
     assert {line: text.count(line) for line in announced} == dict.fromkeys(announced, 1)
 
 
+@pytest.mark.thorough
 def test_interrupt_leaves_with_a_checkpoint_and_the_same_command_goes_on(
     job: Callable[..., Launched], tmp_path: Path
 ) -> None:
@@ -292,6 +293,7 @@ def test_two_nodes_with_an_endpoint_train_together_and_share_a_directory(job: Ca
     reserved.close()
 
 
+@pytest.mark.thorough
 def test_node_that_joins_by_the_run_directory_needs_no_option_and_no_script(job: Callable[..., Launched]) -> None:
     run = job("--nproc-per-node=2", "--nnodes=1:4", *script())
     run.wait_for_world(2)

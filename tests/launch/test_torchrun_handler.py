@@ -589,6 +589,7 @@ def test_torchrun_killed_node_leaves_the_other_worker_in_its_process_and_a_new_o
     assert job.wait_exit(first) == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_torchrun_crashed_worker_is_restarted_and_rejoins(job, start_two):
     first, host, second, guest = start_two("--max-restarts=1")
