@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ef_common.errors import UsageError
+from ef_common.launch import mpi
 from ef_common.launch.environment import COORDINATOR, TOKEN
+from ef_common.launch.mpi import Hosts, Rank, rank_in
 from ef_common.launch.rendezvous_options import DEFAULT_PORT
 from ef_common.launch.slurm import hostnames
-from ef_common.protocol.addresses import format_address, is_loopback, parse_address
+from ef_common.protocol.addresses import LOOPBACK, format_address, is_loopback, parse_address
 
 _MASTER_ADDR, _MASTER_PORT, _NNODES, _NODE_RANK = "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_NNODES", "PET_NODE_RANK"
 _STEP = "a Slurm step"
@@ -25,6 +27,7 @@ _TASKS = {
 _TRAINER = "a pod of Kubeflow's Trainer"
 _NUM_DOORS = 5
 """Hosts of a step at which its tasks meet; more than half of them must be there, and each is asked by all."""
+AskForHosts = Callable[[Rank, Mapping[str, str]], Hosts]
 _PORTS = range(20000, 30000)
 """Those of steps, so that several can be on a machine."""
 
@@ -46,12 +49,18 @@ class Meeting:
     num_nodes: int = 0
 
 
-def meeting_in(environ: Mapping[str, str], *, hosts_of: Callable[[str], list[str]] = hostnames) -> Meeting | None:
-    """Where the nodes meet, as Kubeflow's Trainer or Slurm tells them; None for a job on this machine.
+def meeting_in(
+    environ: Mapping[str, str],
+    *,
+    hosts_of: Callable[[str], list[str]] = hostnames,
+    hosts_of_ranks: AskForHosts = mpi.hosts_of,
+) -> Meeting | None:
+    """Where the nodes meet, as Kubeflow's Trainer, MPI or Slurm tells them; None for a job on this machine.
 
     Args:
         environ: The variables.
         hosts_of: Takes a list of nodes apart that Slurm has written.
+        hosts_of_ranks: Asks MPI's process manager for the hosts of all ranks.
 
     Raises:
         UsageError: This is one of several tasks, and nothing says where they meet; or a variable is malformed.
@@ -62,6 +71,9 @@ def meeting_in(environ: Mapping[str, str], *, hosts_of: Callable[[str], list[str
         address = parse_address(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", what=_MASTER_ADDR)
         rank = environ.get(_NODE_RANK, "").strip()
         return Meeting(_TRAINER, format_address(address), is_host=rank == "0" if rank else None)
+    mpi_rank = rank_in(environ)  # before Slurm, which may have started MPI's daemons
+    if mpi_rank is not None:
+        return _meeting_of_ranks(mpi_rank, environ, hosts_of_ranks)
     for what, number, rank in _tasks_in(environ):
         task = f"task {environ.get(rank, '?')} of {number} of {what}"
         nodes = environ.get("SLURM_STEP_NODELIST", "") if what == _STEP else ""
@@ -75,6 +87,25 @@ def meeting_in(environ: Mapping[str, str], *, hosts_of: Callable[[str], list[str
             f"--rdzv-endpoint=file:///shared/folder{by_itself}"
         )
     return None
+
+
+def _meeting_of_ranks(
+    rank: Rank, environ: Mapping[str, str], ask: Callable[[Rank, Mapping[str, str]], Hosts]
+) -> Meeting:
+    """Where the ranks of MPI meet: on one machine at its loopback interface, else at the first hosts."""
+    _check_token_of(rank, environ)
+    hosts = ask(rank, environ)
+    port = hosts.port(_PORTS)
+    names = [LOOPBACK] if rank.is_on_one_machine else hosts.names[:_NUM_DOORS]
+    return Meeting(str(rank), ",".join(format_address((name, port)) for name in names), num_nodes=rank.size)
+
+
+def _check_token_of(rank: Rank, environ: Mapping[str, str]) -> None:
+    if not rank.is_on_one_machine and not environ.get(TOKEN, "").strip():
+        raise UsageError(
+            f"this is {rank} on several machines, which need one secret: set {TOKEN}, and pass it on "
+            f"(`{mpi.PASS_ON[rank.launcher]}`), or start them with `elasticflow mpi`"
+        )
 
 
 def _port_in(environ: Mapping[str, str]) -> int:
@@ -115,6 +146,9 @@ def place_in(environ: Mapping[str, str]) -> Place:
     """Which launcher has started this process, and how a job would start from here."""
     if "TORCHELASTIC_RUN_ID" in environ:
         return _place_under_torchrun(environ)
+    of_mpi = rank_in(environ)
+    if of_mpi is not None:
+        return _place_of(of_mpi, environ)
     try:
         meeting = meeting_in(environ)
     except UsageError as error:
@@ -136,6 +170,16 @@ def place_in(environ: Mapping[str, str]) -> Place:
     if "KUBERNETES_SERVICE_HOST" in environ:
         return Place("a pod of Kubernetes", f"{_HERE}; {_PODS}")
     return Place("none", _HERE)
+
+
+def _place_of(rank: Rank, environ: Mapping[str, str]) -> Place:
+    """A rank of MPI, whose process manager is not asked."""
+    try:
+        _check_token_of(rank, environ)
+    except UsageError:
+        start = "the ranks are on several machines, which need one secret"
+        return Place(str(rank), start, "elasticflow mpi -np … elasticflow run train.py")
+    return Place(str(rank), "`elasticflow run train.py` is one node of the job of all ranks")
 
 
 def _place_in_array(environ: Mapping[str, str]) -> Place:
