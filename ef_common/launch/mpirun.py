@@ -28,7 +28,7 @@ from ef_common.launch.mpi import MPICH, OPEN_MPI, PASS_ON
 from ef_common.launch.signals import GENTLE, handled, to_end
 
 _OPTIONS = {
-    OPEN_MPI: ("--enable-recovery", "--mca", "odls_base_sigkill_timeout", "60", *PASS_ON[OPEN_MPI].split()),
+    OPEN_MPI: ("--enable-recovery", *PASS_ON[OPEN_MPI].split()),
     MPICH: ("-disable-auto-cleanup",),
 }
 """MPICH's ranks have all variables of the shell anyway."""

@@ -157,6 +157,11 @@ class Cluster:
     # ------------------------------------------------------------ in use
 
     @property
+    def inside(self) -> tuple[str, ...]:
+        """Prefix of a command on the login node."""
+        return self._inside(self._control)
+
+    @property
     def environ(self) -> dict[str, str]:
         """Of its commands, and so of its jobs: what a launcher, or another Slurm, has set is not in it."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "ELASTICFLOW_", "SLURM_", "SBATCH_"))}

@@ -183,7 +183,7 @@ def test_connection_that_is_cut_is_made_again_and_the_node_has_trained_on(run: H
 @pytest.mark.thorough
 def test_host_that_dies_is_lost_and_comes_back(run: HostsRun, machines: SshHosts) -> None:
     run.write("node1", "node2")
-    run.start("--rdzv-conf=heartbeat_timeout=2")
+    run.start("--rdzv-conf=heartbeat_timeout=5")
     first = run.wait_for_world(2)
     run.wait_for_steps()
     networks.set_link(2, "down")

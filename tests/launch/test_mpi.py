@@ -145,7 +145,7 @@ def elasticflow_mpi(program: Path, *arguments: str) -> tuple[int, str, str]:
     [
         (
             "mpirun (Open MPI) 4.1.4",
-            "--enable-recovery --mca odls_base_sigkill_timeout 60 -x ELASTICFLOW_TOKEN -x ELASTICFLOW_RANK_STATUS",
+            "--enable-recovery -x ELASTICFLOW_TOKEN -x ELASTICFLOW_RANK_STATUS",
         ),
         ("HYDRA build details:\n    Version:  4.0.2", "-disable-auto-cleanup"),
     ],
