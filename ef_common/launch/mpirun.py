@@ -32,6 +32,8 @@ _OPTIONS = {
     MPICH: ("-disable-auto-cleanup",),
 }
 """MPICH's ranks have all variables of the shell anyway."""
+_RANK = 'trap "kill -USR1 \\$p 2>/dev/null" USR1; "$@" & p=$!; while kill -0 $p 2>/dev/null; do wait $p; done; wait $p'
+"""A rank of MPICH that a signal ends takes those of its machine with it; one that has an exit status does not."""
 _NAMES = {OPEN_MPI: ("Open MPI", "OpenRTE", "PRRTE"), MPICH: ("HYDRA", "Intel(R) MPI")}
 _STATUS = re.compile(rb"^elasticflow-rank-status: (\d+) (\d+)\n?$")
 _VERSION_S = 30.0
@@ -71,14 +73,16 @@ def command_of(program: str, arguments: Sequence[str]) -> list[str]:
     Raises:
         UsageError: See `launcher_of`; or nothing is started.
     """
-    if not any(os.path.basename(argument) in ("elasticflow", "torchrun") for argument in arguments):
+    number = next((i for i, one in enumerate(arguments) if os.path.basename(one) in ("elasticflow", "torchrun")), None)
+    if number is None:
         raise UsageError(
             "expected what mpirun takes, and then `elasticflow run train.py`. "
             f"Received: {' '.join(arguments) or 'nothing'}"
         )
     launcher = launcher_of(program)
-    options = [*_OPTIONS[launcher], *(("-x", RANK_STATUS) if launcher == OPEN_MPI else ())]
-    return [program, *options, *arguments]
+    if launcher == OPEN_MPI:
+        return [program, *_OPTIONS[launcher], "-x", RANK_STATUS, *arguments]
+    return [program, *_OPTIONS[launcher], *arguments[:number], "bash", "-c", _RANK, "rank", *arguments[number:]]
 
 
 def tell_status(status: int, rank: int, environ: Mapping[str, str]) -> None:

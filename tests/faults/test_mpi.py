@@ -127,7 +127,7 @@ class MpiRun(Run):
         for process in psutil.Process(self.launcher.pid).children(recursive=True):
             environ = process.environ()
             number = next((environ[name] for name in names if name in environ), None)
-            if number is not None and "elasticflow" in " ".join(process.cmdline()):
+            if number is not None and f"{Path(sys.executable).parent}/elasticflow" in process.cmdline()[:2]:
                 found.setdefault(int(number), process)  # its children come later
         return [found[number] for number in sorted(found)]
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
+import signal
 import socket
+import subprocess
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +19,7 @@ from ef_common.cli import main
 from ef_common.errors import UsageError
 from ef_common.launch import mpi, mpirun, pmi
 from ef_common.launch.mpi import MPICH, OPEN_MPI, Hosts, Rank, rank_in
+from tests.waiting import poll_until
 
 OF_OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "2",
@@ -153,7 +157,18 @@ def elasticflow_mpi(program: Path, *arguments: str) -> tuple[int, str, str]:
 def test_command_is_printed_with_the_options_of_the_launcher(program: Path, version: str, options: str) -> None:
     program.with_name("version").write_text(version)
     status, said, _ = elasticflow_mpi(program, "--dry-run", "-np", "4", "elasticflow", "run", "train.py", "-x")
-    assert (status, said) == (0, f"{program} {options} -np 4 elasticflow run train.py -x\n")
+    shell = f"bash -c {shlex.quote(mpirun._RANK)} rank " if "HYDRA" in version else ""
+    assert (status, said) == (0, f"{program} {options} -np 4 {shell}elasticflow run train.py -x\n")
+
+
+@pytest.mark.parametrize(("does", "status"), [("exit 3", 3), ("kill -KILL $$", 137), ("sleep 30", 138)])
+def test_rank_of_mpich_has_an_exit_status_whatever_ends_it(tmp_path: Path, does: str, status: int) -> None:
+    (tmp_path / "inner").write_text(f"touch {tmp_path}/begun; {does}")
+    with subprocess.Popen(["bash", "-c", mpirun._RANK, "rank", "bash", str(tmp_path / "inner")]) as process:
+        if "sleep" in does:
+            poll_until((tmp_path / "begun").exists, guard_s=30.0)
+            process.send_signal(signal.SIGUSR1)
+        assert process.wait(20.0) == status
 
 
 @pytest.mark.parametrize(
