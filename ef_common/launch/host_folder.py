@@ -31,7 +31,23 @@ from ef_common.files import write_whole
 from ef_common.launch.host_lines import OUTPUT
 
 _ORDER, _KEEPER, _TOLD, _STATUS, _RUN = "order", "keeper", "told", "status", "run"
+_WISH = "wish.json"
 _KILLED = 128 + signal.SIGKILL
+
+
+def read_wish(run_dir: Path) -> tuple[int, int] | None:
+    """What `wish_for` has written; None if nothing."""
+    try:
+        found = json.loads((run_dir / _WISH).read_text())
+    except FileNotFoundError:
+        return None
+    return int(found["number"]), int(found["nodes"])
+
+
+def wish_for(run_dir: Path, nodes: int) -> None:
+    """Tell the launcher of this host's node, through its run directory, that the job wants so many nodes."""
+    number, _ = read_wish(run_dir) or (0, 0)
+    write_whole(run_dir / _WISH, json.dumps({"number": number + 1, "nodes": nodes}).encode())
 
 
 class HostFolder:
@@ -148,6 +164,11 @@ class HostFolder:
         """The files that the launcher is to have."""
         yield self.output
         yield from sorted(self.run_dir.glob("events/*.jsonl"))
+
+    def wish(self) -> tuple[int, int]:
+        """The newest wish of the job for nodes: its number, from 1, and how many; (0, 0) if there is none."""
+        found = read_wish(self.run_dir)
+        return (0, 0) if found is None else found
 
     def _write(self, name: str, what: dict[str, Any]) -> None:
         write_whole(self.path / name, json.dumps(what).encode(), mode=0o600)

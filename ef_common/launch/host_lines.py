@@ -10,6 +10,7 @@ The far side answers on standard output, among whatever a login shell prints the
 
     {"elasticflow": "runs", "life": "…"}                               there is a node; each one has a life of its own
     {"elasticflow": "data", "file": "…", "offset": n, "data": "…"}     it has written this to a file (Base64)
+    {"elasticflow": "wants", "number": n, "nodes": n}                  the job, which chooses its size, wants so many
     {"elasticflow": "ended", "status": n}                              it has ended
     {"elasticflow": "refused", "why": "…"}                             nothing was started
 """
@@ -29,8 +30,8 @@ BEAT_S = 2.0
 """How often the launcher gives a sign of life."""
 SILENT_S = 20.0
 """A side that hears nothing for so long gives the connection up."""
-OUTPUT = "output"
-"""Name of the file of what a node prints; the others are event logs."""
+OUTPUT, WISHES = "output", "wishes"
+"""Names of what comes from a node beside its event logs: what it prints, and how many nodes its job wants."""
 LEAVE, KILL, KNOWN = "leave", "kill", "known"
 _MARK = '{"elasticflow":'
 _FILE = re.compile(r"output|[\w.%~-]+\.jsonl")
@@ -54,7 +55,7 @@ class Order:
         directory: Working directory.
         orphan_s: The node leaves when it has not heard of the launcher for this long; 0 for never.
         life: The newest one that the launcher knows, or "".
-        known: How many bytes of each file of that life the launcher has.
+        known: How many bytes of each file of that life the launcher has, and how many wishes.
     """
 
     version: str
@@ -139,6 +140,14 @@ class Runs:
 
 
 @dataclass(frozen=True, slots=True)
+class Wants:
+    """The job wants so many nodes; its wishes are numbered."""
+
+    number: int
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """It has ended."""
 
@@ -152,7 +161,7 @@ class Refused:
     why: str
 
 
-Answer = Data | Runs | Ended | Refused
+Answer = Data | Runs | Wants | Ended | Refused
 
 
 def read_answer(line: str) -> Answer | None:
@@ -173,6 +182,8 @@ def _parse(said: Mapping[str, Any]) -> Answer:
     kind = said["elasticflow"]
     if kind == "runs":
         return Runs(str(said["life"]))
+    if kind == "wants":
+        return Wants(int(said["number"]), int(said["nodes"]))
     if kind == "ended":
         return Ended(int(said["status"]))
     if kind == "refused":

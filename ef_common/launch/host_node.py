@@ -18,7 +18,7 @@ from ef_common import __version__, threads
 from ef_common.errors import ElasticFlowError, UsageError
 from ef_common.launch import host_lines as lines
 from ef_common.launch.host_folder import HostFolder
-from ef_common.launch.host_lines import BEAT_S, KNOWN, SILENT_S, Order
+from ef_common.launch.host_lines import BEAT_S, KNOWN, SILENT_S, WISHES, Order
 from ef_common.protocol.addresses import format_address, is_loopback
 
 _LOOK_S = 0.05
@@ -65,6 +65,7 @@ class FarSide:
         self._say(lines.answer("runs", life=life))
         while not self._is_cut():
             status = self._folder.status
+            self._pass_wish_on()
             num_bytes = self._send()
             if status is not None and not num_bytes:
                 self._is_over = True
@@ -120,6 +121,12 @@ class FarSide:
                 self._sent[file.name] = offset + len(content)
                 total += len(content)
         return total
+
+    def _pass_wish_on(self) -> None:
+        number, nodes = self._folder.wish()
+        if number > self._sent.get(WISHES, 0):
+            self._sent[WISHES] = number
+            self._say(lines.answer("wants", number=number, nodes=nodes))
 
     def _listen(self) -> None:
         for line in sys.stdin:

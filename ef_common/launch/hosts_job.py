@@ -171,6 +171,16 @@ class Job:
         return [self.args.training_script, *self.args.training_script_args]
 
     @property
+    def first_nodes(self) -> int:
+        """How many nodes the job begins with, if it chooses its size; else as many as there are, some of them spares.
+
+        Raises:
+            UsageError: What it is to choose its size by is wrong.
+        """
+        given = {environment.AUTOSCALE: self.args.autoscale} if self.args.autoscale is not None else {}
+        return self.nodes[0] if environment.check_autoscale({**os.environ, **given}) else sys.maxsize
+
+    @property
     def patience_s(self) -> float:
         """The job is given up if no host can be had for this long."""
         return float(config_of(self.conf).get("join_timeout", JOIN_TIMEOUT_S))
@@ -238,12 +248,14 @@ def main(args: argparse.Namespace, argv: Sequence[str]) -> int:
     source = str(args.hosts or args.host_discovery_script)
     hosts = HostList(read, slots=int(args.nproc_per_node), source=source, say=lambda text: say(text, color="yellow"))
     job.command_for("-")  # so that a malformed one is known before anything is started
+    num_first = job.first_nodes
     hosts.start()
     try:
         run_dir = run_directory.create(args.training_script, args.run_dir)
         if args.checkpoint:
             os.environ[environment.CHECKPOINT] = args.checkpoint
-        with listening() as signals, _coordinator(job, hosts.hosts) as coordinator:
+        first = hosts.hosts[:num_first]
+        with listening() as signals, _coordinator(job, len(first)) as coordinator:
             port = coordinator.address[1]
             job.write(run_dir, port)
             launcher = HostsLauncher(
@@ -252,6 +264,8 @@ def main(args: argparse.Namespace, argv: Sequence[str]) -> int:
                 failure=lambda: coordinator.failure,
                 patience_s=job.patience_s,
             )
+            if len(first) < len(hosts.hosts):
+                launcher.limit(sum(host.slots for host in first))
             verdict = launcher.run()
             why = coordinator.failure
     finally:
@@ -280,7 +294,7 @@ def _call(
 
 
 @contextlib.contextmanager
-def _coordinator(job: Job, hosts: Sequence[Host]) -> Iterator[Coordinator]:
+def _coordinator(job: Job, num_first: int) -> Iterator[Coordinator]:
     """The coordinator of the job, unless the user has named an endpoint: then it idles."""
     given = options_of_a_local_job(
         job.args.rdzv_conf, min_nodes=job.nodes[0], max_nodes=job.nodes[1], last_call_s=LAST_CALL_S
@@ -290,7 +304,7 @@ def _coordinator(job: Job, hosts: Sequence[Host]) -> Iterator[Coordinator]:
         ("", 0),
         token=trust.token or job.token,
         credentials=trust.coordinator,
-        settings=replace(given.settings, start_nodes=min(len(hosts), job.nodes[1])),
+        settings=replace(given.settings, start_nodes=min(num_first, job.nodes[1])),
         heartbeat_timeout_s=given.heartbeat_timeout_s,
         hang_timeout_s=given.hang_timeout_s,
     )

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from ef_common.core.fleet import Fleet, Host, State, Verdict
 from ef_common.launch import environment, run_directory
-from ef_common.launch.host_lines import BEAT_S, KILL, KNOWN, LEAVE, Answer, Data, Ended, Refused, Runs
+from ef_common.launch.host_lines import BEAT_S, KILL, KNOWN, LEAVE, WISHES, Answer, Data, Ended, Refused, Runs, Wants
 from ef_common.launch.host_link import Link
 from ef_common.launch.host_list import HostList
 from ef_common.launch.host_records import Records
@@ -66,6 +66,10 @@ class HostsLauncher:
         self._problems: dict[str, str] = {}  # of hosts, as they were said
         self._beat_at = 0.0
         self._names: frozenset[str] = frozenset()
+
+    def limit(self, num_workers: int) -> None:
+        """Begin with no more workers than these."""
+        self._fleet.limit(num_workers)
 
     def run(self) -> Verdict:
         """Run the job to its end; how that was."""
@@ -203,12 +207,21 @@ class HostsLauncher:
                     link.tell(self._told(name))
                     if self._problems.pop(name, None):
                         say(f"host {name} is reached", event="host_reached", host=name)
+            case Wants(number, nodes):
+                self._records[name].known[WISHES] = number
+                self._order_nodes(nodes)
             case Ended(status):
                 link.tell(KNOWN)
                 self._end(name, link, status)
             case Refused(why):
                 self._say_problem(name, f"cannot have a node: {why}")
                 self._end(name, link, REFUSED)
+
+    def _order_nodes(self, nodes: int) -> None:
+        """Order the workers of the first hosts of the list; more hosts than there are cannot be had."""
+        slots = [host.slots for host in self._hosts.hosts]
+        if self._launcher.state == "running":
+            run_directory.order(self._run_dir, sum(slots[: max(1, nodes)]))
 
     def _end(self, name: str, link: Link, status: int) -> None:
         del self._links[name]

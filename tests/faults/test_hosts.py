@@ -283,6 +283,28 @@ def test_job_on_hosts_is_scaled_down_and_up(run: HostsRun, machines: SshHosts) -
 
 
 @pytest.mark.thorough
+def test_job_that_chooses_its_size_begins_with_the_first_host_and_lets_one_go(
+    run: HostsRun, machines: SshHosts
+) -> None:
+    """Two workers have enough of what all of them need, so that a third is not worth it."""
+    step_s = 0.8
+    run.write("node1", "node2", "node3")
+    run.start(
+        "--autoscale=max=3,threshold=0.5,every_steps=10",
+        throttled=True,
+        step_sleep_s=step_s,
+        shared_per_s=2 / step_s,
+        length=100_003,
+    )
+    run.wait_for_world(1)
+    assert not machines.processes(2)
+    run.wait_for_world(2, after=run.wait_for_world(3))
+    poll_until(lambda: not machines.processes(3), guard_s=GUARD_S)
+    assert [event["wanted"] for event in run.events("autoscale")][-2:] == [3, 2]
+    run.finish()
+
+
+@pytest.mark.thorough
 def test_script_of_the_example_finds_the_hosts_and_the_example_trains(run: HostsRun, machines: SshHosts) -> None:
     example = ROOT / "examples"
     by = f"--host-discovery-script={example}/12-ssh-hosts/discover.sh"

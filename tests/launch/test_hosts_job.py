@@ -14,7 +14,7 @@ from ef_common.errors import ProtocolError, UsageError
 from ef_common.launch import host_lines as lines
 from ef_common.launch import hosts_job
 from ef_common.launch.host_folder import HostFolder
-from ef_common.launch.host_lines import Data, Ended, Order, Refused, Runs
+from ef_common.launch.host_lines import Data, Ended, Order, Refused, Runs, Wants
 from ef_common.launch.host_link import command_for
 from ef_common.launch.host_records import Records
 from ef_common.launch.run import main, parser
@@ -127,6 +127,7 @@ def test_lines_survive_the_way() -> None:
     assert lines.read_order(lines.order_line(made).decode()) == made
     assert lines.read_beat(lines.beat_line("leave").decode()) == "leave"
     assert lines.read_answer(lines.answer("runs", life="x")) == Runs("x")
+    assert lines.read_answer(lines.answer("wants", number=2, nodes=3)) == Wants(2, 3)
     assert lines.read_answer(lines.answer("ended", status=137)) == Ended(137)
     assert lines.read_answer(lines.answer("refused", why="x")) == Refused("x")
     assert lines.read_answer(lines.data("output", 3, b"\xff\n")) == Data("output", 3, b"\xff\n")
