@@ -85,7 +85,7 @@ def add_options(made: argparse.ArgumentParser) -> None:
         "--remote-python",
         metavar="PATH",
         default=sys.executable,
-        help="the Python of the hosts (default: the same path as here)",
+        help="the Python of the hosts (default: that of this command, at the same path)",
     )
     ours.add_argument(
         "--launcher-timeout",

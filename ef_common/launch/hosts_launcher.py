@@ -65,6 +65,7 @@ class HostsLauncher:
         self._news: SimpleQueue[tuple[str, Link, Answer | None]] = SimpleQueue()
         self._problems: dict[str, str] = {}  # of hosts, as they were said
         self._beat_at = 0.0
+        self._kills = False
         self._names: frozenset[str] = frozenset()
 
     def limit(self, num_workers: int) -> None:
@@ -122,9 +123,9 @@ class HostsLauncher:
             say(f"{what}. Press Ctrl-C again to kill the workers.", color="yellow", event="stopping")
             self._fleet.close(Verdict.STOPPED, time.monotonic())
             self._beat_at = 0.0
-        if self._is_killed and self._launcher.outcome != KILL:
+        if self._is_killed and not self._kills:
+            self._kills = True
             say("killing the workers", event="killing")
-            self._launcher = replace(self._launcher, outcome=KILL)
             self._beat_at = 0.0
 
     def _follow_list(self) -> None:

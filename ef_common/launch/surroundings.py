@@ -22,6 +22,9 @@ _TASKS = {
     _STEP: ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
     "an MPI job": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     "an MPI launcher": ("PMI_SIZE", "PMI_RANK"),
+    "MVAPICH": ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
+    "jsrun": ("JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK"),
+    "Flux": ("FLUX_JOB_SIZE", "FLUX_TASK_RANK"),
 }
 """Who starts the same command several times: the variables of how often, and of which one this is."""
 _TRAINER = "a pod of Kubeflow's Trainer"
@@ -139,6 +142,8 @@ class Place:
 _HERE = "`elasticflow run train.py` or `torchrun --nnodes=1:8 train.py` is a job of this machine"
 _SRUN = "`srun --ntasks-per-node=1 elasticflow run --rdzv-endpoint=HOST:29400 train.py` is one of all nodes"
 _ARRAY = "with `--rdzv-endpoint=file:///shared/folder`, all tasks of the array are nodes of one job"
+_HOSTS = "`elasticflow run --hosts=hosts.txt train.py` is one of the machines that the file names, if ssh reaches them"
+_CONTAINERS = "with `--rdzv-endpoint=file:///shared/folder`, all containers of the service are nodes of one job"
 _PODS = "with `--rdzv-endpoint=SERVICE:29400`, the name of a headless service, it is one of all of its pods"
 
 
@@ -169,7 +174,9 @@ def place_in(environ: Mapping[str, str]) -> Place:
         return Place(f"Slurm job {environ['SLURM_JOB_ID']} on {nodes}", f"{_HERE}; {_SRUN}")
     if "KUBERNETES_SERVICE_HOST" in environ:
         return Place("a pod of Kubernetes", f"{_HERE}; {_PODS}")
-    return Place("none", _HERE)
+    if environ.get("CONTAINER_ID", "").startswith("container_"):
+        return Place(f"a container of YARN ({environ['CONTAINER_ID']})", f"{_HERE}; {_CONTAINERS}")
+    return Place("none", f"{_HERE}; {_HOSTS}")
 
 
 def _place_of(rank: Rank, environ: Mapping[str, str]) -> Place:

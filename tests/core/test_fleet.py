@@ -167,10 +167,10 @@ def test_training_that_is_over_ends_the_job_when_all_nodes_have_ended() -> None:
     fleet.ended("a", 0, 5.0)
     assert fleet.verdict(5.0) is None
     assert not fleet.leaves("b")
-    assert fleet.decide(60.0) == []
-    fleet.ended("b", 137, 61.0)
-    assert fleet.decide(61.0) == []
-    assert fleet.verdict(61.0) is Verdict.FINISHED
+    assert fleet.decide(20.0) == []
+    fleet.ended("b", 137, 21.0)
+    assert fleet.decide(25.0) == []  # it is not started again
+    assert fleet.verdict(25.0) is Verdict.FINISHED
 
 
 def test_node_that_cannot_be_reached_at_the_end_is_not_waited_for() -> None:

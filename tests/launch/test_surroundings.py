@@ -105,7 +105,11 @@ def test_run_in_a_task_of_a_slurm_step_is_one_node_of_at_most_as_many(monkeypatc
     [
         ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2"}, "this is task 2 of 4 of a Slurm step"),
         (OPEN_MPI, "this is rank 2 of 8 of Open MPI on several machines.*set ELASTICFLOW_TOKEN.*-x ELASTICFLOW_TOKEN"),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, "this is task 0 of 2 of an MPI job"),
         ({"PMI_SIZE": "3"}, r"this is task \? of 3 of an MPI launcher"),
+        ({"MV2_COMM_WORLD_SIZE": "3", "MV2_COMM_WORLD_RANK": "1"}, "this is task 1 of 3 of MVAPICH"),
+        ({"JSM_NAMESPACE_SIZE": "3", "JSM_NAMESPACE_RANK": "1"}, "this is task 1 of 3 of jsrun"),
+        ({"FLUX_JOB_SIZE": "3", "FLUX_TASK_RANK": "1"}, "this is task 1 of 3 of Flux"),
         (KUBEFLOW | {"PET_MASTER_PORT": "http"}, "PET_MASTER_ADDR must be HOST:PORT"),
     ],
 )
@@ -141,6 +145,12 @@ def test_run_with_an_endpoint_asks_nobody_else(monkeypatch: pytest.MonkeyPatch) 
         (KUBEFLOW | {"PET_MASTER_PORT": "http"}, "a pod of Kubeflow's Trainer", "PET_MASTER_ADDR must be HOST:PORT"),
         (SEVERAL, "rank 2 of 8 of Open MPI", "one node of the job of all ranks"),
         ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "a pod of Kubernetes", "--rdzv-endpoint=SERVICE:29400"),
+        (
+            {"CONTAINER_ID": "container_e3_1_0008_01_2"},
+            "a container of YARN (container_e3_1_0008_01_2)",
+            "of the service",
+        ),
+        ({}, "none", "`elasticflow run --hosts=hosts.txt train.py`"),
         ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4"}, "Slurm job 7 on 4 nodes", "srun --ntasks-per-node=1"),
         ({"SLURM_JOB_ID": "7"}, "Slurm job 7 on one node", "is a job of this machine"),
         (ARRAY, "task 3 of 8 of Slurm array 12", "all tasks of the array are nodes of one job"),
