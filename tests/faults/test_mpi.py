@@ -158,7 +158,7 @@ def run(tmp_path: Path) -> Iterator[MpiRun]:
     running.close()
 
 
-@each_mpi
+@pytest.mark.parametrize("mpi", ["openmpi", pytest.param("mpich", marks=pytest.mark.thorough)], indirect=True)
 def test_ranks_on_one_machine_are_one_job_and_survive_the_first_one(run: MpiRun, mpi: Mpi) -> None:
     run.start(mpi, *mpi.here, "-np", "2")
     first = run.wait_for_world(2)
