@@ -319,3 +319,32 @@ def test_tasks_of_a_step_meet_without_a_host_or_place_and_lose_one(run: Submitte
     (run.directory / ENOUGH).touch()
     cluster.wait_until(lambda: not cluster.ask("squeue", "--noheader", f"--jobs={job}"))
     run.audit()
+
+
+@pytest.mark.thorough
+def test_tasks_whose_time_ends_leave_with_a_checkpoint_and_are_queued_again(run: Submitted, cluster: Cluster) -> None:
+    run.submit("1:2", "--time=2", checkpoint=f"file://{run.directory}")  # minutes; the notice comes after the first one
+    run.wait_for_world(2)
+    tasks = run.wait_for_tasks(lambda tasks: _restarts(tasks) == 2)
+    assert {task["JobState"] for task in tasks.values()} == {"PENDING"}
+    last = max(event["step"] for event in run.events("step"))
+    assert max(event["step"] for event in run.events("checkpoint")) in (last, last + 1)
+    check_gentle(run)
+
+
+@pytest.mark.thorough
+def test_job_that_depends_on_the_first_task_starts_when_the_training_has_ended_well(
+    run: Submitted, cluster: Cluster
+) -> None:
+    run.submit("1:2")
+    run.wait_for_world(2)
+    options = ("--parsable", f"--dependency=afterok:{run.job}_0", "--output=/dev/null")
+    other = cluster.ask("sbatch", *options, "--wrap=true")
+
+    def state() -> str:
+        return cluster.ask("scontrol", "--oneliner", "show", "job", other).partition("JobState=")[2].split()[0]
+
+    run.wait_for_steps()
+    assert state() == "PENDING"
+    run.finish("COMPLETED", "COMPLETED")
+    cluster.wait_until(lambda: state() == "COMPLETED")

@@ -93,6 +93,9 @@ ELSEWHERE = {
     r"elasticflow coordinator --rdzv-endpoint=HOST:29400": "tests/faults/test_coordinator_alone.py",
     r"elasticflow run .*--autoscale=.* train\.py": "tests/faults/test_autoscale.py",
     r"elasticflow slurm submit .*|scancel .*|scontrol .*|sbatch .*|srun .*": "tests/faults/test_slurm.py",
+    r"(printf .* > hosts\.txt|elasticflow run --(hosts|host-discovery-script)=.*)": "tests/faults/test_hosts.py",
+    r"elasticflow mpi .*": "tests/faults/test_mpi.py",
+    r"elasticflow yarn .*": "tests/launch/test_yarn.py",
     r"elasticflow status elasticflow-runs/train-…": "tests/faults/test_slurm.py",
     r"elasticflow run --join=elasticflow-runs/train-…": "tests/launch/test_run.py",
     r"torchrun .* --rdzv-endpoint=node-1:29400,node-2:29400,node-3:29400 .*": "tests/faults/test_doors.py",
@@ -101,6 +104,7 @@ ELSEWHERE = {
 """Commands that the tests of this file give."""
 
 NOT_RUN = {
+    r"yarn app .*": "it needs a cluster of Hadoop",
     r"pip install .*|python -m venv \.venv|\. \.venv/bin/activate|elasticflow horovod build": "it installs something",
     r"python examples/04-convergence/experiment\.py( --sweep)?": "it takes half an hour",
 }

@@ -31,6 +31,8 @@ GUARDS: dict[str, tuple[str, ...]] = {
         "tests/faults/test_doors.py",
         "tests/faults/test_every_door.py",
         "tests/faults/test_horovodrun.py",
+        "tests/faults/test_hosts.py",
+        "tests/faults/test_mpi.py",
         "tests/faults/test_plain_torchrun.py",
         "tests/faults/test_slurm.py",
         "tests/faults/test_torchrun_siblings.py",
