@@ -89,6 +89,9 @@ def check_command(words: list[str]) -> None:
             own = {name for parameter in main.commands["mpi"].params for name in parameter.opts}
             assert set(options(arguments[:start])) <= own | MPIRUN, "unknown option"
             check_command(arguments[start:])
+        case ["elasticflow", "kubernetes", "submit", *arguments]:
+            end = next(number for number, word in enumerate(arguments) if word.endswith(".py"))
+            check_click(main, ["kubernetes", "submit", *arguments[:end]])
         case ["elasticflow", *arguments]:
             check_click(main, arguments)
         case ["make", target, *_]:
