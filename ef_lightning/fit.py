@@ -48,7 +48,7 @@ from ef_lightning.repetition import Repetition
 from ef_lightning.requests import Requests
 from ef_lightning.schedules import Schedules
 from ef_lightning.state import TrainerState
-from ef_lightning.stream_loader import StreamLoader, StreamReading
+from ef_lightning.stream_loader import IndexedReading, StreamLoader, StreamReading
 from ef_lightning.timed_validation import TimedValidation
 from ef_lightning.train_loader import ElasticLoader
 from ef_lightning.workers_log import WorkersLog
@@ -409,7 +409,8 @@ class Fit:
             return self._wrap(dataloader, JointReading(dataloader))
         loader = check(dataloader)
         if is_stream(loader):
-            return self._wrap(loader, StreamReading(loader))
+            fixed = self._settings.global_batch_size is not None
+            return self._wrap(loader, IndexedReading(loader, self._session) if fixed else StreamReading(loader))
         return self._wrap(loader, SampleReading(loader, seeded=self._settings.deterministic))
 
     def _wrap(self, dataloader: DataLoader[Any] | JointLoader, reading: Reading) -> ElasticLoader:
@@ -461,11 +462,6 @@ class Fit:
                 "global_batch_size says how many samples of one DataLoader an update has, but there are several. Leave "
                 "it out, or combine the data sets, for example with torch.utils.data.StackDataset. "
                 f"Received: {len(dataloader.loaders)} training DataLoaders"
-            )
-        if is_stream(dataloader):
-            raise UnsupportedError(
-                "global_batch_size needs data with positions that are known before they are read. Leave it out, or "
-                f"use a map-style dataset. Received: dataset={type(dataloader.dataset).__name__}"
             )
         # A loader without a batch size is refused where it is wrapped.
         batch_size = dataloader.batch_size or size

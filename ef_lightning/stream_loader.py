@@ -19,13 +19,16 @@ from ef_common.core.streams.stream import Plan
 from ef_common.data.shard_list import agree_on_shards, check_shards
 from ef_common.data.stream_dealer import ENDLESS, StreamDealer
 from ef_common.data.stream_turns import StreamTurns
+from ef_common.data.torch_indexed import IndexedStream
 from ef_common.data.torch_lanes import LaneLoader
+from ef_common.data.torch_loader import PlannedLoader
 from ef_common.data.torch_stream import stream_dataset_of
 from ef_common.errors import UnsupportedError, UsageError
 from ef_common.events import EventLog
 from ef_common.session import Session
 from ef_lightning import hooks
 from ef_lightning.data_workers import check_stream
+from ef_lightning.order import limited
 from ef_lightning.reading import Places, Planned
 from ef_lightning.train_loader import ElasticLoader
 
@@ -66,6 +69,38 @@ class StreamReading:
         raise UnsupportedError("the samples of a stream have no numbers")
 
 
+class IndexedReading:
+    """A reading whose positions are the samples of a stream that knows the lengths of its shards.
+
+    Args:
+        loader: The user's loader.
+        session: The worker's session. All members make the reading together.
+    """
+
+    def __init__(self, loader: DataLoader[Any], session: Session) -> None:
+        check_stream(loader)
+        self.given = loader
+        self._stream = IndexedStream(stream_dataset_of(loader.dataset), loader.collate_fn)
+        agree_on_shards(session, self._stream.shards)
+        self.planned: Planned = PlannedLoader(loader, source=self._stream)
+        self.batch_size = self.num_samples = int(loader.batch_size or 1)
+        self.is_computed = True
+        self.keeps_workers = loader.persistent_workers
+
+    def length(self, limit: float, batch_size: int) -> int:
+        """Samples of an epoch."""
+        return limited(len(self._stream), batch_size, limit)
+
+    def order(self, session: Session, *, seed: int, epoch: int, length: int) -> np.ndarray:
+        """Number of the sample at each position."""
+        return self._stream.order(seed=seed, epoch=epoch)
+
+    def at(self, order: np.ndarray, places: Places, *, length: int, beside: Sequence[int] = ()) -> list[Any]:
+        """Numbers of samples."""
+        numbers: list[Any] = order[places].tolist()
+        return numbers
+
+
 class StreamLoader(ElasticLoader):
     """Deals the samples of a stream of shards; see :class:`~ef_common.data.stream_dealer.StreamDealer`.
 
@@ -86,6 +121,7 @@ class StreamLoader(ElasticLoader):
         turns.on_fault = self._note_fault
         self._dealing = StreamDealer(self.dealer, session, turns)
         self._shards: Sequence[Any] = ()
+        self._told_of_few = False
 
     @property
     def dataset(self) -> Any:
@@ -101,6 +137,7 @@ class StreamLoader(ElasticLoader):
         self._open_epoch(epoch)
         self._digest = agree_on_shards(self._session, self._shards)
         self._dealing.begin(epoch, self._plan(), len(self._shards))
+        self._tell_of_few_shards()
         self._plan_of = None
 
     def _open_epoch(self, epoch: int) -> None:
@@ -108,6 +145,20 @@ class StreamLoader(ElasticLoader):
         self._stream.set_epoch(epoch)
         self._shards = self._stream.shards()
         self._lanes.begin(self._shards, epoch=epoch, seed=self.seed)
+
+    def _tell_of_few_shards(self) -> None:
+        """Once: what it costs if some data workers have no shard of their own."""
+        session, num_readers = self._session, self._session.completed_in.world_size * self._lanes.num_lanes
+        if self._told_of_few or session.rank != 0 or not 0 < len(self._shards) < num_readers:
+            return
+        self._told_of_few = True
+        logger.warning(
+            "the stream has %d shards for %d readers (data workers of all workers), so shards are cut: a reader opens "
+            "its part in the middle of a shard, and a source that cannot seek reads all that comes before. Make more, "
+            "smaller shards, or use fewer data workers",
+            len(self._shards),
+            num_readers,
+        )
 
     def _plan(self) -> Plan:
         shards, stream, lanes = self._shards, self._stream, self._lanes
@@ -131,7 +182,7 @@ class StreamLoader(ElasticLoader):
         members, before = self._session.completed_in.ids, self.progress
         if before.remaining == 0:
             raise StopIteration
-        plan_of = (members, 0, self.dealer.batch_size)
+        plan_of = (members, 0, 0)
         is_new = plan_of != self._plan_of
         if is_new:
             self._plan_of = plan_of

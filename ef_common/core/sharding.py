@@ -236,6 +236,20 @@ def deal(
     return EpochProgress(epoch, length, stop, returned, (*uncommitted, window), steps + 1), window
 
 
+def deal_counts(progress: EpochProgress, members: Sequence[str], counts: Sequence[int]) -> tuple[EpochProgress, Window]:
+    """Deal the next window, of which each member gets this number of positions.
+
+    Raises:
+        ValueError: There is nothing to deal, or more than is left.
+    """
+    total = sum(counts)
+    if not 0 < total <= progress.remaining:
+        raise ValueError(f"expected 1 to {progress.remaining} positions. Received: counts={tuple(counts)}")
+    window = Window(progress.cursor, progress.cursor + total, tuple(members), counts=tuple(counts))
+    uncommitted = (*progress.uncommitted, window)
+    return progress._replace(cursor=window.stop, uncommitted=uncommitted, steps=progress.steps + 1), window
+
+
 def local_batch(batch_size: int, num_members: int, limit: int | None) -> int:
     """Positions of each member in a step, if all members together have a limit.
 
@@ -253,20 +267,6 @@ def local_batch(batch_size: int, num_members: int, limit: int | None) -> int:
     if limit is None:
         return batch_size
     return min(batch_size, max(MIN_SHARE, limit // num_members))
-
-
-def deal_counts(progress: EpochProgress, members: Sequence[str], counts: Sequence[int]) -> tuple[EpochProgress, Window]:
-    """Deal the next window, of which each member gets this number of positions.
-
-    Raises:
-        ValueError: There is nothing to deal, or more than is left.
-    """
-    total = sum(counts)
-    if not 0 < total <= progress.remaining:
-        raise ValueError(f"expected 1 to {progress.remaining} positions. Received: counts={tuple(counts)}")
-    window = Window(progress.cursor, progress.cursor + total, tuple(members), counts=tuple(counts))
-    uncommitted = (*progress.uncommitted, window)
-    return progress._replace(cursor=window.stop, uncommitted=uncommitted, steps=progress.steps + 1), window
 
 
 def whole_windows(progress: EpochProgress, num_members: int, *, batch_size: int) -> tuple[EpochProgress, range]:

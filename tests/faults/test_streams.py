@@ -11,6 +11,7 @@ import pytest
 
 from tests.faults.conftest import TrainingJob, check_gentle, check_run, struck
 from tests.faults.holding import NEVER
+from tests.faults.hosts import HOSTS
 from tests.faults.test_kill import start_with_fault
 from tests.faults.test_restart import kill_all, saved
 
@@ -195,3 +196,17 @@ def test_lists_of_shards_that_differ_are_refused(job: TrainingJob) -> None:
     told = "".join(path.read_text() for path in (job.directory / "outputs").iterdir())
     assert "the workers have different lists of shards" in told
     assert "shard 3 is '" in told
+
+
+@pytest.mark.thorough
+def test_a_stream_of_known_lengths_gives_the_same_bits_for_every_number_of_workers(tmp_path: Path) -> None:
+    fixed = {"global_batch": 40, "batch_size": 5, "deterministic": True, "random": True, "knows_lengths": True}
+    weights = set()
+    for number, fault in ((1, None), (3, {"where": "forward", "step": 3})):
+        with TrainingJob(tmp_path / f"run{number}", HOSTS["lightning"]) as job:
+            if fault is None:
+                survivors = job.start_world(number, job.train, {**STREAM, **fixed})
+            else:
+                _, survivors = start_with_fault(job, {**STREAM, **fixed}, fault, world_size=number)
+            weights |= {result["weights"] for result in check_run(job, survivors)}
+    assert len(weights) == 1

@@ -27,7 +27,7 @@ from ef_common.session.ports import Group, Meeting, Pending
 BUCKET_BYTES = 25 << 20
 ALIGNMENT_BYTES = 64
 CALL = "reduction of the gradients"
-_NUM_FLAGS = 7  # change pending, wants to stop, wish, lacking weight, squared norm, asked batch, finds
+_NUM_FLAGS = 7  # change pending, wants to stop, wish, lacking weight, squared norm, batch that is asked for, finds
 
 Shape = tuple[int, ...]
 
