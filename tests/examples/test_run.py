@@ -60,7 +60,7 @@ def test_kill_and_join_by_hand_goes_as_told(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_stream_of_files_is_read_once_though_a_worker_is_killed_and_one_joins(tmp_path: Path) -> None:
-    script, run = str(EXAMPLES / "12-streams" / "train.py"), tmp_path / "run"
+    script, run = str(EXAMPLES / "16-streams" / "train.py"), tmp_path / "run"
     command = ("elasticflow", "run", "--nproc-per-node=2", f"--run-dir={run}", script, "--epochs=3")
     process = subprocess.Popen(command, cwd=tmp_path, env=environment())
     try:

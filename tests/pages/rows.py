@@ -162,6 +162,6 @@ SHOWN = {
         "tests/examples/test_run.py"
     ),
     "examples/09-by-hand/README.md: Kill and join by hand (5)": "tests/examples/test_run.py",
-    "examples/12-streams/README.md: A stream of files (2)": "tests/examples/test_run.py",
+    "examples/16-streams/README.md: A stream of files (2)": "tests/examples/test_run.py",
 }
 """What prints a block of output: commands of its page or of another one, or a test; or why nothing does."""
