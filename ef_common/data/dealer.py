@@ -33,6 +33,7 @@ class Dealer:
         progress: How far the epoch is.
         num_updates: Updates of the model that have been made.
         samples_per_position: Samples at one position, unless members share them.
+        samples_at: Samples at a position that no update has used yet, where positions may differ in it.
         is_alone: `deal_alone` may be called.
         is_open: Nobody knows how long an epoch is before its end has come; its length is what it has at most.
         num_epochs: Tells how many epochs the training has, or None if nobody knows.
@@ -58,6 +59,7 @@ class Dealer:
         self.progress = EpochProgress(epoch=-1, length=0)
         self.num_updates = self._hashed = 0
         self.samples_per_position = 1.0
+        self.samples_at: Callable[[int], int] | None = None
         self.is_open = False
         self.num_epochs: Callable[[], int | None] = lambda: None
         self.on_returned: Callable[[], None] = lambda: None
@@ -201,7 +203,10 @@ class Dealer:
         A second reduction on the same batch (another optimizer's, say) weighs them as the first one did.
         """
         self._newest = self.progress.uncommitted or self._newest
-        return sharding.weights(self._newest, view.ids)
+        return sharding.weights(self._newest, view.ids, samples=None if self.samples_at is None else self._samples)
+
+    def _samples(self, places: Range) -> int:
+        return 0 if self.samples_at is None else sum(map(self.samples_at, self.progress.positions(places)))
 
     def commit(self, contributors: View, loss: float | None = None) -> None:
         """A gradient reduction with these contributors has completed."""
