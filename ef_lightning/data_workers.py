@@ -21,8 +21,9 @@ def check(loader: DataLoader[Any]) -> None:
     """
     if isinstance(loader.dataset, IterableDataset):
         raise UnsupportedError(
-            "an IterableDataset cannot be dealt to a changing number of workers: samples must be indexable. Use a "
-            "map-style dataset (`__getitem__` and `__len__`)"
+            "several training DataLoaders are dealt together, and one of them reads an IterableDataset, which has no "
+            "positions. Pass it alone, combine the streams into one, or use map-style data sets (`__getitem__` and "
+            "`__len__`)"
         )
     recorder = hooks.recorder_of(loader.batch_sampler)
     kind = type(loader.batch_sampler if recorder is None else hooks.recorded(recorder))

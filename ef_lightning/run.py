@@ -25,6 +25,8 @@ from ef_lightning.logs import Logs
 from ef_lightning.metrics import MetricSync, leaving_no_trace
 from ef_lightning.progress import Progress
 from ef_lightning.start import agree_on_trainer
+from ef_lightning.stream_evaluation import StreamEvaluationLoader
+from ef_lightning.stream_reading import is_stream, tell_cost
 
 if TYPE_CHECKING:
     from ef_lightning.strategy import ElasticMixin
@@ -56,7 +58,8 @@ class Run:
         self._logs: Logs | None = None
         self._metrics: MetricSync | None = None
         self._default_group: DefaultGroup | None = None
-        self._evaluation_loaders: list[EvaluationLoader] = []
+        self._evaluation_loaders: list[EvaluationLoader | StreamEvaluationLoader] = []
+        self._has_told_cost = False
         self._to_wrap: list[str] = []
 
     @property
@@ -85,6 +88,7 @@ class Run:
         if self.fit is not None:
             self.fit.set_up_schedules()
             self.fit.set_up_requests()
+            self.fit.set_up_length()
         hooks.surround_stage(self._trainer, leaving_cleanly)
         hooks.combine_loaders(self._trainer, self._combine)
         hooks.surround_evaluation_steps(self._trainer, lambda: self.leaving_no_trace(self.padding))
@@ -204,8 +208,9 @@ class Run:
             return dataloader  # to Lightning, that is a loader without batches
         if stage == "train" and fit is not None:
             return fit.wrap(dataloader, lambda loader: self._checked(loader, stage))
-        loader = EvaluationLoader(
-            self._checked(dataloader, stage),
+        checked = self._checked(dataloader, stage)
+        loader = (StreamEvaluationLoader if is_stream(checked) else EvaluationLoader)(
+            checked,
             self._session,
             self._trainer,
             log=self._worker.log,
@@ -223,6 +228,9 @@ class Run:
                 f"Received: {type(dataloader).__module__}.{type(dataloader).__qualname__}"
             )
         hooks.advise_on_workers(self._trainer, self._host, dataloader, stage=stage)
+        if is_stream(dataloader) and self._worker.elastic and not self._has_told_cost:
+            self._has_told_cost = True
+            tell_cost()
         return dataloader
 
     def _close_evaluation_loaders(self) -> None:

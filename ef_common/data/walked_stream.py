@@ -140,7 +140,7 @@ class WalkedStream:
 
     def lag(self, watermark: Watermark) -> int:
         """Batches from here to a place; none if it is behind."""
-        if watermark.epoch < self.epoch:
+        if watermark.epoch < self.epoch or (watermark.epoch == self.epoch and self.ended_at is not None):
             return 0
         number, part = self.epochs.part(watermark.epoch)
         target = part.start + min(watermark.cursor, len(part))

@@ -92,8 +92,10 @@ class Walk:
     # ------------------------------------------------------------ newcomers
 
     def tell_watermark(self) -> None:
-        """Report the place to newcomers, which walk to it."""
+        """Report the place to newcomers, which walk to it, unless an update of what was dealt is still to come."""
         progress = self._dealer.progress
+        if progress.uncommitted:
+            return
         self._session.tell_watermark(
             Watermark(progress.epoch, progress.cursor, progress.returned, self._session.training)
         )
@@ -145,6 +147,8 @@ class Walk:
             report(lambda: f"batch {stream.cursor} of {target} in epoch {stream.epoch}")
         if state is None or (stream.cursor, stream.fingerprint) == (state["cursor"], state["fingerprint"]):
             return
+        if not (stream.fingerprint and state["fingerprint"]):
+            return  # one of both was alone, and has not made any
         if not saved and stream.cursor == state["cursor"]:
             raise UsageError(
                 f"this worker reads other data in epoch {progress.epoch} than the others, so that samples would be "
