@@ -115,13 +115,11 @@ def module(pl: Any) -> Any:
             self.evaluated: list[int] = []
             self.lengths: list[float] = []
 
-        def on_train_epoch_start(self) -> None:
-            self.seen += [[] for _ in range(self.current_epoch + 1 - len(self.seen))]
-
         def is_padding(self) -> bool:
             return bool(getattr(self.trainer.strategy, "padding", False))
 
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.seen += [[] for _ in range(self.current_epoch + 1 - len(self.seen))]
             if not self.is_padding():
                 self.seen[-1] += batch[0].tolist()
             self.lengths.append(self.trainer.num_training_batches)
