@@ -466,7 +466,8 @@ _FIELDS: dict[str, dict[str, Check]] = {
     # The program begins its n-th training; steps and epochs are counted from the beginning again.
     "training": {"number": _training},
     # An epoch begins; length is its number of positions. With the optional field open, the end of the epoch is not
-    # known yet, and length is an upper bound. The optional field epochs says how many there are, if that is known.
+    # known yet, and length is an upper bound. The optional field epochs says how many there are, if that is known. The
+    # optional field shards is the number of shards, if positions are given to samples of shards when they are dealt.
     "epoch": {"epoch": _count, "length": _count},
     # What the worker has read at a position: a checksum of each part, or null where there is nothing to compare.
     "read": {"epoch": _count, "position": _count, "checksums": _checksums},
@@ -475,7 +476,8 @@ _FIELDS: dict[str, dict[str, Check]] = {
     "epoch_end": {"epoch": _count, "exact": _flag, "length": _count},
     # A reduction was committed: all its positions, this worker's part, and the positions returned by lost workers. If
     # the optional field samples is present, positions are batches that the workers share, and a part is a share of
-    # their samples.
+    # their samples. In a stream of shards, the optional field parts says what positions of some workers were: the first
+    # position, the shard, and its first and last offset; and ends lists shards with the offset at which they ended.
     "step": {
         "step": _count,
         "epoch": _count,
@@ -486,6 +488,8 @@ _FIELDS: dict[str, dict[str, Check]] = {
         "returned": _spans,
         "loss": _number_or_null,
     },
+    # A shard could not be read from this offset on, and is left out (on_bad_shard="skip").
+    "bad_shard": {"epoch": _count, "shard": _count, "name": _text, "offset": _count, "reason": _text},
     # A worker was lost in a step that had gathered its values; this worker repeats the step.
     "repeated": {"step": _count, "epoch": _count, "generation": _count},
     # The global batch size changes with this update, or this is the first update. The optional field lr_scale is the

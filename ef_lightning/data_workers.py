@@ -8,9 +8,36 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.sampler import BatchSampler
 
+from ef_common.data.shards import is_shard_stream
 from ef_common.data.torch_loader import PlannedLoader
 from ef_common.errors import UnsupportedError
 from ef_lightning import hooks
+
+_OWN_ITER = (
+    "{} overrides `__iter__`, so ElasticFlow cannot tell it what to read. Put the change into the dataset or into "
+    "`collate_fn`"
+)
+
+
+def check_stream(loader: DataLoader[Any]) -> None:
+    """Refuse loaders of a stream of shards whose batches are not made of its samples.
+
+    Raises:
+        UnsupportedError: Naming the reason, and what to do instead.
+    """
+    if loader.batch_size is None or loader.drop_last:
+        raise UnsupportedError(
+            "a stream of shards is dealt by samples, and none of them is left out: give the DataLoader a batch_size, "
+            "and leave out drop_last (the last batches of an epoch are smaller). "
+            f"Received: batch_size={loader.batch_size}, drop_last={loader.drop_last}"
+        )
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        raise UnsupportedError(_OWN_ITER.format(type(loader).__name__))
+
+
+def is_stream(loader: DataLoader[Any]) -> bool:
+    """Whether a loader's data are a stream of shards."""
+    return isinstance(loader.dataset, IterableDataset) and is_shard_stream(loader.dataset)
 
 
 def check(loader: DataLoader[Any]) -> None:
@@ -22,8 +49,8 @@ def check(loader: DataLoader[Any]) -> None:
     if isinstance(loader.dataset, IterableDataset):
         raise UnsupportedError(
             "several training DataLoaders are dealt together, and one of them reads an IterableDataset, which has no "
-            "positions. Pass it alone, combine the streams into one, or use map-style data sets (`__getitem__` and "
-            "`__len__`)"
+            "positions. Pass it alone, combine the streams into one, or use map-style datasets (`__getitem__` and "
+            f"`__len__`). Received: dataset={type(loader.dataset).__name__}"
         )
     recorder = hooks.recorder_of(loader.batch_sampler)
     kind = type(loader.batch_sampler if recorder is None else hooks.recorded(recorder))
@@ -34,10 +61,7 @@ def check(loader: DataLoader[Any]) -> None:
             f"Received: batch_size={loader.batch_size}, batch_sampler={kind.__name__}"
         )
     if type(loader).__iter__ is not DataLoader.__iter__:
-        raise UnsupportedError(
-            f"{type(loader).__name__} overrides `__iter__`, so ElasticFlow cannot tell it what to read. "
-            "Put the change into the dataset or into `collate_fn`"
-        )
+        raise UnsupportedError(_OWN_ITER.format(type(loader).__name__))
     sampler: Any = loader.batch_sampler.sampler  # type: ignore[union-attr]
     try:
         len(sampler)

@@ -40,6 +40,7 @@ from ef_lightning.checks import (
 )
 from ef_lightning.combined_loader import check_joint
 from ef_lightning.compensation import TrainerCompensation
+from ef_lightning.data_workers import is_stream
 from ef_lightning.global_batch import GlobalStep
 from ef_lightning.joining import Joining
 from ef_lightning.joint_reading import JointLoader, JointReading
@@ -48,9 +49,10 @@ from ef_lightning.repetition import Repetition
 from ef_lightning.requests import Requests
 from ef_lightning.schedules import Schedules
 from ef_lightning.state import TrainerState
-from ef_lightning.stream_reading import StreamReading, check_settings_for_stream, is_stream
+from ef_lightning.stream_loader import StreamLoader, StreamReading
 from ef_lightning.timed_validation import TimedValidation
 from ef_lightning.train_loader import ElasticLoader
+from ef_lightning.walk_reading import WalkReading, check_settings_for_walk, has_no_positions
 from ef_lightning.workers_log import WorkersLog
 
 if TYPE_CHECKING:
@@ -414,23 +416,29 @@ class Fit:
             return self._wrap(dataloader, JointReading(dataloader))
         loader = check(dataloader)
         if is_stream(loader):
-            check_settings_for_stream(self._settings)
-            return self._wrap(loader, StreamReading(loader, elastic=self._worker.elastic))
+            return self._wrap(loader, StreamReading(loader))
+        if has_no_positions(loader):
+            check_settings_for_walk(self._settings)
+            return self._wrap(loader, WalkReading(loader, elastic=self._worker.elastic))
         return self._wrap(loader, SampleReading(loader, seeded=self._settings.deterministic))
 
     def _wrap(self, dataloader: DataLoader[Any] | JointLoader, reading: Reading) -> ElasticLoader:
         worker, global_batch = self._worker, self._global_batch(dataloader)
-        loader = ElasticLoader(
-            dataloader,
-            reading,
-            self._session,
-            self._trainer,
-            log=worker.log,
-            # A world of one that never changes gets the batches of an ordinary loader, a last single sample too.
-            min_share=sharding.MIN_SHARE if worker.elastic else 1,
-            global_batch=global_batch,
-            seeded=self._settings.deterministic,
-        )
+        loader: ElasticLoader
+        if isinstance(reading, StreamReading):
+            loader = StreamLoader(reading, self._session, self._trainer, log=worker.log)
+        else:
+            loader = ElasticLoader(
+                dataloader,
+                reading,
+                self._session,
+                self._trainer,
+                log=worker.log,
+                # A world of one that never changes gets the batches of an ordinary loader, a last single sample too.
+                min_share=sharding.MIN_SHARE if worker.elastic else 1,
+                global_batch=global_batch,
+                seeded=self._settings.deterministic,
+            )
         if self.autoscaler is not None and not self.in_trial:
             loader.dealer.on_committed = self.autoscaler.committed
             self.autoscaler.remaining_samples = loader.dealer.remaining_samples
@@ -464,6 +472,11 @@ class Fit:
                 "global_batch_size says how many samples of one DataLoader an update has, but there are several. Leave "
                 "it out, or combine the data sets, for example with torch.utils.data.StackDataset. "
                 f"Received: {len(dataloader.loaders)} training DataLoaders"
+            )
+        if is_stream(dataloader):
+            raise UnsupportedError(
+                "global_batch_size needs data with positions that are known before they are read. Leave it out, or "
+                f"use a map-style dataset. Received: dataset={type(dataloader.dataset).__name__}"
             )
         # A loader without a batch size is refused where it is wrapped.
         batch_size = dataloader.batch_size or size
@@ -576,11 +589,16 @@ class Fit:
         requests, timed = self.requests, self._timed_validation
         if reducer is None or requests is None:
             return finish()
+        loader = self.train_loader
+        if loader is not None:
+            reducer.finds = loader.finds()
         reducer.wants_stop = float(requests.pending) + (0.5 if timed is not None and timed.due else 0.0)
         with leaving_cleanly():
             contributors = finish()
         if contributors is None:
             return None  # there was nothing to reduce
+        if loader is not None:
+            loader.heard(reducer.num_finds)
         if self.repetition is not None:
             self.repetition.check(contributors)
             self.repetition.end_update()

@@ -17,6 +17,7 @@ from ef_common.launch.process import Worker
 from ef_lightning import hooks
 from ef_lightning.checks import callbacks_of_one
 from ef_lightning.combined_loader import combined, joined
+from ef_lightning.data_workers import is_stream
 from ef_lightning.default_group import Workers
 from ef_lightning.evaluation_loader import EvaluationLoader
 from ef_lightning.fit import Fit
@@ -25,8 +26,8 @@ from ef_lightning.logs import Logs
 from ef_lightning.metrics import MetricSync, leaving_no_trace
 from ef_lightning.progress import Progress
 from ef_lightning.start import agree_on_trainer
-from ef_lightning.stream_evaluation import StreamEvaluationLoader
-from ef_lightning.stream_reading import is_stream, tell_cost
+from ef_lightning.walk_evaluation import WalkEvaluationLoader
+from ef_lightning.walk_reading import has_no_positions, tell_cost
 
 if TYPE_CHECKING:
     from ef_lightning.strategy import ElasticMixin
@@ -58,7 +59,7 @@ class Run:
         self._logs: Logs | None = None
         self._metrics: MetricSync | None = None
         self._default_group: DefaultGroup | None = None
-        self._evaluation_loaders: list[EvaluationLoader | StreamEvaluationLoader] = []
+        self._evaluation_loaders: list[EvaluationLoader | WalkEvaluationLoader] = []
         self._has_told_cost = False
         self._to_wrap: list[str] = []
 
@@ -209,7 +210,7 @@ class Run:
         if stage == "train" and fit is not None:
             return fit.wrap(dataloader, lambda loader: self._checked(loader, stage))
         checked = self._checked(dataloader, stage)
-        loader = (StreamEvaluationLoader if is_stream(checked) else EvaluationLoader)(
+        loader = (WalkEvaluationLoader if has_no_positions(checked) else EvaluationLoader)(
             checked,
             self._session,
             self._trainer,
@@ -228,7 +229,8 @@ class Run:
                 f"Received: {type(dataloader).__module__}.{type(dataloader).__qualname__}"
             )
         hooks.advise_on_workers(self._trainer, self._host, dataloader, stage=stage)
-        if is_stream(dataloader) and self._worker.elastic and not self._has_told_cost:
+        is_walked = has_no_positions(dataloader) and not (stage == "train" and is_stream(dataloader))
+        if is_walked and self._worker.elastic and not self._has_told_cost:
             self._has_told_cost = True
             tell_cost()
         return dataloader

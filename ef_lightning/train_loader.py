@@ -34,7 +34,7 @@ from ef_lightning.data_workers import WrappedLoader
 from ef_lightning.joint_reading import JointLoader
 from ef_lightning.order import before_limit
 from ef_lightning.reading import Reading
-from ef_lightning.stream_reading import REMEDY, StreamReading
+from ef_lightning.walk_reading import REMEDY, WalkReading
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class ElasticLoader(WrappedLoader):
         )
         self.dealer.samples_per_position = reading.num_samples / reading.batch_size
         self._seeded = seeded
-        self._walk = self._walks(reading) if isinstance(reading, StreamReading) else None
+        self._walk = self._walks(reading) if isinstance(reading, WalkReading) else None
         self.dealer.on_returned = self._batches_returned
         self.dealer.num_epochs = self._num_epochs
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
@@ -98,7 +98,7 @@ class ElasticLoader(WrappedLoader):
         self.on_dealt: Callable[[], None] | None = None
         self.on_over: Callable[[], None] = lambda: None
 
-    def _walks(self, reading: StreamReading) -> Walk:
+    def _walks(self, reading: WalkReading) -> Walk:
         dealer, stream = self.dealer, reading.stream
         dealer.is_open, dealer.is_alone, dealer.samples_at = True, False, stream.num_samples_at
         return Walk(stream, dealer, self._session, log=self._log, remedy=REMEDY)
@@ -275,7 +275,7 @@ class ElasticLoader(WrappedLoader):
         self._plan_of = None
 
     def _follow_seed(self) -> None:
-        if isinstance(self._reading, StreamReading):
+        if isinstance(self._reading, WalkReading):
             self._reading.follow_seed(self.seed)
 
     def _deal(self) -> Any:
@@ -374,6 +374,13 @@ class ElasticLoader(WrappedLoader):
         return self._reading.at(self._order, positions, length=self.progress.length, beside=beside)
 
     # ------------------------------------------------------------ what was dealt
+
+    def finds(self) -> bool:
+        """Before a reduction: whether the others must hear what this worker has found in its next batch."""
+        return False
+
+    def heard(self, num_finds: float) -> None:
+        """A reduction has completed in which this many members had found something."""
 
     def skip(self) -> None:
         """Leave out the rest of the epoch, beginning with the batch that was dealt last."""

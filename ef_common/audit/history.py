@@ -34,7 +34,9 @@ class Step:
     """A worker's record of one update.
 
     `after` is the step that its log says it stood at, if it says so. With `samples`, the workers have shared so many
-    samples in the batches that were committed, and `mine` are numbers of those.
+    samples in the batches that were committed, and `mine` are numbers of those. In a stream of shards, `parts` says
+    what positions of some workers were, as (position, shard, start, stop), and `ends` which shards have ended, and
+    where.
     """
 
     worker: str
@@ -47,6 +49,8 @@ class Step:
     returned: Spans
     after: int | None
     samples: int | None = None
+    parts: tuple[tuple[int, int, int, int], ...] = ()
+    ends: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,7 @@ class Epoch:
     step: int
     generation: int
     open: bool = False
+    shards: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +269,8 @@ def _step(record: Record, place: _Place) -> Step:
         returned=normal(record["returned"]),
         after=place.step,
         samples=record.get("samples"),
+        parts=tuple(tuple(part) for part in record.get("parts", ())),
+        ends=tuple(tuple(end) for end in record.get("ends", ())),
     )
 
 
@@ -276,6 +283,7 @@ def _epoch(record: Record, place: _Place) -> Epoch:
         step=place.step or 0,
         generation=place.generation,
         open=record.get("open", False),
+        shards=record.get("shards"),
     )
 
 

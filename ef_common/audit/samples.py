@@ -9,6 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from ef_common.audit import shards
 from ef_common.audit.history import Epoch, History, Read, Rollback, Step
 from ef_common.audit.report import Property, Violation
 from ef_common.audit.spans import contains, first_fault, normal, total
@@ -27,6 +28,8 @@ class _Ledger:
     bounds: dict[int, Epoch] = field(default_factory=dict)
     ends: dict[bool, Epoch] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
+    records: list[list[Step]] = field(default_factory=list)
+    shards: int | None = None
     resumed: list[Rollback] = field(default_factory=list)
 
     @property
@@ -76,12 +79,14 @@ def _ledgers(history: History) -> dict[int, _Ledger]:
         limit = history.limit(mark.generation)
         if mark.exact is None and mark.step < limit:  # else all its steps are void, and it starts again
             ledger = found[mark.epoch]
+            ledger.shards = mark.shards
             (ledger.bounds if mark.open else ledger.lengths).setdefault(mark.length, mark)
         elif mark.exact is not None and mark.step <= limit:
             found[mark.epoch].lengths.setdefault(mark.length, mark)
             found[mark.epoch].ends.setdefault(mark.exact, mark)
     for records in history.standing_steps().values():
         found[records[0].epoch].steps.append(records[0])
+        found[records[0].epoch].records.append(records)
     for back in history.standing_rollbacks():
         if back.committed:
             found[back.epoch].resumed.append(back)
@@ -101,10 +106,15 @@ def _check_epoch(epoch: int, ledger: _Ledger) -> Violation | None:
         return Violation("no record of the epoch's length", worker=step.worker, epoch=epoch, step=step.step)
     length = next(iter(lengths))
     spans = [span for step in ledger.steps for span in step.committed]
-    if ledger.resumed:
-        spans += _unlogged(ledger)
-    fault = first_fault(spans, length=length, exact=ledger.exact)
-    return None if fault is None else _explain(epoch, ledger, length, fault)
+    unlogged = _unlogged(ledger) if ledger.resumed else []
+    is_stream = ledger.shards is not None  # what comes back gets other positions: shards tell what was left out
+    fault = first_fault(spans + unlogged, length=length, exact=ledger.exact and not is_stream)
+    if fault is not None:
+        return _explain(epoch, ledger, length, fault)
+    if ledger.shards is None:
+        return None
+    whole = ledger.exact and not unlogged
+    return shards.check(ledger.records, epoch=epoch, num_shards=ledger.shards, whole=whole)
 
 
 def _unlogged(ledger: _Ledger) -> list[tuple[int, int]]:

@@ -45,6 +45,7 @@ class Window(NamedTuple):
     """The places `start` … `stop` of the sequence, dealt to `members` (ids in rank order).
 
     Shares below `min_share` are not dealt: the last ranks then have none. `piece` is 0 unless it is a global batch.
+    With `counts`, each member has this number of places, one after the other; otherwise their shares are balanced.
     """
 
     start: int
@@ -52,11 +53,16 @@ class Window(NamedTuple):
     members: tuple[str, ...]
     min_share: int = 1
     piece: int = 0
+    counts: tuple[int, ...] = ()
 
     def slice_of(self, worker: str) -> Range:
         """Places of one member; empty for a worker that is not a member."""
         if worker not in self.members:
             return (self.start, self.start)
+        if self.counts:
+            rank = self.members.index(worker)
+            low = self.start + sum(self.counts[:rank])
+            return (low, low + self.counts[rank])
         low, high = self._share_of(worker)
         if self.piece > 1:
             low, high = _end_of(low, self), _end_of(high, self)
@@ -81,6 +87,8 @@ class Window(NamedTuple):
 
     def shares(self) -> dict[str, int]:
         """Number of places of each member that has any; see `share`."""
+        if self.counts:
+            return {member: count for member, count in zip(self.members, self.counts, strict=True) if count}
         num_shares, base, extra = _split(self.stop - self.start, len(self.members), self.min_share)
         return dict(zip(self.members, [base + 1] * extra + [base] * (num_shares - extra), strict=False))
 
@@ -226,6 +234,20 @@ def deal(
         window = Window(progress.cursor, stop, tuple(members), min_share)
     epoch, length, _, returned, uncommitted, steps = progress
     return EpochProgress(epoch, length, stop, returned, (*uncommitted, window), steps + 1), window
+
+
+def deal_counts(progress: EpochProgress, members: Sequence[str], counts: Sequence[int]) -> tuple[EpochProgress, Window]:
+    """Deal the next window, of which each member gets this number of positions.
+
+    Raises:
+        ValueError: There is nothing to deal, or more than is left.
+    """
+    total = sum(counts)
+    if not 0 < total <= progress.remaining:
+        raise ValueError(f"expected 1 to {progress.remaining} positions. Received: counts={tuple(counts)}")
+    window = Window(progress.cursor, progress.cursor + total, tuple(members), counts=tuple(counts))
+    uncommitted = (*progress.uncommitted, window)
+    return progress._replace(cursor=window.stop, uncommitted=uncommitted, steps=progress.steps + 1), window
 
 
 def whole_windows(progress: EpochProgress, num_members: int, *, batch_size: int) -> tuple[EpochProgress, range]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -17,6 +17,20 @@ from ef_common.core.sharding import EpochProgress, GlobalBatch, Range, Window
 from ef_common.core.view import View
 from ef_common.events import EventLog
 from ef_common.session import Session
+
+
+class Parts(Protocol):
+    """What the positions are parts of, where data have no order of positions: each is given one when it is dealt."""
+
+    @property
+    def num_shards(self) -> int:
+        """Shards of the epoch."""
+
+    def commit(self, progress: EpochProgress, contributors: View) -> EpochProgress:
+        """The newest steps are committed: parts that come back will be dealt with other positions."""
+
+    def record(self, before: EpochProgress, contributors: View) -> dict[str, Any]:
+        """What the event log tells of a step that is being committed, before `commit`."""
 
 
 class Dealer:
@@ -36,6 +50,7 @@ class Dealer:
         samples_at: Samples at a position that no update has used yet, where positions may differ in it.
         is_alone: `deal_alone` may be called.
         is_open: Nobody knows how long an epoch is before its end has come; its length is what it has at most.
+        parts: What positions are parts of, if they are dealt with `deal_counts`.
         num_epochs: Tells how many epochs the training has, or None if nobody knows.
         on_returned: Called when a lost worker's positions have come back in the middle of a step.
         on_committed: Called with the contributors of each update, the number of their samples, and its number; not in a
@@ -61,6 +76,7 @@ class Dealer:
         self.samples_per_position = 1.0
         self.samples_at: Callable[[int], int] | None = None
         self.is_open = False
+        self.parts: Parts | None = None
         self.num_epochs: Callable[[], int | None] = lambda: None
         self.on_returned: Callable[[], None] = lambda: None
         self.on_committed: Callable[[View, float, int], None] | None = None
@@ -103,11 +119,22 @@ class Dealer:
         """
         if self.is_alone and self.deal_alone():
             return self.progress.uncommitted[-1]
-        before = self.progress
-        self.progress, window = self.next_window(before, self._session.completed_in.ids)
+        progress, window = self.next_window(self.progress, self._session.completed_in.ids)
+        return self._dealt(progress, window)
+
+    def deal_counts(self, members: Sequence[str], counts: Sequence[int]) -> Window:
+        """Deal this number of positions to each of these members."""
+        return self._dealt(*sharding.deal_counts(self.progress, members, counts))
+
+    def _dealt(self, progress: EpochProgress, window: Window) -> Window:
+        before, self.progress = self.progress, progress
+        if self.is_alone:
+            return window
         if before.epoch != self._logged_epoch:
             self._logged_epoch = before.epoch
             known: dict[str, int] = {"open": True} if self.is_open else {}
+            if self.parts is not None:
+                known["shards"] = self.parts.num_shards
             if (num_epochs := self.num_epochs()) is not None:
                 known["epochs"] = num_epochs
             self._log.write("epoch", epoch=before.epoch, length=before.length, **known)
@@ -214,9 +241,15 @@ class Dealer:
         if self.is_alone:
             epoch, length, cursor, returned, _, steps = before
             self.progress = EpochProgress(epoch, length, cursor, returned, (), steps)
+            if self.parts is not None:
+                self.progress = self.parts.commit(self.progress, contributors)
             self.num_updates += 1
             return
         self.progress, done = sharding.commit(before, contributors.ids)
+        parts: dict[str, Any] = {}
+        if self.parts is not None:
+            parts = self.parts.record(before, contributors) if self._log.enabled else {}
+            self.progress = self.parts.commit(self.progress, contributors)
         self.num_updates += 1
         num_positions = sum(stop - start for start, stop in done.committed)
         num_samples = self._num_samples or num_positions * self.samples_per_position
@@ -239,6 +272,7 @@ class Dealer:
             "mine": mine,
             "returned": done.returned,
             "loss": loss,
+            **parts,
         }
         if self._num_samples is not None:
             record["samples"] = self._num_samples  # what `mine` are numbers of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch.utils.data import DataLoader, Dataset
 
@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 Plan = Callable[[int], Iterator[list[Any]]]
 """`plan(k)` yields the batches (as indices in the dataset, or samples to read) from the k-th one on."""
 
+_MAP_STYLE = 0  # `_DatasetKind.Map`
 _MAX_RESTARTS = 3
 
 
@@ -57,6 +58,16 @@ class SeededDataset(Dataset[Any]):
         return self._dataset[sample.at]
 
 
+class BatchSource(Protocol):
+    """Reads the entries of a plan in data workers."""
+
+    def __getitems__(self, entries: list[Any]) -> Any:
+        """What is read for one batch."""
+
+    def collate(self, found: Any) -> Any:
+        """The batch made of it."""
+
+
 class PlannedLoader:
     """Reads planned batches with the user's DataLoader, including its collate function and worker processes.
 
@@ -67,19 +78,23 @@ class PlannedLoader:
     Args:
         loader: The user's loader.
         seeded: Plans are of :class:`Sample`, not of indices.
+        source: Reads what plans are of, if that is not the data set of the loader, and makes a batch of it.
     """
 
-    def __init__(self, loader: DataLoader[Any], *, seeded: bool = False) -> None:
+    def __init__(self, loader: DataLoader[Any], *, seeded: bool = False, source: BatchSource | None = None) -> None:
         self._batches = _PlannedBatches()
         # A shallow copy keeps the user's subclass and settings; DataLoader forbids plain assignment.
         inner = copy.copy(loader)
-        for name, value in {
+        settings = {
             "batch_sampler": self._batches,
             "persistent_workers": loader.num_workers > 0,
             "in_order": True,
             "_iterator": None,
             "dataset": SeededDataset(loader.dataset) if seeded else loader.dataset,
-        }.items():
+        }
+        if source is not None:
+            settings |= {"dataset": source, "collate_fn": source.collate, "_dataset_kind": _MAP_STYLE}
+        for name, value in settings.items():
             object.__setattr__(inner, name, value)
         self._inner = inner
         self._persistent = loader.persistent_workers

@@ -7,8 +7,10 @@ import os
 import random
 import signal
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from torchmetrics import SumMetric
 from ef_common.collectives.torch_codec import as_bytes
 from ef_common.core.retention import Retention
 from ef_common.data.checkpointer import Checkpointing
+from ef_common.data.torch_stream import StreamDataset
 from ef_common.events import EventLog
 from ef_common.launch.environment import read_environment
 from ef_common.launch.process import this_worker
@@ -70,6 +73,9 @@ class Options:
     evict_stragglers: bool = False
     evaluates: bool = False  # after the training: `validate`, `test` and `predict`
     second_length: int = 0  # of a second loader, which is read beside the first one
+    shards: int = 0  # the data are a stream of so many shards
+    stream: dict[str, Any] = field(default_factory=dict)  # its settings
+    knows_lengths: bool = False
 
 
 class Images(Dataset[tuple[Tensor, Tensor]]):
@@ -104,6 +110,31 @@ class Images(Dataset[tuple[Tensor, Tensor]]):
             return
         EventLog(run_dir, f"data-worker-{os.getpid()}").write("fault", what="injected:data_worker")
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Shards:
+    """The same images as a stream: a few long shards, short ones, and one without any."""
+
+    def __init__(self, images: Images, num_shards: int) -> None:
+        self._images = images
+        cuts = sorted(random.Random(num_shards).sample(range(1, len(images)), num_shards - 2))
+        edges = [0, *cuts, len(images), len(images)]
+        self._shards = [f"{start}-{stop}" for start, stop in pairwise(edges)]
+
+    def shards(self) -> list[str]:
+        return self._shards
+
+    def open(self, shard: str, offset: int) -> Iterator[tuple[Tensor, Tensor]]:
+        start, stop = map(int, shard.split("-"))
+        return (self._images[index] for index in range(start + offset, stop))
+
+
+class KnownShards(Shards):
+    """A stream that knows how long its shards are."""
+
+    def length(self, shard: str) -> int:
+        start, stop = map(int, shard.split("-"))
+        return stop - start
 
 
 class StrikingSGD(torch.optim.SGD):
@@ -316,6 +347,10 @@ def _trainer(options: Options) -> Trainer:
 
 def _loader(options: Options, striker: Striker | None = None) -> Any:
     images = Images(options.length, options.data_worker_dies_at, random=options.random, striker=striker)
+    if options.shards:
+        kind = KnownShards if options.knows_lengths else Shards
+        stream = StreamDataset(kind(images, options.shards), **{"shuffle": True, **options.stream})
+        return DataLoader(stream, options.batch_size, num_workers=options.num_workers)
     loader = DataLoader(images, options.batch_size, shuffle=True, num_workers=options.num_workers)
     if options.second_length:
         second = DataLoader(Images(options.second_length), options.batch_size // 2, shuffle=True)

@@ -27,7 +27,7 @@ from ef_common.session.ports import Group, Meeting, Pending
 BUCKET_BYTES = 25 << 20
 ALIGNMENT_BYTES = 64
 CALL = "reduction of the gradients"
-_NUM_FLAGS = 5  # change pending, wants to stop, wish, lacking weight, squared norm
+_NUM_FLAGS = 6  # change pending, wants to stop, wish, lacking weight, squared norm, finds
 
 Shape = tuple[int, ...]
 
@@ -111,6 +111,8 @@ class ArrayReduction:
         num_stops: Members that want to stop; known when it is complete.
         num_changes: Members that know of a pending change.
         num_wishes: Members with a wish; see `Session.take_wish`.
+        finds: This worker has found the end of a shard in its next batch; asked for when all arrays are there.
+        num_finds: Members that have.
         on_wait: Called when there is nothing more to do than to wait for the others.
     """
 
@@ -137,7 +139,8 @@ class ArrayReduction:
         self._alone = False
         self._weight = self._weight_of_values = 1.0
         self._lacking = 0.0
-        self.num_changes = self.num_stops = self.num_wishes = 0.0
+        self.num_changes = self.num_stops = self.num_wishes = self.num_finds = 0.0
+        self.finds: Callable[[], bool] = lambda: False
         self.measures = False
         self.squared_norms = 0.0
         self.on_wait: Callable[[], None] = lambda: None
@@ -167,6 +170,7 @@ class ArrayReduction:
         if self._alone:
             self._bind(group, view)
             self.num_changes, self.num_stops = float(self._session.change_pending), float(self._wants_stop)
+            self.num_finds = float(self.finds())
             if not self._weight:  # whoever had the samples is gone: this update is of nothing
                 gradients = self._views[: self._layout.num_gradients]
                 self._arrays[: len(gradients)] = [np.zeros_like(view_) for view_ in gradients]
@@ -192,7 +196,7 @@ class ArrayReduction:
         """Read the members' flags, once the reduction is complete or its result has come from another member."""
         if not self._alone:
             flags = self._buffers[-1][-_NUM_FLAGS:].tolist()
-            self.num_changes, self.num_stops, self.num_wishes, self._lacking, self.squared_norms = flags
+            self.num_changes, self.num_stops, self.num_wishes, self._lacking, self.squared_norms, self.num_finds = flags
 
     def reduced(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """The gradients and the values, as all members have them. They are valid until the next reduction but one."""
@@ -222,7 +226,7 @@ class ArrayReduction:
             if bucket == len(self._buffers) - 1:
                 session = self._session
                 squared = self._squared_norm() if self.measures else 0.0
-                flags = [session.change_pending, self._wants_stop, session.wish, self._lacking, squared]
+                flags = [session.change_pending, self._wants_stop, session.wish, self._lacking, squared, self.finds()]
                 self._buffers[-1][-_NUM_FLAGS:] = flags
             self._pending.append(self._group.all_reduce(self._buffers[bucket], CALL, self._meeting))
 

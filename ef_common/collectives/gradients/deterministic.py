@@ -36,6 +36,7 @@ class DeterministicReducer:
     Attributes:
         wants_stop: Above 0 if this worker wants all to interrupt the training after the next reduction.
         num_stops: Sum of the members' `wants_stop` in the newest reduction.
+        finds, num_finds: As in a `GradientReducer`; nobody finds anything in data whose positions are known.
     """
 
     def __init__(self, session: Session, module: Module) -> None:
@@ -55,6 +56,8 @@ class DeterministicReducer:
         self._reduction: CanonicalReduction | None = None
         self.wants_stop = 0.0
         self.num_stops = 0.0
+        self.finds = False
+        self.num_finds = 0.0
 
     def begin(self, pieces: Pieces) -> None:
         """A step on this global batch begins."""

@@ -67,6 +67,8 @@ class GradientReducer:
         pieces: The global batch that the next gradients are of, if they are of one.
         wants_stop: Above 0 if this worker wants all to interrupt the training after the next reduction.
         num_stops: Sum of the members' `wants_stop` in the newest reduction.
+        finds: Whether this worker has found the end of a shard in its next batch.
+        num_finds: Members that had found one, in the newest reduction.
         measures: Whether the noise is measured in the next reduction; the same in all members.
         on_measured: Called with the mean of the members' squared norms of their gradients, and the squared norm of the
             reduced ones, if it was.
@@ -83,6 +85,8 @@ class GradientReducer:
         self.pieces: Pieces | None = None
         self.wants_stop = 0.0
         self.num_stops = 0.0
+        self.finds = False
+        self.num_finds = 0.0
         self.measures: Callable[[], bool] = lambda: False
         self.on_measured: Callable[[float, float], None] = lambda local, reduced: None
         self._layout: Layout | None = None
@@ -155,7 +159,7 @@ class GradientReducer:
         reduction, self._reduction = self._reduction, None
         if reduction is None:
             return None
-        reduction.wants_stop = self.wants_stop
+        reduction.wants_stop, reduction.finds = self.wants_stop, self.finds
         reduction.measures = self.measures()
         contributors = self._session.run(reduction)
         confirmation = Confirmation()
@@ -164,7 +168,7 @@ class GradientReducer:
             confirmation.start(self._session.group)
         num_changes = reduction.read_flags()
         self._session.agree(num_changes, reduction.num_wishes)
-        self.num_stops = reduction.num_stops
+        self.num_stops, self.num_finds = reduction.num_stops, reduction.num_finds
         if 0 < reduction.num_skipped < contributors.world_size:
             raise UsageError(
                 "some workers had a backward pass in this step and others had none, so they would not make the "

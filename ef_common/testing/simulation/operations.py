@@ -23,12 +23,12 @@ class Buffers:
 
     def __init__(self) -> None:
         self.first: list[float] = [0.0]
-        self.later: list[float] = [0.0, 0.0, 0.0]
+        self.later: list[float] = [0.0] * 4
 
     def spoil(self) -> None:
         """Write over the results, as a user does who clips gradients that are views of the buckets."""
         self.first[:] = [-1.0]
-        self.later[:] = [-1.0, -1.0, -1.0]
+        self.later[:] = [-1.0] * 4
 
 
 class Attempts:
@@ -54,7 +54,7 @@ class Attempts:
 
 
 class Reduction:
-    """One gradient reduction: a sum (first bucket), a weighted mean and two sums of flags (later bucket).
+    """One gradient reduction: a sum (first bucket), a weighted mean and sums of flags (later bucket).
 
     Args:
         worker: Id of this worker.
@@ -65,6 +65,7 @@ class Reduction:
         count: Number of the samples.
         pieces: The global batch that they are of, if they are of one.
         flag: Asked in each attempt: this worker knows of a pending change.
+        finds: This worker has found the end of a shard in its next batch.
         mark: Called with the places that are passed.
         note: Counts what is worth it.
     """
@@ -80,6 +81,7 @@ class Reduction:
         count: int,
         pieces: Pieces | None = None,
         flag: Callable[[], bool],
+        finds: bool = False,
         mark: Note,
         note: Note,
     ) -> None:
@@ -96,6 +98,7 @@ class Reduction:
         self._pending: Pending | None = None
         self._weight = 0.0
         self._flag = flag
+        self._finds = finds
         self._mark = mark
         self._note = note
 
@@ -132,7 +135,7 @@ class Reduction:
         if pending is not None:
             pending.wait()
         self._mark("bucket1")
-        self._later[:] = [self._weight * self._mean, self._weight, float(self._flag())]
+        self._later[:] = [self._weight * self._mean, self._weight, float(self._flag()), float(self._finds)]
         group.all_reduce(self._later, self._label).wait()
 
     def _bind(self, group: Group, view: View) -> None:
@@ -140,7 +143,7 @@ class Reduction:
         self._group = group
         self._weight = self.weight(view)
         self._first[:] = [float(self._total)]
-        self._later[:] = [self._weight * self._mean, 0.0, 0.0]
+        self._later[:] = [self._weight * self._mean, 0.0, 0.0, 0.0]
         self._pending = group.all_reduce(self._first, self._label)
 
     def describe(self) -> bytes:
@@ -177,6 +180,11 @@ class Reduction:
     def flags(self) -> float:
         """Number of contributors that knew of a pending change."""
         return self._later[2]
+
+    @property
+    def num_finds(self) -> float:
+        """Number of contributors that had found the end of a shard."""
+        return self._later[3]
 
 
 class Gather:

@@ -68,6 +68,9 @@ class Job:
         hang_timeout_s: A worker that keeps the others waiting for so long in a step is evicted; 0: nobody looks.
         store: Of claims: "" for none, "one" for all, or one "apart" for each worker.
         trainings: Each epoch is a training of its own; the program does something else before it.
+        shards: Samples of each shard, if the data are a stream of shards; `length` of them together.
+        num_lanes: Lanes of each worker.
+        knows_lengths: The lengths of some shards are known before they are read.
     """
 
     num_workers: int
@@ -90,6 +93,9 @@ class Job:
     hang_timeout_s: float = 0.0
     store: str = ""
     trainings: bool = False
+    shards: tuple[int, ...] = ()
+    num_lanes: int = 1
+    knows_lengths: bool = False
 
     def store_of(self, worker: str) -> str:
         """What a worker reads in its store; "" if it has none."""
@@ -271,6 +277,26 @@ def sizes_of(seed: int) -> Schedule:
         themes += [_retire, _cut_network, _halve, _suspend]
     for theme in draw.choices(themes, k=draw.choice((0, 1, 1, 2, 2, 3))):
         faults += theme(draw, job)
+    return Schedule(seed, job, tuple(faults))
+
+
+def streams_of(seed: int) -> Schedule:
+    """Draw the schedule of a seed for a job that trains on a stream of shards."""
+    draw = random.Random(f"elasticflow/streams/{seed}")
+    standbys = draw.random() < 0.2
+    job = replace(_job(draw), global_batch=0, standbys=standbys)
+    if standbys:
+        job = replace(job, min_nodes=1, max_nodes=1_000_000)
+    mean, spread = draw.choice((1, 3, 8, 30)), draw.choice((0, 1, 2))
+    num_shards = min(draw.choice((1, 2, 5, 9, 20)), 120 // mean)
+    shards = tuple(draw.randint(max(0, mean - spread * mean // 2), mean + spread * mean) for _ in range(num_shards))
+    job = replace(job, shards=shards, length=sum(shards), num_lanes=draw.choice((1, 1, 2, 3)))
+    job = replace(job, knows_lengths=draw.random() < 0.4, batch_size=draw.choice((1, 2, 3, 4, 8)))
+    themes = [_crash_anywhere, _crash_at_place, _lost_while_completing, _loss_in_recovery, _join, _join_storm, _leave]
+    themes += [_drain, _boundary_interrupted, _slow, _broken_group, _silence]
+    if standbys:
+        themes += [_coordinator_lost, _coordinator_lost_at_place]
+    faults = [fault for theme in draw.choices(themes, k=draw.choice((1, 1, 2, 2, 3))) for fault in theme(draw, job)]
     return Schedule(seed, job, tuple(faults))
 
 
@@ -647,6 +673,7 @@ FAMILIES: Mapping[str, Callable[[int], Schedule]] = {
     "hangs": hang_of,
     "trainings": trainings_of,
     "sizes": sizes_of,
+    "streams": streams_of,
     **{f"workers={number}": partial(many_of, number) for number in (16, 64, 256)},
 }
 """By the name of a family: draws the schedule of a seed."""

@@ -21,6 +21,7 @@ from ef_common.session import Barrier, Session
 from ef_common.testing.simulation.invariants import Invariants, Record, Result, Violation, add_once
 from ef_common.testing.simulation.operations import Buffers, Gather, Note, Reduction
 from ef_common.testing.simulation.schedule import Job
+from ef_common.testing.simulation.streamed import StreamedEpoch
 
 _MODULUS = (1 << 61) - 1
 _TOLERANCE = 1e-6
@@ -95,7 +96,8 @@ class Trainer:
         self.epoch = 0
         self.updates = 0
         self.done = 0
-        self.progress = EpochProgress(0, job.length)
+        self._progress = EpochProgress(0, job.length)
+        self._streamed: StreamedEpoch | None = None
         self._invariants = invariants
         self._sleep = sleep
         self._now = now
@@ -107,6 +109,18 @@ class Trainer:
         self._count = 0
         self._pieces: Pieces | None = None
         self._room: list[int] = []
+
+        if job.shards:
+            self._streamed = StreamedEpoch(job, session, self._exchange_ends)
+
+    @property
+    def progress(self) -> EpochProgress:
+        """How far the epoch is."""
+        return self._progress if self._streamed is None else self._streamed.dealer.progress
+
+    @progress.setter
+    def progress(self, progress: EpochProgress) -> None:
+        self._progress = progress
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -138,6 +152,8 @@ class Trainer:
             self.epoch += 1
             self.done = 0
             self.progress = EpochProgress(self.epoch, job.length)
+            if self._streamed is not None and self.epoch < job.epochs:
+                self._streamed.begin(self.epoch)
         self._mark("closing")
         session.run(Gather("closing", None, mark=self._mark, note=self._note))
         session.end_training()
@@ -180,6 +196,12 @@ class Trainer:
         operation.attempts.end(self.session.view.generation)
         return view, operation.values
 
+    def _exchange_ends(self, value: Any) -> tuple[list[Any], View]:
+        self._mark("ends")
+        self._note("ends exchanged")
+        view, values = self._gather(f"ends {self.epoch}/{self.progress.steps}", value)
+        return values, view
+
     def _broadcast(self) -> None:
         """Everybody begins with the weights of rank 0; a newcomer, still alone, keeps its own."""
         _, values = self._gather("broadcast", [self.life, self.base])
@@ -198,6 +220,8 @@ class Trainer:
         self.session.use_store(store)
 
     def _boundary(self) -> None:
+        if self._streamed is not None and self.progress.uncommitted:
+            return  # as in the plugins
         self._mark("boundary")
         if self.session.newcomer:
             self._mark("join")
@@ -207,8 +231,20 @@ class Trainer:
         if self.session.newcomer or not self.progress.remaining:
             raise Violation(f"{self.worker} trains without a state, or after the end of the epoch")
 
+    def _streamed_step(self, streamed: StreamedEpoch) -> None:
+        dealt = streamed.deal()
+        if dealt is None:
+            return
+        self.session.begin_step()
+        self._mark("forward")
+        total, count = self._forward(dealt[1])
+        self._end_step(total, count)
+
     def _step(self) -> None:
         job = self.job
+        if self._streamed is not None:
+            self._streamed_step(self._streamed)
+            return
         global_batch = GlobalBatch(job.global_batch, job.piece) if job.global_batch else None
         self.progress, window = sharding.deal(
             self.progress, self.members, batch_size=job.batch_size, global_batch=global_batch
@@ -219,7 +255,11 @@ class Trainer:
         places: Sequence[int] = range(*window.slice_of(self.worker))
         if self._pieces is not None:
             places = self._pieces.places(self._pieces.mine)
-        total, count = self._forward(places)
+        total, count = self._forward(self.progress.positions_at(places))
+        self._end_step(total, count)
+
+    def _end_step(self, total: int, count: int) -> None:
+        job = self.job
         self._total += total
         self._count += count
         steps = self.progress.steps
@@ -231,9 +271,8 @@ class Trainer:
             if any(value != self.fingerprint for value in values):
                 raise Violation(f"weights differ after step {steps} of epoch {self.epoch}: {values}")
 
-    def _forward(self, places: Sequence[int]) -> tuple[int, int]:
-        """The sum of the gradients at these places of the epoch, and their number."""
-        positions = self.progress.positions_at(places)
+    def _forward(self, positions: list[int]) -> tuple[int, int]:
+        """The sum of the gradients of these samples of the epoch, and their number."""
         self._invariants.computed(self.life, self.epoch, positions)
         self._sleep(self._delay(self.job.step_s))
         return sum(gradient(self.epoch, position) for position in positions), len(positions)
@@ -241,7 +280,7 @@ class Trainer:
     def _make_up(self, operation: Reduction, pieces: Pieces, some: Sequence[int]) -> None:
         self._mark("make_up")
         self._note("made up")
-        operation.add(*self._forward(pieces.places(some)))
+        operation.add(*self._forward(self.progress.positions_at(pieces.places(some))))
 
     def _reduction(self) -> Reduction:
         reduction = self._new_reduction()
@@ -259,6 +298,7 @@ class Trainer:
             count=self._count,
             pieces=self._pieces,
             flag=lambda: self.session.change_pending,
+            finds=self._streamed is not None and self._streamed.dealing.finds(),
             mark=self._mark,
             note=self._note,
         )
@@ -274,7 +314,11 @@ class Trainer:
         self.session.agree(operation.flags)
         if self.job.lends and view.world_size > 1:
             self._wait_for_all()
-        self.progress, commit = sharding.commit(self.progress, view.ids)
+        if self._streamed is not None:
+            self._streamed.dealing.heard(operation.num_finds)
+            commit = Commit(self._streamed.commit(view), ())
+        else:
+            self.progress, commit = sharding.commit(self.progress, view.ids)
         if commit.returned:
             self._note("returned")
         self._check(operation, commit)
@@ -360,6 +404,7 @@ class Trainer:
             "updates": self.updates,
             "done": self.done,
             "progress": self.progress._asdict(),
+            "stream": None if self._streamed is None else self._streamed.state(),
         }
         return json.dumps(state).encode()
 
@@ -387,3 +432,5 @@ class Trainer:
         self.life, self.base = state["life"], state["base"]
         self.epoch, self.updates, self.done = state["epoch"], state["updates"], state["done"]
         self.progress = _progress(state["progress"])
+        if self._streamed is not None:
+            self._streamed.load_state(state["stream"])

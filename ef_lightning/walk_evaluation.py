@@ -26,7 +26,7 @@ from ef_lightning import hooks
 from ef_lightning.contributions import Contributions
 from ef_lightning.data_workers import WrappedLoader
 from ef_lightning.order import before_limit
-from ef_lightning.stream_reading import REMEDY, limited_batches
+from ef_lightning.walk_reading import REMEDY, limited_batches
 
 
 class _Taken(NamedTuple):
@@ -37,7 +37,7 @@ class _Taken(NamedTuple):
     padding: bool = False
 
 
-class StreamEvaluationLoader(WrappedLoader):
+class WalkEvaluationLoader(WrappedLoader):
     """Wraps one of the user's evaluation DataLoaders over a stream.
 
     Args:

@@ -30,7 +30,7 @@ REMEDY = (
 )
 
 
-def is_stream(loader: DataLoader[Any]) -> bool:
+def has_no_positions(loader: DataLoader[Any]) -> bool:
     """Whether the samples of a loader can only be had one after the other."""
     return isinstance(loader.dataset, IterableDataset)
 
@@ -69,7 +69,7 @@ def tell_cost() -> None:
     )
 
 
-def check_settings_for_stream(settings: ElasticSettings) -> None:
+def check_settings_for_walk(settings: ElasticSettings) -> None:
     """Refuse settings that need samples which can be had one by one.
 
     Raises:
@@ -85,7 +85,7 @@ def check_settings_for_stream(settings: ElasticSettings) -> None:
             )
 
 
-class StreamReading:
+class WalkReading:
     """A reading whose positions are the batches of a DataLoader over a stream.
 
     Args:

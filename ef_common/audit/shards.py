@@ -1,0 +1,72 @@
+"""Shards: in a stream, each sample of each shard was committed exactly once in a complete epoch, else at most once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from ef_common.audit.history import Step
+from ef_common.audit.report import Violation
+from ef_common.audit.spans import first_fault, first_outside, normal
+
+__all__ = ["check"]
+
+
+def check(records: Sequence[Sequence[Step]], *, epoch: int, num_shards: int, whole: bool) -> Violation | None:
+    """Check an epoch.
+
+    Args:
+        records: For each update that stands, what workers have recorded of it.
+        epoch: Index of the epoch.
+        num_shards: Number of shards in it.
+        whole: Whether the epoch has ended, and all of its updates are in these records.
+    """
+    spans: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    ends: dict[int, int] = {}
+    for of_step in records:
+        parts = {part for step in of_step for part in step.parts}
+        violation = _undescribed(of_step[0], parts)
+        if violation is not None:
+            return violation
+        for position, shard, start, stop in parts:
+            if _is_within(position, stop - start, of_step[0]):
+                spans[shard].append((start, stop))
+        for step in of_step:
+            for shard, end in step.ends:
+                ends[shard] = min(end, ends.get(shard, end))
+    for shard in range(num_shards) if whole else sorted(spans):
+        message = _fault(spans.get(shard, []), ends.get(shard), whole=whole)
+        if message:
+            return Violation(f"shard {shard}: {message}", epoch=epoch)
+    outside = next((shard for shard in spans if not 0 <= shard < num_shards), None)
+    return None if outside is None else Violation(f"there is no shard {outside}, but samples of it", epoch=epoch)
+
+
+def _undescribed(step: Step, parts: Iterable[tuple[int, int, int, int]]) -> Violation | None:
+    """Every committed position must be known to be some sample."""
+    known = normal((position, position + stop - start) for position, _, start, stop in parts)
+    position = first_outside(step.committed, known)
+    if position is None:
+        return None
+    message = "no worker has recorded which sample of a shard this position was"
+    return Violation(message, worker=step.worker, epoch=step.epoch, step=step.step, position=position)
+
+
+def _is_within(position: int, length: int, step: Step) -> bool:
+    return first_outside(((position, position + length),), step.committed) is None
+
+
+def _fault(spans: list[tuple[int, int]], end: int | None, *, whole: bool) -> str:
+    if end is None:
+        if whole:
+            return "nobody has found its end"
+        end = max(stop for _, stop in spans)
+    fault = first_fault(spans, length=end, exact=whole)
+    if fault is None:
+        return ""
+    what, offset = fault
+    return {
+        "twice": f"sample {offset} was committed twice",
+        "never": f"sample {offset} was never committed",
+        "outside": f"sample {offset} was committed, but the shard has {end}",
+    }[what]

@@ -1,0 +1,74 @@
+"""Pieces of shards: ranges of offsets, whose end may be unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+OPEN = 1 << 50
+"""The end of a shard of which nobody knows where it is."""
+
+
+class Piece(NamedTuple):
+    """The samples `start` … `stop` of a shard (its index), or all from `start` on if `stop` is OPEN."""
+
+    shard: int
+    start: int
+    stop: int
+
+
+Lane = tuple[Piece, ...]
+"""What one data worker reads, in this order."""
+
+Ends = Mapping[int, int]
+"""By shard: the lowest offset at which somebody has found no sample."""
+
+
+def taken(lane: Lane, num_samples: int) -> tuple[Lane, Lane]:
+    """The first samples of a lane (fewer if it has no more), and what is left of it.
+
+    >>> taken((Piece(7, 0, 3), Piece(8, 5, 9)), 4)
+    ((Piece(shard=7, start=0, stop=3), Piece(shard=8, start=5, stop=6)), (Piece(shard=8, start=6, stop=9),))
+    """
+    parts: list[Piece] = []
+    for number, (shard, start, stop) in enumerate(lane):
+        end = start + num_samples
+        if end < stop:
+            rest = (Piece(shard, end, stop), *lane[number + 1 :])
+            return ((*parts, Piece(shard, start, end)) if num_samples else tuple(parts)), rest
+        parts.append(Piece(shard, start, stop))
+        num_samples -= stop - start
+    return tuple(parts), ()
+
+
+def clipped(pieces: Iterable[Piece], ends: Ends) -> Lane:
+    """Pieces without what lies behind the ends that were found."""
+    found = []
+    for piece in pieces:
+        end = ends.get(piece.shard)
+        if end is not None and end < piece.stop:
+            if end <= piece.start:
+                continue
+            piece = piece._replace(stop=end)
+        found.append(piece)
+    return tuple(found)
+
+
+def joined(pieces: Iterable[Piece]) -> Lane:
+    """Pieces in order, those that touch as one.
+
+    >>> joined([Piece(1, 8, 10), Piece(0, 0, 4), Piece(1, 10, 12)])
+    (Piece(shard=0, start=0, stop=4), Piece(shard=1, start=8, stop=12))
+    """
+    found: list[Piece] = []
+    for piece in sorted(pieces):
+        if found and found[-1].shard == piece.shard and found[-1].stop == piece.start:
+            found[-1] = found[-1]._replace(stop=piece.stop)
+        else:
+            found.append(piece)
+    return tuple(found)
+
+
+def num_samples(parts: Iterable[Piece]) -> int:
+    """Samples of pieces whose ends are known."""
+    return sum(stop - start for _, start, stop in parts)

@@ -1,0 +1,299 @@
+"""The dealing of a stream of shards: which worker reads what of it, in each step of an epoch.
+
+Each data worker of a member has a *lane*: the pieces of shards that it reads, one after the other. In a step, each
+member contributes the next `batch_size` samples of the lane that is in turn. Everybody computes the lanes of all
+members, so an ordinary step needs no message. Only the reader of a shard knows where it *ends*. The ends that the next
+batches have shown are exchanged before these batches are dealt, and nothing else is. The rules:
+
+* The parts of a batch are a function of the lane and of the ends that are known (`upcoming`). Before a step is dealt,
+  all members know the ends in the batches of all (`settle`).
+* A part is *dealt* until a gradient reduction has completed. Then the parts of its contributors are committed, and
+  those of lost members come back (`commit`). These, and what lost members had in their lanes, are `left`, which is
+  dealt before shards that nobody has begun.
+* A lane that runs out of pieces takes some of the longest lane: its last piece, or half of its only one. A shard of
+  unknown length is cut at a guess. A reader that finds nothing at its cut reports that as an end, too.
+* An end concerns all pieces of its shard, in all lanes. The lowest one counts.
+
+Every sample is therefore in one lane, in `left`, among what was dealt, committed, or in a shard that nobody has begun.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from ef_common.core.streams.pieces import OPEN, Ends, Lane, Piece, clipped, joined, num_samples, taken
+
+_GUESS = 64
+"""Batches that a shard has probably got, as long as no shard has ended."""
+
+
+class Order(Protocol):
+    """Which shard comes at each place of the epoch."""
+
+    def __getitem__(self, place: int) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What does not change in an epoch, the same in all members.
+
+    Args:
+        order: Which shard comes at each place.
+        batch_size: Samples of a member in a step.
+        num_lanes: Lanes of each member, at least one.
+        ahead: Samples that a lane holds at least, as long as there are any; as many as are read ahead.
+        length: Samples of a shard, if that is known without reading.
+    """
+
+    order: Order
+    batch_size: int
+    num_lanes: int = 1
+    ahead: int = 0
+    length: Callable[[int], int | None] = lambda shard: None
+
+
+class Held(NamedTuple):
+    """The lanes of a member, and which is in turn."""
+
+    lanes: tuple[Lane, ...]
+    turn: int = 0
+
+
+class Stream(NamedTuple):
+    """How far an epoch of a stream is.
+
+    Args:
+        num_shards: Shards of the epoch.
+        begun: Places of their order that have been dealt.
+        held: Lanes by member, in rank order.
+        left: Pieces that are in no lane.
+        dealt: Parts by member of each step that no gradient reduction has completed yet.
+        ended: Number of ends that were found, and the sum of their offsets: their mean is the length of a shard.
+    """
+
+    num_shards: int
+    begun: int = 0
+    held: Mapping[str, Held] = {}
+    left: Lane = ()
+    dealt: tuple[Mapping[str, Lane], ...] = ()
+    ended: tuple[int, int] = (0, 0)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to deal, unless a lost member's parts come back."""
+        is_empty = self.begun == self.num_shards and not self.left
+        return is_empty and not any(any(held.lanes) for held in self.held.values())
+
+    @property
+    def unused(self) -> Lane:
+        """Pieces of begun shards that are not committed."""
+        lanes = (lane for held in self.held.values() for lane in held.lanes)
+        parts = (part for step in self.dealt for part in step.values())
+        return joined(piece for pieces in (self.left, *lanes, *parts) for piece in pieces)
+
+
+def upcoming(stream: Stream, plan: Plan, member: str, ends: Ends | None = None) -> Lane:
+    """The parts of a member's next batch, if the shards in its lane end there and nowhere before."""
+    held = stream.held[member]
+    lane = held.lanes[held.turn]
+    return taken(clipped(lane, ends) if ends else lane, plan.batch_size)[0]
+
+
+def admit(stream: Stream, plan: Plan, members: Sequence[str]) -> Stream:
+    """These are the members now: lost ones leave what they had to the others, and new ones get lanes.
+
+    Cost: about 2 µs for each lane.
+    """
+    return _filled(_with_members(stream, plan, members), plan)
+
+
+def settle(stream: Stream, plan: Plan, found: Mapping[str, Ends]) -> tuple[Stream, bool]:
+    """All members know the ends that these members, the ones that are left, have found in their next batches.
+
+    Returns:
+        The stream with these ends, and whether the batches are still as they were read. One is not if another member
+        has found an end before it; then it must be read again, and may show other ends.
+    """
+    read = {member: upcoming(stream, plan, member, ends) for member, ends in found.items()}
+    ends: dict[int, int] = {}
+    for of_member in found.values():
+        for shard, end in of_member.items():
+            ends[shard] = min(end, ends.get(shard, end))
+    stream = _ended(_with_members(stream, plan, tuple(found)), ends)
+    return stream, all(upcoming(stream, plan, member) == parts for member, parts in read.items())
+
+
+def goes_on(stream: Stream) -> bool:
+    """Whether a sample is certain to follow the step that was dealt last.
+
+    A reader looks one sample ahead: a piece that has not ended with a batch has another sample.
+    """
+    for member, parts in stream.dealt[-1].items():
+        lanes, turn = stream.held[member]
+        lane = lanes[turn - 1]
+        if parts and lane and parts[-1].stop == lane[0].start and parts[-1].shard == lane[0].shard:
+            return True
+    return False
+
+
+def deal(stream: Stream, plan: Plan) -> Stream:
+    """Deal the next step, whose ends are settled. Its parts are the last of `dealt`.
+
+    Cost: about 2 µs for each member, and for each lane if any has used up a piece.
+    """
+    changed = False
+    parts, after = {}, {}
+    for member, (lanes, turn) in stream.held.items():
+        lane = lanes[turn]
+        parts[member], rest = taken(lane, plan.batch_size)
+        changed = changed or len(rest) != len(lane)
+        after[member] = Held((*lanes[:turn], rest, *lanes[turn + 1 :]), (turn + 1) % len(lanes))
+    stream = stream._replace(held=after, dealt=(*stream.dealt, parts))
+    return _filled(stream, plan) if changed else stream
+
+
+def pass_over(stream: Stream, plan: Plan) -> Stream:
+    """No member's next batch has a sample: go on to the next lanes."""
+    return _filled(deal(stream, plan)._replace(dealt=stream.dealt), plan)
+
+
+def commit(stream: Stream, contributors: Iterable[str]) -> Stream:
+    """A gradient reduction of these members has completed: what others were dealt comes back."""
+    present = set(contributors)
+    back = [part for step in stream.dealt for member, parts in step.items() if member not in present for part in parts]
+    return stream._replace(dealt=(), left=joined((*stream.left, *back)) if back else stream.left)
+
+
+def take_back(stream: Stream) -> Stream:
+    """Undo the newest dealing, whose samples are not trained."""
+    *before, newest = stream.dealt
+    left = joined((*stream.left, *(part for parts in newest.values() for part in parts)))
+    return stream._replace(dealt=tuple(before), left=left)
+
+
+def counts(parts: Mapping[str, Lane]) -> tuple[int, ...]:
+    """Samples of each member in a step."""
+    return tuple(num_samples(of_member) for of_member in parts.values())
+
+
+# ---------------------------------------------------------------- ends and lanes
+
+
+def _with_members(stream: Stream, plan: Plan, members: Sequence[str]) -> Stream:
+    if tuple(stream.held) == tuple(members):
+        return stream
+    present = set(members)
+    lost = [held for member, held in stream.held.items() if member not in present]
+    left = joined((*stream.left, *(piece for held in lost for lane in held.lanes for piece in lane)))
+    none = Held(((),) * plan.num_lanes)
+    return stream._replace(left=left, held={member: stream.held.get(member, none) for member in members})
+
+
+def _ended(stream: Stream, ends: Ends) -> Stream:
+    lanes = (lane for held in stream.held.values() for lane in held.lanes)
+    unknown = {piece.shard for pieces in (*lanes, stream.left) for piece in pieces if piece.stop == OPEN}
+    found = [end for shard, end in ends.items() if shard in unknown]
+    number, total = stream.ended
+    held = {
+        member: Held(tuple(clipped(lane, ends) for lane in lanes), turn)
+        for member, (lanes, turn) in stream.held.items()
+    }
+    ended = (number + len(found), total + sum(found))
+    return stream._replace(held=held, left=clipped(stream.left, ends), ended=ended)
+
+
+def _filled(stream: Stream, plan: Plan) -> Stream:
+    """Give all lanes enough to read, as long as there is anything."""
+    filling = _Filling(stream, plan)
+    filling.from_supply()
+    filling.from_each_other()
+    return filling.result()
+
+
+class _Filling:
+    """One filling of the lanes, which are changed in place meanwhile."""
+
+    def __init__(self, stream: Stream, plan: Plan) -> None:
+        self._stream, self._plan = stream, plan
+        # One after the other of each member, so that a few shards are shared by all members.
+        self._lanes = [list(held.lanes[number]) for number in range(plan.num_lanes) for held in stream.held.values()]
+        self._left = deque(stream.left)
+        self._begun = stream.begun
+        number, total = stream.ended
+        self._mean = total / number if number else float(_GUESS * plan.batch_size)
+
+    def result(self) -> Stream:
+        members = len(self._stream.held)
+        held = {
+            member: before._replace(lanes=tuple(tuple(lane) for lane in self._lanes[rank::members]))
+            for rank, (member, before) in enumerate(self._stream.held.items())
+        }
+        return self._stream._replace(held=held, left=tuple(self._left), begun=self._begun)
+
+    def from_supply(self) -> None:
+        """Deal what is left, and then shards that nobody has begun, in turns."""
+        hungry = deque(lane for lane in self._lanes if self._is_hungry(lane))
+        while hungry and (self._left or self._begun < self._stream.num_shards):
+            lane = hungry.popleft()
+            piece = self._left.popleft() if self._left else self._next_shard()
+            if piece.start < piece.stop:  # a shard may be known to have no sample
+                lane.append(piece)
+            if self._is_hungry(lane):
+                hungry.append(lane)
+
+    def _next_shard(self) -> Piece:
+        shard = self._plan.order[self._begun]
+        self._begun += 1
+        length = self._plan.length(shard)
+        return Piece(shard, 0, OPEN if length is None else length)
+
+    def _is_hungry(self, lane: list[Piece]) -> bool:
+        if len(lane) < 2 and (not lane or lane[0].stop == OPEN):
+            return True  # an open one may end at any time
+        return sum(map(self._samples_in, lane)) < self._plan.ahead
+
+    def _samples_in(self, piece: Piece) -> float:
+        """How many samples a piece has, at a guess if nobody knows."""
+        if piece.stop != OPEN:
+            return piece.stop - piece.start
+        if piece.start < self._mean:
+            return self._mean - piece.start
+        return float(piece.start)  # it is longer than others: what has lasted, lasts as long again
+
+    def from_each_other(self) -> None:
+        """Let lanes without anything take from the longest ones."""
+        empty = [lane for lane in self._lanes if not lane]
+        if not empty or len(empty) == len(self._lanes):
+            return
+        lengths = [(-sum(map(self._samples_in, lane)), at) for at, lane in enumerate(self._lanes) if lane]
+        heapq.heapify(lengths)
+        places = {id(lane): at for at, lane in enumerate(self._lanes)}
+        for lane in empty:
+            while lengths:
+                _, at = heapq.heappop(lengths)
+                piece = self._taken_from(self._lanes[at])
+                if piece is None:
+                    continue  # it keeps all that it has
+                lane.append(piece)
+                for other in (self._lanes[at], lane):
+                    heapq.heappush(lengths, (-sum(map(self._samples_in, other)), places[id(other)]))
+                break
+            else:
+                return
+
+    def _taken_from(self, lane: list[Piece]) -> Piece | None:
+        """The last piece of a lane, or half of its only one, after the batch that has been read already."""
+        if len(lane) > 1:
+            return lane.pop()
+        shard, start, stop = lane[0]
+        size = self._plan.batch_size
+        batches = -(-self._samples_in(lane[0]) // (2 * size))
+        cut = start + max(1, int(batches)) * size
+        if cut >= stop or self._samples_in(lane[0]) <= size:
+            return None
+        lane[0] = Piece(shard, start, cut)
+        return Piece(shard, cut, stop)

@@ -1,0 +1,187 @@
+"""Reads a lane of pieces of shards, batch by batch: what a data worker does with a stream.
+
+A reader is told the lane anew with each request, as its main process knows it then: from the first sample on that has
+not been dealt, while the reader is ahead of that. It goes on where it is, as far as the lane still says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from ef_common.core.streams.pieces import OPEN, Lane, Piece
+from ef_common.errors import UsageError
+
+logger = logging.getLogger(__name__)
+
+_END: Any = object()
+_LONG_SKIP = 100_000
+
+
+class Source(NamedTuple):
+    """The shards of an epoch.
+
+    Args:
+        open: Samples of a shard from an offset on.
+        length: Samples of a shard, if that is known.
+        skips_faults: The rest of a shard that cannot be read is left out.
+    """
+
+    open: Callable[[Any, int], Iterator[Any]]
+    length: Callable[[Any], int | None]
+    skips_faults: bool = False
+
+
+class Reading(NamedTuple):
+    """What was read of a lane for a batch.
+
+    Args:
+        samples: The samples.
+        parts: What they are parts of.
+        ends: By shard: the offset at which there was no sample.
+        faults: Shards that could not be read further: shard, offset, and why.
+    """
+
+    samples: list[Any]
+    parts: Lane
+    ends: dict[int, int]
+    faults: list[tuple[int, int, str]]
+
+
+class LaneReader:
+    """Reads one lane; begins with the first request of a plan.
+
+    Args:
+        source: Where to read.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._plan = -1
+        self._pieces: list[Piece] = []
+        self._names: dict[int, Any] = {}
+        self._done: tuple[int, int] | None = None
+        self._iterator: Iterator[Any] | None = None
+        self._at = (-1, 0)
+        self._length: int | None = None
+        self._ahead: list[Any] = []
+
+    def follow(self, plan: int, lane: Lane, names: Sequence[Any]) -> None:
+        """The lane is this one now.
+
+        Args:
+            plan: Number of the plan. The first lane of a plan is read from its start.
+            lane: Its pieces.
+            names: The shard of each.
+        """
+        self._names = {piece.shard: name for piece, name in zip(lane, names, strict=True)}
+        if plan != self._plan:
+            self._plan, self._pieces, self._done = plan, list(lane), None
+        elif self._pieces:
+            self._pieces = _rest(lane, self._pieces[0].shard, self._pieces[0].start, unknown=())
+        elif self._done is not None:
+            shard, offset = self._done
+            rest = _rest(lane, shard, offset, unknown=lane)
+            self._pieces = rest[1:] if rest and rest[0][:2] == self._done else rest
+
+    def read(self, size: int) -> Reading:
+        """The next samples, fewer if the lane has no more."""
+        found = Reading([], (), {}, [])
+        parts: list[Piece] = []
+        while len(found.samples) < size and self._pieces:
+            shard, start, _ = self._pieces[0]
+            samples = self._read_piece(found, size - len(found.samples))
+            if samples:
+                parts.append(Piece(shard, start, start + len(samples)))
+                found.samples.extend(samples)
+        return found._replace(parts=tuple(parts))
+
+    def close(self) -> None:
+        """Let go of the shard that is open."""
+        iterator, self._iterator = self._iterator, None
+        self._ahead = []
+        close = getattr(iterator, "close", None)
+        if callable(close):
+            close()
+
+    def _read_piece(self, found: Reading, room: int) -> list[Any]:
+        """Samples of the first piece. It is gone when it is used up, and so are all of its shard if that has ended."""
+        shard, start, stop = self._pieces[0]
+        samples: list[Any] = []
+        try:
+            self._open(shard, start)
+            while len(samples) < min(room, stop - start):
+                sample = self._next()
+                if sample is _END:
+                    break
+                samples.append(sample)
+            offset = start + len(samples)
+            has_ended = offset < min(stop, OPEN) and self._peek() is _END
+            self._check(offset, has_ended=has_ended, stop=stop)
+        except Exception as error:
+            offset, has_ended = start + len(samples), True
+            found.faults.append((shard, offset, self._fault(shard, offset, error)))
+        self._at = (shard, offset)
+        if has_ended:
+            found.ends[shard] = min(offset, found.ends.get(shard, offset))
+            self._pieces = [piece for piece in self._pieces if piece.shard != shard]
+        elif offset == stop:
+            del self._pieces[0]
+        else:
+            self._pieces[0] = Piece(shard, offset, stop)
+            return samples
+        self._done = (shard, offset)
+        return samples
+
+    def _fault(self, shard: int, offset: int, error: Exception) -> str:
+        self.close()
+        why = f"{type(error).__name__}: {error}"
+        if not self._source.skips_faults:
+            raise UsageError(
+                f"shard {self._names[shard]!r} cannot be read from sample {offset} on. Repair it, or leave its rest "
+                f"out with on_bad_shard='skip'. The reason: {why}"
+            ) from error
+        return why
+
+    def _check(self, offset: int, *, has_ended: bool, stop: int) -> None:
+        """Compare the length of a shard with what was said of it."""
+        length = self._length
+        if length is None:
+            return
+        if has_ended and offset < length:
+            raise ValueError(f"it has only {offset} samples. Expected: {length}")
+        if offset == length and stop == length and self._peek() is not _END:
+            raise ValueError(f"it has more samples than expected. Expected: {length}")
+
+    def _open(self, shard: int, offset: int) -> None:
+        if self._iterator is not None and self._at == (shard, offset):
+            return
+        self.close()
+        if offset >= _LONG_SKIP:
+            logger.info(
+                "opening shard %r at sample %d; a source that cannot seek skips them", self._names[shard], offset
+            )
+        self._length = self._source.length(self._names[shard])
+        self._iterator = iter(self._source.open(self._names[shard], offset))
+        self._at = (shard, offset)
+
+    def _peek(self) -> Any:
+        if not self._ahead:
+            self._ahead.append(self._draw())
+        return self._ahead[0]
+
+    def _next(self) -> Any:
+        return self._ahead.pop() if self._ahead else self._draw()
+
+    def _draw(self) -> Any:
+        return _END if self._iterator is None else next(self._iterator, _END)
+
+
+def _rest(lane: Lane, shard: int, offset: int, *, unknown: Lane) -> list[Piece]:
+    """What comes in a lane from this sample on; `unknown` if it is not in the lane."""
+    for number, piece in enumerate(lane):
+        if piece.shard == shard and piece.start <= offset <= piece.stop:
+            first = [Piece(shard, offset, piece.stop)] if offset < piece.stop else []
+            return first + list(lane[number + 1 :])
+    return list(unknown)

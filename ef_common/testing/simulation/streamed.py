@@ -1,0 +1,116 @@
+"""The data of the toy trainer as a stream of shards, dealt by the real dealer of streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+from ef_common.core.sharding import Range, Window
+from ef_common.core.streams.order import ShardOrder
+from ef_common.core.streams.pieces import Lane, Piece
+from ef_common.core.streams.stream import Held, Plan
+from ef_common.core.view import View
+from ef_common.data.dealer import Dealer
+from ef_common.data.stream_dealer import Found, StreamDealer
+from ef_common.events import EventLog
+from ef_common.session import Session
+from ef_common.testing.simulation.invariants import Violation
+from ef_common.testing.simulation.schedule import Job
+
+
+class LaneReader:
+    """Reads lanes of shards of these lengths, and looks one sample ahead."""
+
+    def __init__(self, lengths: Sequence[int], batch_size: int) -> None:
+        self._lengths = lengths
+        self._batch_size = batch_size
+        self._parts: Lane = ()
+
+    def read(self, held: Held) -> Found:
+        """See the port."""
+        parts: list[Piece] = []
+        ends: dict[int, int] = {}
+        room = self._batch_size
+        for shard, start, stop in held.lanes[held.turn]:
+            if not room:
+                break
+            end = min(start + room, stop, max(start, self._lengths[shard]))
+            if end > start:
+                parts.append(Piece(shard, start, end))
+            if end < stop and self._lengths[shard] <= end:
+                ends[shard] = min(end, ends.get(shard, end))
+            room -= end - start
+        self._parts = tuple(parts)
+        return Found(ends)
+
+    def take(self, parts: Lane) -> None:
+        """See the port."""
+        if parts != self._parts:
+            raise Violation(f"read {self._parts}, but dealt {parts}")
+
+
+class StreamedEpoch:
+    """An epoch of shards.
+
+    Args:
+        job: What is trained.
+        session: The worker's session.
+        gather: Everybody's value, and the view of these members.
+    """
+
+    def __init__(self, job: Job, session: Session, gather: Callable[[Any], tuple[list[Any], View]]) -> None:
+        self._job = job
+        self._worker = session.worker.id
+        self._first = [0, *accumulate(job.shards)]
+        self.dealer = Dealer(session, log=EventLog(None, self._worker), batch_size=job.batch_size)
+        reader = LaneReader(job.shards, job.batch_size)
+        self.dealing = StreamDealer(self.dealer, session, reader=reader, gather=gather)
+        self.begin(0)
+
+    def begin(self, epoch: int) -> None:
+        """Begin an epoch."""
+        self.dealing.begin(epoch, self._plan(epoch), len(self._job.shards))
+
+    def _plan(self, epoch: int) -> Plan:
+        job = self._job
+        return Plan(
+            ShardOrder(len(job.shards), seed=0, epoch=epoch, shuffled=True),
+            batch_size=job.batch_size,
+            num_lanes=job.num_lanes,
+            ahead=job.batch_size * job.num_lanes,
+            length=lambda shard: job.shards[shard] if job.knows_lengths and shard % 2 else None,
+        )
+
+    def deal(self) -> tuple[Window, list[int]] | None:
+        """The window of the next step, and the samples of this worker in it."""
+        window = self.dealing.deal()
+        if window is None:
+            return None
+        return window, self._samples(self.dealing.stream.dealt[-1].get(self._worker, ()))
+
+    def commit(self, contributors: View) -> tuple[Range, ...]:
+        """A reduction has completed: its samples, as ranges."""
+        present = set(contributors.ids)
+        parts = [
+            part
+            for dealt in self.dealing.stream.dealt
+            for member, of_member in dealt.items()
+            if member in present
+            for part in of_member
+        ]
+        self.dealer.commit(contributors)
+        return tuple((self._first[shard] + start, self._first[shard] + stop) for shard, start, stop in parts)
+
+    def _samples(self, parts: Lane) -> list[int]:
+        return [self._first[shard] + offset for shard, start, stop in parts for offset in range(start, stop)]
+
+    def state(self) -> dict[str, Any]:
+        """As JSON."""
+        arrays = {**self.dealing.state(), **self.dealer.state()}
+        return {name: value.tolist() if hasattr(value, "tolist") else value for name, value in arrays.items()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue from it."""
+        self.dealer.load_state(state)
+        self.dealing.load_state(state, self._plan(state["epoch"]))

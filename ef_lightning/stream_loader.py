@@ -1,0 +1,213 @@
+"""The training loader of a stream of shards."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from ef_common.collectives import operations
+from ef_common.core import sharding
+from ef_common.core.streams.pieces import Lane, num_samples, taken
+from ef_common.core.streams.stream import Plan
+from ef_common.data.shard_list import agree_on_shards, check_shards
+from ef_common.data.stream_dealer import ENDLESS, StreamDealer
+from ef_common.data.torch_lanes import LaneLoader
+from ef_common.data.torch_stream import stream_dataset_of
+from ef_common.errors import UnsupportedError, UsageError
+from ef_common.events import EventLog
+from ef_common.session import Session
+from ef_lightning import hooks
+from ef_lightning.data_workers import check_stream
+from ef_lightning.reading import Places, Planned
+from ef_lightning.train_loader import ElasticLoader
+
+logger = logging.getLogger(__name__)
+
+
+class StreamReading:
+    """A reading whose positions are given to the samples of a stream when they are dealt.
+
+    Args:
+        loader: The user's loader.
+    """
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        check_stream(loader)
+        self.given = loader
+        self.lanes = LaneLoader(loader)
+        self.planned: Planned = self.lanes.planned
+        self.batch_size = self.num_samples = int(loader.batch_size or 1)
+        self.is_computed = True
+        self.keeps_workers = loader.persistent_workers
+
+    def length(self, limit: float, batch_size: int) -> int:
+        """Nobody knows it."""
+        if not isinstance(limit, int) and limit != 1.0:
+            raise UnsupportedError(
+                "a stream has no known length of which there could be a fraction: limit_train_batches must be a number "
+                f"of batches. Received: limit_train_batches={limit}"
+            )
+        return ENDLESS
+
+    def order(self, session: Session, *, seed: int, epoch: int, length: int) -> np.ndarray:
+        """There is none."""
+        return np.arange(0)
+
+    def at(self, order: np.ndarray, places: Places, *, length: int, beside: Sequence[int] = ()) -> list[Any]:
+        """Positions of a stream are not read by number."""
+        raise UnsupportedError("the samples of a stream have no numbers")
+
+
+class StreamLoader(ElasticLoader):
+    """Deals the samples of a stream of shards; see :class:`~ef_common.data.stream_dealer.StreamDealer`.
+
+    Args:
+        reading: How the user's loader is read.
+        session: The worker's session.
+        trainer: The Trainer that iterates over it.
+        log: Event log.
+    """
+
+    def __init__(self, reading: StreamReading, session: Session, trainer: Any, *, log: EventLog) -> None:
+        super().__init__(reading.given, reading, session, trainer, log=log)
+        self._stream = stream_dataset_of(reading.given.dataset)
+        self._lanes = reading.lanes
+        self._digest = ""
+        gather = partial(operations.gather, session, what="the ends of shards")
+        self._dealing = StreamDealer(self.dealer, session, reader=reading.lanes, gather=gather)
+        self._dealing.on_fault = self._note_fault
+        self._shards: Sequence[Any] = ()
+
+    # ------------------------------------------------------------ the epoch
+
+    def _begin_epoch(self) -> None:
+        self._wants_epoch = False
+        self._planned.begin()
+        epoch = self._trainer.current_epoch
+        self._open_epoch(epoch)
+        self._digest = agree_on_shards(self._session, self._shards)
+        self._dealing.begin(epoch, self._plan(), len(self._shards))
+        self._plan_of = None
+
+    def _open_epoch(self, epoch: int) -> None:
+        self._stream.seed = self.seed
+        self._stream.set_epoch(epoch)
+        self._shards = self._stream.shards()
+        self._lanes.begin(self._shards, epoch=epoch, seed=self.seed)
+
+    def _plan(self) -> Plan:
+        shards, stream, lanes = self._shards, self._stream, self._lanes
+        return Plan(
+            stream.order(len(shards)),
+            batch_size=self.dealer.batch_size,
+            num_lanes=lanes.num_lanes,
+            ahead=lanes.ahead,
+            length=lambda shard: stream.length(shards[shard]),
+        )
+
+    def _note_fault(self, shard: int, offset: int, why: str) -> None:
+        name = str(self._shards[shard])
+        if self._session.rank == 0:
+            logger.warning("shard %s is left out from sample %d on, because it cannot be read: %s", name, offset, why)
+        self._log.write("bad_shard", epoch=self.progress.epoch, shard=shard, name=name, offset=offset, reason=why)
+
+    # ------------------------------------------------------------ a step
+
+    def _deal(self) -> Any:
+        members, before = self._session.completed_in.ids, self.progress
+        if before.remaining == 0:
+            raise StopIteration
+        plan_of = (members, 0)
+        is_new = plan_of != self._plan_of
+        if is_new:
+            self._plan_of = plan_of
+            self.on_members()
+            if not before.steps and not self._reading.keeps_workers:  # to begin to read draws a number, too
+                self.on_plan()
+        window = self._dealing.deal()
+        if window is None:
+            raise StopIteration
+        if is_new:
+            self.on_plan()
+        if is_new or not self.progress.remaining:
+            hooks.set_epoch_length(self._trainer, self._num_batches(), in_batch=False)
+        return self._batch(max(window.counts))
+
+    def _num_batches(self) -> float:
+        """Batches of the epoch: infinitely many until its end has been found."""
+        steps = self._num_steps(self.progress)
+        return steps if self.progress.remaining == 0 or steps == self._max_steps() else math.inf
+
+    def _batches_returned(self) -> None:
+        hooks.set_epoch_length(self._trainer, self._num_batches(), in_batch=True)
+
+    def _batch(self, largest: int) -> Any:
+        """This worker's batch; a spare one if it has no share of the step."""
+        mine = self._own_parts
+        self.padding = not mine
+        self._is_filled = self.is_even
+        if mine and (not self.is_even or num_samples(mine) == largest):
+            return self._lanes.batch
+        return self._spare(largest if self.is_even else sharding.MIN_SHARE)
+
+    @property
+    def _own_parts(self) -> Lane:
+        return self._dealing.stream.dealt[-1].get(self._session.worker.id, ())
+
+    def _spare(self, size: int) -> Any:
+        parts = self._own_parts
+        for others in () if parts else self._dealing.stream.dealt[-1].values():
+            parts = parts or others
+        return self._lanes.again(taken(parts, size)[0], min(size, self.dealer.batch_size))
+
+    def filled(self) -> Any:
+        """The current batch, read again in the size of the largest one in its step."""
+        self._is_filled = True
+        largest = max(self.progress.uncommitted[-1].counts)
+        return hooks.prepare_batch(self._trainer, self._spare(largest))
+
+    def finds(self) -> bool:
+        """Whether this worker has found the end of a shard in its next batch."""
+        return bool(self.progress.remaining) and self._dealing.finds()
+
+    def heard(self, num_finds: float) -> None:
+        """A reduction has completed in which this many members had."""
+        self._dealing.heard(num_finds)
+
+    def skip(self) -> None:
+        """Leave out the rest of the epoch, beginning with the batch that was dealt last."""
+        self._dealing.take_back()
+
+    # ------------------------------------------------------------ state
+
+    def state(self) -> dict[str, Any]:
+        """The state that a newcomer needs to continue with the others."""
+        return {**super().state(), "stream": {**self._dealing.state(), "digest": self._digest}}
+
+    def _set(self, state: dict[str, Any], *, saved: bool = False) -> None:
+        stream = state.get("stream")
+        if stream is None:
+            raise UsageError(
+                "the checkpoint was made with a data set of another kind: it has no place in a stream. Use a "
+                "checkpoint of the end of an epoch, or train on from its weights"
+            )
+        super()._set({**state, "order": np.arange(0)}, saved=saved)
+        if state["epoch"] < 0:
+            return
+        self._open_epoch(state["epoch"])
+        self._digest = str(stream["digest"])
+        check_shards(self._shards, self._digest)
+        self._dealing.load_state(stream, self._plan())
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint: how far the epoch is."""
+        state = super().state_dict()
+        arrays = {k: torch.from_numpy(v) for k, v in state["stream"].items() if isinstance(v, np.ndarray)}
+        return {**state, "stream": {**state["stream"], **arrays}}
