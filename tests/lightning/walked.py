@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 import os
 import random
@@ -112,6 +113,8 @@ def module(pl: Any) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.seen: list[list[int]] = []  # in each epoch
+            self.before: list[int] = []  # the newest step, in its epoch
+            self.path: Path | None = None  # of a file that takes down both
             self.evaluated: list[int] = []
             self.lengths: list[float] = []
 
@@ -122,6 +125,9 @@ def module(pl: Any) -> Any:
             self.seen += [[] for _ in range(self.current_epoch + 1 - len(self.seen))]
             if not self.is_padding():
                 self.seen[-1] += batch[0].tolist()
+            if self.path is not None:
+                self.path.write_text(json.dumps([self.before, *self.seen]))
+            self.before = list(self.seen[-1])
             self.lengths.append(self.trainer.num_training_batches)
             loss = self.loss(batch)
             self.log("loss", loss, on_epoch=True, on_step=False, sync_dist=True)
@@ -168,10 +174,17 @@ def run_each(host: str, cases: dict[str, tuple[str, dict[str, Any], dict[str, An
 
 
 def train(
-    host: str, data: Any, options: dict[str, Any], *, callbacks: Sequence[Any] = (), path: str | None = None
+    host: str,
+    data: Any,
+    options: dict[str, Any],
+    *,
+    callbacks: Sequence[Any] = (),
+    path: str | None = None,
+    notes: Path | None = None,
 ) -> dict[str, Any]:
     pl = training.use(host)
     model = module(pl)()
+    model.path = notes
     trainer = training.trainer(pl, strategy_for(host)(compensation="none"), callbacks=[*callbacks], **options)
     trainer.fit(model, data, ckpt_path=path)
     return {
@@ -183,7 +196,7 @@ def train(
     }
 
 
-def run_until(host: str, kind: str, world_size: int, loading: dict[str, Any], dies_at: int | None) -> dict[str, Any]:
+def run_until(host: str, kind: str, world_size: int, loading: dict[str, Any], notes: str | None) -> dict[str, Any]:
     """Train, and do not end before there have been as many workers as this.
 
     Args:
@@ -191,19 +204,20 @@ def run_until(host: str, kind: str, world_size: int, loading: dict[str, Any], di
         kind: The stream.
         world_size: The size to wait for in the first epoch.
         loading: Arguments of `loader`.
-        dies_at: The number of the training step in which this worker kills itself.
+        notes: This worker kills itself in the fifth training step, and writes to this file what it has seen.
     """
     pl = training.use(host)
     holds = training.holding(
-        pl, lambda trainer: trainer.fit_loop.total_batch_idx == 2 and trainer.strategy.world_size < world_size
+        pl, lambda trainer: trainer.fit_loop.total_batch_idx in (2, 3) and trainer.strategy.world_size < world_size
     )
 
     class Dying(pl.Callback):  # type: ignore[misc, name-defined]
         def on_before_backward(self, trainer: Any, module: Any, loss: Tensor) -> None:
-            if trainer.global_step == dies_at:
+            if notes is not None and trainer.global_step == 4:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    return train(host, loader(kind, **loading), {}, callbacks=[holds, Dying()])
+    path = None if notes is None else Path(notes)
+    return train(host, loader(kind, **loading), {}, callbacks=[holds, Dying()], notes=path)
 
 
 def stop(host: str, kind: str, directory: str, loading: dict[str, Any]) -> dict[str, Any]:
