@@ -180,7 +180,7 @@ TORCHMETRICS = (
 )
 
 TORCH = (
-    *listed("loader", "_iterator", "PlannedLoader"),
+    *listed("loader", "_iterator _dataset_kind", "PlannedLoader"),
     *listed("iterator", "_shutdown_workers()", "PlannedLoader"),
     *listed("iterator", "_try_get_data(_)", "PlannedLoader", replaced=True),
     *listed("iterator", "_worker_pids_set", "PlannedLoader", bool),

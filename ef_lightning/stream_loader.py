@@ -14,10 +14,11 @@ from torch.utils.data import DataLoader
 
 from ef_common.collectives import operations
 from ef_common.core import sharding
-from ef_common.core.streams.pieces import Lane, num_samples, taken
+from ef_common.core.streams.pieces import num_samples, taken
 from ef_common.core.streams.stream import Plan
 from ef_common.data.shard_list import agree_on_shards, check_shards
 from ef_common.data.stream_dealer import ENDLESS, StreamDealer
+from ef_common.data.stream_turns import StreamTurns
 from ef_common.data.torch_lanes import LaneLoader
 from ef_common.data.torch_stream import stream_dataset_of
 from ef_common.errors import UnsupportedError, UsageError
@@ -81,8 +82,9 @@ class StreamLoader(ElasticLoader):
         self._lanes = reading.lanes
         self._digest = ""
         gather = partial(operations.gather, session, what="the ends of shards")
-        self._dealing = StreamDealer(self.dealer, session, reader=reading.lanes, gather=gather)
-        self._dealing.on_fault = self._note_fault
+        turns = StreamTurns(session, reader=reading.lanes, gather=gather)
+        turns.on_fault = self._note_fault
+        self._dealing = StreamDealer(self.dealer, session, turns)
         self._shards: Sequence[Any] = ()
 
     # ------------------------------------------------------------ the epoch
@@ -150,19 +152,15 @@ class StreamLoader(ElasticLoader):
 
     def _batch(self, largest: int) -> Any:
         """This worker's batch; a spare one if it has no share of the step."""
-        mine = self._own_parts
+        mine = self._dealing.own_parts()
         self.padding = not mine
         self._is_filled = self.is_even
         if mine and (not self.is_even or num_samples(mine) == largest):
             return self._lanes.batch
         return self._spare(largest if self.is_even else sharding.MIN_SHARE)
 
-    @property
-    def _own_parts(self) -> Lane:
-        return self._dealing.stream.dealt[-1].get(self._session.worker.id, ())
-
     def _spare(self, size: int) -> Any:
-        parts = self._own_parts
+        parts = self._dealing.own_parts()
         for others in () if parts else self._dealing.stream.dealt[-1].values():
             parts = parts or others
         return self._lanes.again(taken(parts, size)[0], min(size, self.dealer.batch_size))
@@ -175,11 +173,11 @@ class StreamLoader(ElasticLoader):
 
     def finds(self) -> bool:
         """Whether this worker has found the end of a shard in its next batch."""
-        return bool(self.progress.remaining) and self._dealing.finds()
+        return bool(self.progress.remaining) and self._dealing.turns.finds()
 
     def heard(self, num_finds: float) -> None:
         """A reduction has completed in which this many members had."""
-        self._dealing.heard(num_finds)
+        self._dealing.turns.heard(num_finds)
 
     def skip(self) -> None:
         """Leave out the rest of the epoch, beginning with the batch that was dealt last."""

@@ -22,11 +22,23 @@ if TYPE_CHECKING:
     from ef_common.core.compensation import Compensation, Rule
     from ef_common.core.retention import Retention
     from ef_common.data.checkpointer import Checkpointing
+    from ef_common.data.torch_stream import StreamDataset
     from ef_common.launch.function import Launched, launch
     from ef_common.program.parts import Model
     from ef_common.program.result import Result
 
-__all__ = ["train", "launch", "audit", "Result", "Launched", "Compensation", "Autoscale", "Checkpointing", "Retention"]
+__all__ = [
+    "train",
+    "launch",
+    "audit",
+    "Result",
+    "Launched",
+    "Compensation",
+    "Autoscale",
+    "Checkpointing",
+    "Retention",
+    "StreamDataset",
+]
 
 _CONTENTS = {
     "__version__": "ef_common",
@@ -38,6 +50,7 @@ _CONTENTS = {
     "Autoscale": "ef_common.core.autoscale",
     "Checkpointing": "ef_common.data.checkpointer",
     "Retention": "ef_common.core.retention",
+    "StreamDataset": "ef_common.data.torch_stream",
 }
 
 

@@ -809,3 +809,74 @@ def test_trainings_of_a_job_that_starts_again_go_on_where_they_were(tmp_path: Pa
         run.step(worker, 2, [[0, 4]], mine, epoch=1)
         run.log(worker, "epoch_end", epoch=1, exact=True, length=4)
     assert run.audit().ok
+
+
+# ---------------------------------------------------------------- streams of shards
+
+
+class StreamRun:
+    """Writes an epoch of a stream of two shards, with 5 and 3 samples."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        for worker in "ab":
+            run.log(worker, "start", pid=1, host="h")
+            run.view(worker, 1, "ab")
+            run.log(worker, "epoch", epoch=0, length=1 << 50, open=True, shards=2)
+        self.steps: list[tuple[int, int, list[list[int]], list[list[int]]]] = [
+            (0, 4, [[0, 0, 0, 2], [2, 1, 0, 2]], []),
+            (6, 10, [[6, 0, 2, 5], [9, 1, 2, 3]], [[0, 5], [1, 3]]),  # 4 and 5 came back
+        ]
+
+    def violation(self, *, exact: bool = True, witnesses: str = "ab") -> Violation | None:
+        for number, (start, stop, parts, ends) in enumerate(self.steps, start=1):
+            middle = (start + stop) // 2
+            for worker, mine in (("a", [[start, middle]]), ("b", [[middle, stop]])):
+                told = {"parts": parts, "ends": ends} if worker in witnesses else {}
+                self.run.step(worker, number, [[start, stop]], mine, **told)
+        self.run.both("epoch_end", epoch=0, exact=exact, length=10)
+        return self.run.audit()["samples"].violation
+
+
+def test_stream_in_which_each_sample_was_committed_once_holds(run: Run) -> None:
+    assert StreamRun(run).violation() is None
+
+
+def test_stream_holds_if_one_worker_has_recorded_the_parts(run: Run) -> None:
+    assert StreamRun(run).violation(witnesses="b") is None
+
+
+@pytest.mark.parametrize(
+    ("parts", "ends", "message"),
+    [
+        ([[6, 0, 1, 4], [9, 1, 2, 3]], [[0, 4], [1, 3]], "shard 0: sample 1 was committed twice"),
+        ([[6, 0, 2, 5], [9, 1, 2, 3]], [[0, 6], [1, 3]], "shard 0: sample 5 was never committed"),
+        ([[6, 0, 2, 5], [9, 1, 2, 3]], [[0, 5]], "shard 1: nobody has found its end"),
+        ([[6, 0, 2, 5], [9, 1, 2, 3]], [[0, 5], [1, 2]], "shard 1: sample 2 was committed, but the shard has 2"),
+        ([[6, 0, 2, 5], [9, 2, 0, 1]], [[0, 5], [1, 2], [2, 1]], "there is no shard 2, but samples of it"),
+        ([[6, 0, 2, 5]], [[0, 5], [1, 3]], "no worker has recorded which sample of a shard this position was"),
+    ],
+)
+def test_stream_names_the_first_fault(run: Run, parts: Spans, ends: Spans, message: str) -> None:
+    stream = StreamRun(run)
+    stream.steps[1] = (6, 10, parts, ends)
+
+    found = stream.violation()
+
+    assert found is not None
+    assert found.message == message
+
+
+def test_stream_that_was_cut_short_may_lack_samples_but_not_repeat_any(run: Run) -> None:
+    stream = StreamRun(run)
+    stream.steps[1] = (6, 9, [[6, 0, 2, 5]], [])
+    assert stream.violation(exact=False) is None
+
+
+def test_stream_that_was_cut_short_repeats_no_sample(run: Run) -> None:
+    stream = StreamRun(run)
+    stream.steps[1] = (6, 9, [[6, 0, 1, 4]], [])
+    found = stream.violation(exact=False)
+
+    assert found is not None
+    assert found.message == "shard 0: sample 1 was committed twice"

@@ -24,7 +24,7 @@ HEAVY = (
 
 
 def test_contents() -> None:
-    settings = ["Compensation", "Autoscale", "Checkpointing", "Retention"]
+    settings = ["Compensation", "Autoscale", "Checkpointing", "Retention", "StreamDataset"]
     assert elasticflow.__all__ == ["train", "launch", "audit", "Result", "Launched", *settings]
     assert dir(elasticflow) == sorted([*elasticflow.__all__, "__version__"])
     assert all(getattr(elasticflow, name) is not None for name in elasticflow.__all__)

@@ -19,7 +19,7 @@ from ef_common.core.sharding import MIN_SHARE
 from ef_common.core.streams.pieces import Lane, clipped, num_samples, taken
 from ef_common.core.streams.stream import Held
 from ef_common.data.lane_reader import LaneReader, Source
-from ef_common.data.stream_dealer import Found
+from ef_common.data.stream_turns import Found
 from ef_common.data.torch_loader import PlannedLoader
 from ef_common.data.torch_stream import StreamDataset, stream_dataset_of
 from ef_common.errors import UsageError
@@ -121,7 +121,7 @@ class LaneSource:
 
 
 class LaneLoader:
-    """Reads the lanes of this worker; a reader for :class:`~ef_common.data.stream_dealer.StreamDealer`.
+    """Reads the lanes of this worker; a reader for :class:`~ef_common.data.stream_turns.StreamTurns`.
 
     Args:
         loader: The user's loader of a stream.
@@ -156,7 +156,7 @@ class LaneLoader:
     # ------------------------------------------------------------ the port
 
     def read(self, held: Held) -> Found:
-        """See :class:`~ef_common.data.stream_dealer.Reader`."""
+        """See :class:`~ef_common.data.stream_turns.Reader`."""
         self._held = held
         lane = held.lanes[held.turn]
         if self._read is not None and not _fits(self._read.trace, lane, self._size):
@@ -167,7 +167,7 @@ class LaneLoader:
         return Found(dict(trace.ends), trace.faults)
 
     def take(self, parts: Lane) -> None:
-        """See :class:`~ef_common.data.stream_dealer.Reader`."""
+        """See :class:`~ef_common.data.stream_turns.Reader`."""
         if self._read is None or self._read.trace.parts != parts:
             found = None if self._read is None else self._read.trace.parts
             raise UsageError(
@@ -175,6 +175,10 @@ class LaneLoader:
                 f"Expected: {self._named(parts)}. Received: {self._named(found or ())}"
             )
         self._dealt, self._read = self._read, None
+
+    def skip(self) -> None:
+        """See :class:`~ef_common.data.stream_turns.Reader`."""
+        self._read = None
 
     def _next(self, lane: Lane) -> Batch:
         """The next batch of the lane in turn, from a new plan if what was read ahead is not it."""

@@ -2,27 +2,116 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.faults.conftest import TrainingJob, struck
+from tests.faults.conftest import TrainingJob, check_gentle, check_run, struck
+from tests.faults.holding import NEVER
 from tests.faults.test_kill import start_with_fault
+from tests.faults.test_restart import kill_all, saved
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 Finish = Callable[..., list[dict[str, Any]]]
-STREAM = {"length": 203, "shards": 9, "step_sleep_s": 0.03, "epochs": 2}
+STREAM: dict[str, Any] = {"length": 203, "shards": 9, "step_sleep_s": 0.03}
+READINGS = (
+    {"num_workers": 0},
+    {"num_workers": 2},
+    {"num_workers": 2, "knows_lengths": True, "stream": {"shuffle_buffer": 10}},
+)
 
 
 def test_a_loss_and_a_join_leave_out_no_sample(job: TrainingJob, finish: Finish) -> None:
-    options = {**STREAM, **job.patient}
+    options = {**STREAM, **job.patient, "num_workers": 2}
     _, others = start_with_fault(job, options, {"where": "forward", "step": 4})
     job.view(2)
     assert struck(job, "forward")["step"] == 4
     joiner = job.start(job.train, options)
     job.wait_for("admitted")
-    job.wait_for("epoch_end", exact=True)
+    epoch = max(event["epoch"] for event in job.events("step"))
+    job.wait_until(lambda _: any(event["epoch"] > epoch for event in job.events("epoch_end")), "a whole epoch")
     finish([*others, joiner])
-    assert [step for step in job.events("step") if step["returned"]]
+    (returned, *_) = [step["returned"] for step in job.events("step") if step["returned"]]
+    assert sum(stop - start for start, stop in returned) > 0
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("reading", READINGS)
+@pytest.mark.parametrize("where", ["forward", "backward", "optimizer"])
+def test_a_loss_within_a_step_leaves_out_no_sample(
+    job: TrainingJob, finish: Finish, where: str, reading: dict[str, Any]
+) -> None:
+    _, others = start_with_fault(job, {**STREAM, **reading, "val_length": 21}, {"where": where, "step": 5})
+    finish(others)
+    assert struck(job, where)
+    assert {event["exact"] for event in job.events("epoch_end")} == {True}
+    assert len({event["run"] for event in job.events("evaluation")}) == 2  # one at the end of each epoch
+
+
+@pytest.mark.thorough
+def test_a_loss_while_data_are_read_leaves_out_no_sample(job: TrainingJob, finish: Finish) -> None:
+    _, others = start_with_fault(job, STREAM, {"where": "data", "step": 3})
+    finish(others)
+    assert struck(job, "data")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_a_worker_that_leaves_hands_on_its_shards(job: TrainingJob, finish: Finish, accumulate: int) -> None:
+    options = {**STREAM, **job.patient, "accumulate": accumulate, "num_workers": 1}
+    victim, *others = job.start_world(3, job.train, options)
+    job.wait_for_step(3)
+    victim.kill(signal.SIGTERM)
+    assert victim.wait() == 0
+    job.wait_for("view", 2, world_size=2)
+    finish(others)
+    check_gentle(job)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("reading", READINGS)
+@pytest.mark.parametrize(("before", "after"), [(3, 2), (1, 3)])
+def test_a_job_that_is_started_again_goes_on_in_the_middle_of_shards(
+    make_job: Callable[..., TrainingJob], tmp_path: Path, before: int, after: int, reading: dict[str, Any]
+) -> None:
+    options = {**STREAM, **reading, "checkpoint": str(tmp_path / "store")}
+    job = make_job()
+    workers = job.start_world(before, job.train, {**options, "holds": {5: NEVER}})
+    job.wait_until(lambda _: saved(job, 4), "a checkpoint")
+    kill_all(workers)
+    again = make_job()
+    check_run(again, again.start_world(after, again.train, options))
+    (back,) = {event["step"] for event in again.events("rollback")}
+    assert back == 4
+    assert {event["exact"] for event in again.events("epoch_end")} == {True}
+
+
+@pytest.mark.thorough
+def test_workers_that_come_when_all_are_lost_read_the_stream_again(job: TrainingJob, finish: Finish) -> None:
+    workers = job.start_world(2, job.train, {**STREAM, "holds": {4: NEVER}})
+    job.wait_for_step(3)
+    kill_all(workers)
+    finish([job.start(job.train, STREAM)])
+    assert {event["exact"] for event in job.events("epoch_end")} == {True}
+
+
+@pytest.mark.thorough
+def test_a_dead_data_worker_costs_a_second_reading(job: TrainingJob, finish: Finish) -> None:
+    options = {**STREAM, "num_workers": 2, "data_worker_dies_at": 50}
+    finish(job.start_world(2, job.train, options))
+    assert job.events("fault", what="injected:data_worker")
+    assert not any(event["returned"] for event in job.events("step"))
+
+
+@pytest.mark.thorough
+def test_fewer_shards_than_workers_are_cut(job: TrainingJob, finish: Finish) -> None:
+    finish(job.start_world(3, job.train, {**STREAM, "shards": 2}))
+    shares = dict.fromkeys({event["worker"] for event in job.events("step")}, 0)
+    for event in job.events("step"):
+        shares[event["worker"]] += sum(stop - start for start, stop in event["mine"])
+    assert sum(shares.values()) == 2 * 203
+    assert min(shares.values()) > 50

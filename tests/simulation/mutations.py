@@ -28,6 +28,9 @@ from ef_common.core.membership import (
 from ef_common.core.replay import FRESH
 from ef_common.core.resume_state import ResumeState
 from ef_common.core.room import NO_DEMAND
+from ef_common.core.streams import stream as streams
+from ef_common.data.stream_dealer import StreamDealer
+from ef_common.data.stream_turns import StreamTurns
 from ef_common.errors import Left
 from ef_common.protocol import liveness
 from ef_common.protocol.client import Client
@@ -705,11 +708,82 @@ _OF_SIZES = {
     )
 }
 
+
+def keep_what_comes_back(patch: Patch) -> None:
+    """The parts of lost members are not dealt again."""
+    patch.setattr(streams, "commit", lambda stream, contributors: stream._replace(dealt=()))
+
+
+def leave_what_was_dealt(patch: Patch) -> None:
+    """The parts of a member come back although it has used them."""
+    deal = streams.deal
+
+    def repeated(stream: Any, plan: Any) -> Any:
+        after = deal(stream, plan)
+        return after._replace(left=(*after.left, *next(iter(after.dealt[-1].values()))))
+
+    patch.setattr(streams, "deal", repeated)
+
+
+def lose_the_lanes_of_the_lost(patch: Patch) -> None:
+    """What a lost member would have read is in no other lane."""
+    replace_members = streams._with_members
+
+    def careless(stream: Any, plan: Any, members: Any) -> Any:
+        return replace_members(stream, plan, members)._replace(left=stream.left)
+
+    patch.setattr(streams, "_with_members", careless)
+
+
+def tell_nobody_of_ends(patch: Patch) -> None:
+    """The others deal a batch as if no end had been found in it."""
+    patch.setattr(StreamTurns, "finds", lambda self: False)
+
+
+def learn_too_late_that_it_was_the_last(patch: Patch) -> None:
+    """Whether a step was the last one of its epoch is not known when it is made."""
+    patch.setattr(streams, "goes_on", lambda stream: True)
+
+
+def trust_flags_of_other_members(patch: Patch) -> None:
+    """Nobody has found an end, and so no ends are exchanged, though newcomers have read nothing."""
+    admit = streams.admit
+
+    def settle(self: Any) -> None:
+        members = self._session.completed_in.ids
+        if self.certain and members != tuple(self.stream.held):
+            self.stream = admit(self.stream, self.plan, members)
+        careful(self)
+
+    careful = StreamTurns._settle
+    patch.setattr(StreamTurns, "_settle", settle)
+
+
+def send_a_state_without_what_is_left(patch: Patch) -> None:
+    """A newcomer does not know what lost members have left."""
+    state = StreamDealer.state
+    patch.setattr(StreamDealer, "state", lambda self: {**state(self), "left": []})
+
+
+_OF_STREAMS = {
+    mutation.__name__: mutation
+    for mutation in (
+        keep_what_comes_back,
+        leave_what_was_dealt,
+        lose_the_lanes_of_the_lost,
+        tell_nobody_of_ends,
+        learn_too_late_that_it_was_the_last,
+        trust_flags_of_other_members,
+        send_a_state_without_what_is_left,
+    )
+}
+
 MUTATIONS = {
     "": _OF_THE_SESSION,
     "failover": _OF_FAILOVER,
     "hangs": _OF_HANGS,
     "trainings": _OF_TRAININGS,
     "sizes": _OF_SIZES,
+    "streams": _OF_STREAMS,
 }
 """By the family of schedules that must show them, and by name."""

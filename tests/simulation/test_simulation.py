@@ -143,6 +143,16 @@ SIZES_RARE = {
 }
 
 
+STREAMS_RARE = {
+    "ends exchanged": 500,
+    "loss": 200,
+    "planned change": 200,
+    "restart": 20,
+    "two losses in one collective": 20,
+    "joiner lost half admitted": 10,
+}
+
+
 MANY_RARE = {
     "loss": 300,
     "planned change": 300,
@@ -163,9 +173,10 @@ MANY_RARE = {
         ("hangs", NUM_SCHEDULES // 16, HANG_RARE),
         ("trainings", NUM_SCHEDULES // 16, TRAININGS_RARE),
         ("sizes", NUM_SCHEDULES // 16, SIZES_RARE),
+        ("streams", NUM_SCHEDULES // 16, STREAMS_RARE),
         ("workers=16", 600, MANY_RARE),
     ],
-    ids=["failover", "handovers", "hangs", "trainings", "sizes", "many"],
+    ids=["failover", "handovers", "hangs", "trainings", "sizes", "streams", "many"],
 )
 def test_simulation_of_a_family_keeps_every_invariant(
     family: str, most: int, rare: dict[str, int], part: float

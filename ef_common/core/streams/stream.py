@@ -118,12 +118,16 @@ def settle(stream: Stream, plan: Plan, found: Mapping[str, Ends]) -> tuple[Strea
         The stream with these ends, and whether the batches are still as they were read. One is not if another member
         has found an end before it; then it must be read again, and may show other ends.
     """
-    read = {member: upcoming(stream, plan, member, ends) for member, ends in found.items()}
+    stream = _with_members(stream, plan, tuple(found))
     ends: dict[int, int] = {}
     for of_member in found.values():
         for shard, end in of_member.items():
             ends[shard] = min(end, ends.get(shard, end))
-    stream = _ended(_with_members(stream, plan, tuple(found)), ends)
+    if not ends:
+        return stream, True
+    touched = [member for member, held in stream.held.items() if _touches(held.lanes, ends)]
+    read = {member: upcoming(stream, plan, member, found[member]) for member in touched}
+    stream = _ended(stream, touched, ends)
     return stream, all(upcoming(stream, plan, member) == parts for member, parts in read.items())
 
 
@@ -150,7 +154,7 @@ def deal(stream: Stream, plan: Plan) -> Stream:
     for member, (lanes, turn) in stream.held.items():
         lane = lanes[turn]
         parts[member], rest = taken(lane, plan.batch_size)
-        changed = changed or len(rest) != len(lane)
+        changed = changed or not rest or len(rest) != len(lane)
         after[member] = Held((*lanes[:turn], rest, *lanes[turn + 1 :]), (turn + 1) % len(lanes))
     stream = stream._replace(held=after, dealt=(*stream.dealt, parts))
     return _filled(stream, plan) if changed else stream
@@ -193,16 +197,20 @@ def _with_members(stream: Stream, plan: Plan, members: Sequence[str]) -> Stream:
     return stream._replace(left=left, held={member: stream.held.get(member, none) for member in members})
 
 
-def _ended(stream: Stream, ends: Ends) -> Stream:
-    lanes = (lane for held in stream.held.values() for lane in held.lanes)
-    unknown = {piece.shard for pieces in (*lanes, stream.left) for piece in pieces if piece.stop == OPEN}
+def _touches(lanes: Iterable[Lane], ends: Ends) -> bool:
+    return any(piece.shard in ends for lane in lanes for piece in lane)
+
+
+def _ended(stream: Stream, touched: Iterable[str], ends: Ends) -> Stream:
+    """The stream with these ends, which concern what is left and the lanes of these members."""
+    held = dict(stream.held)
+    unknown = {piece.shard for piece in stream.left if piece.stop == OPEN}
+    for member in touched:
+        lanes, turn = held[member]
+        unknown |= {piece.shard for lane in lanes for piece in lane if piece.stop == OPEN}
+        held[member] = Held(tuple(clipped(lane, ends) for lane in lanes), turn)
     found = [end for shard, end in ends.items() if shard in unknown]
-    number, total = stream.ended
-    held = {
-        member: Held(tuple(clipped(lane, ends) for lane in lanes), turn)
-        for member, (lanes, turn) in stream.held.items()
-    }
-    ended = (number + len(found), total + sum(found))
+    ended = (stream.ended[0] + len(found), stream.ended[1] + sum(found))
     return stream._replace(held=held, left=clipped(stream.left, ends), ended=ended)
 
 
@@ -236,14 +244,15 @@ class _Filling:
 
     def from_supply(self) -> None:
         """Deal what is left, and then shards that nobody has begun, in turns."""
-        hungry = deque(lane for lane in self._lanes if self._is_hungry(lane))
+        hungry = deque((lane, 2 * max(1, len(lane))) for lane in self._lanes if self._is_hungry(lane))
         while hungry and (self._left or self._begun < self._stream.num_shards):
-            lane = hungry.popleft()
+            lane, most = hungry.popleft()
             piece = self._left.popleft() if self._left else self._next_shard()
             if piece.start < piece.stop:  # a shard may be known to have no sample
                 lane.append(piece)
-            if self._is_hungry(lane):
-                hungry.append(lane)
+            # A guess from the first short shards may be wrong: a lane does not get more than twice as many at once.
+            if self._is_hungry(lane) and (len(lane) < most or lane[-1].stop != OPEN):
+                hungry.append((lane, most))
 
     def _next_shard(self) -> Piece:
         shard = self._plan.order[self._begun]
@@ -254,7 +263,12 @@ class _Filling:
     def _is_hungry(self, lane: list[Piece]) -> bool:
         if len(lane) < 2 and (not lane or lane[0].stop == OPEN):
             return True  # an open one may end at any time
-        return sum(map(self._samples_in, lane)) < self._plan.ahead
+        needed = float(self._plan.ahead)
+        for piece in lane:
+            needed -= self._samples_in(piece)
+            if needed <= 0:
+                return False
+        return needed > 0
 
     def _samples_in(self, piece: Piece) -> float:
         """How many samples a piece has, at a guess if nobody knows."""

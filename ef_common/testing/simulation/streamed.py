@@ -12,7 +12,8 @@ from ef_common.core.streams.pieces import Lane, Piece
 from ef_common.core.streams.stream import Held, Plan
 from ef_common.core.view import View
 from ef_common.data.dealer import Dealer
-from ef_common.data.stream_dealer import Found, StreamDealer
+from ef_common.data.stream_dealer import StreamDealer
+from ef_common.data.stream_turns import Found, StreamTurns
 from ef_common.events import EventLog
 from ef_common.session import Session
 from ef_common.testing.simulation.invariants import Violation
@@ -49,6 +50,11 @@ class LaneReader:
         if parts != self._parts:
             raise Violation(f"read {self._parts}, but dealt {parts}")
 
+    def skip(self) -> None:
+        """See the port."""
+        if self._parts:
+            raise Violation(f"read {self._parts}, and passed over")
+
 
 class StreamedEpoch:
     """An epoch of shards.
@@ -65,7 +71,8 @@ class StreamedEpoch:
         self._first = [0, *accumulate(job.shards)]
         self.dealer = Dealer(session, log=EventLog(None, self._worker), batch_size=job.batch_size)
         reader = LaneReader(job.shards, job.batch_size)
-        self.dealing = StreamDealer(self.dealer, session, reader=reader, gather=gather)
+        self.turns = StreamTurns(session, reader=reader, gather=gather)
+        self.dealing = StreamDealer(self.dealer, session, self.turns)
         self.begin(0)
 
     def begin(self, epoch: int) -> None:

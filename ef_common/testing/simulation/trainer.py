@@ -298,7 +298,7 @@ class Trainer:
             count=self._count,
             pieces=self._pieces,
             flag=lambda: self.session.change_pending,
-            finds=self._streamed is not None and self._streamed.dealing.finds(),
+            finds=self._streamed is not None and self._streamed.turns.finds(),
             mark=self._mark,
             note=self._note,
         )
@@ -315,7 +315,7 @@ class Trainer:
         if self.job.lends and view.world_size > 1:
             self._wait_for_all()
         if self._streamed is not None:
-            self._streamed.dealing.heard(operation.num_finds)
+            self._streamed.turns.heard(operation.num_finds)
             commit = Commit(self._streamed.commit(view), ())
         else:
             self.progress, commit = sharding.commit(self.progress, view.ids)

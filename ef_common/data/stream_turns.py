@@ -1,0 +1,167 @@
+"""The steps of a stream: what all members must know of each other's batches, and when they tell it.
+
+Nobody but the reader of a shard knows where it ends. Each worker therefore reads its next batch before the reduction of
+the step before has ended, and the flags of that reduction say how many have found an end (`finds`, `heard`). If nobody
+has, nothing more is sent. Otherwise, and whenever the members have changed or no reduction has come in between, all
+members exchange the ends before they deal the step. That is one small gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from ef_common.core.streams import stream as streams
+from ef_common.core.streams.pieces import Ends, Lane
+from ef_common.core.streams.stream import Held, Plan, Stream
+from ef_common.core.view import View
+from ef_common.errors import ProtocolError
+from ef_common.session import Session
+
+
+class Found(NamedTuple):
+    """What reading a batch has shown.
+
+    Args:
+        ends: By shard: the offset at which there was no sample.
+        faults: Shards that could not be read further: shard, offset, and why.
+    """
+
+    ends: Ends
+    faults: Sequence[tuple[int, int, str]] = ()
+
+
+class Reader(Protocol):
+    """Reads the lanes of this worker."""
+
+    def read(self, held: Held) -> Found:
+        """Read the next batch, of the lane in turn, unless that is done already.
+
+        Args:
+            held: The lanes, from the first sample on that was not dealt. They may have changed in any way.
+        """
+
+    def take(self, parts: Lane) -> None:
+        """The batch that was read has been dealt: it consists of these parts."""
+
+    def skip(self) -> None:
+        """The batch that was read has no samples, as those of all other members: the next lane is in turn."""
+
+
+Gather = Callable[[Any], tuple[list[Any], View]]
+"""All members' values (plain trees), and the view of these members."""
+
+
+class StreamTurns:
+    """Deals the steps of a stream to the members of the session's view, as all members do.
+
+    Args:
+        session: The worker's session.
+        reader: Reads this worker's lanes.
+        gather: Exchanges values with the other members.
+
+    Attributes:
+        stream: How far it is.
+        certain: All members know the ends in the next batches of all.
+        ends: The ends that were exchanged since this was emptied.
+        on_fault: Called in all workers with each shard that some worker could not read: shard, offset, why.
+    """
+
+    def __init__(self, session: Session, *, reader: Reader, gather: Gather) -> None:
+        self._session = session
+        self._reader = reader
+        self._gather = gather
+        self.stream = Stream(0)
+        self.certain = False
+        self.ends: dict[int, int] = {}
+        self.on_fault: Callable[[int, int, str], None] = lambda shard, offset, why: None
+        self._plan: Plan | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the epoch.
+
+        Raises:
+            ProtocolError: None has begun.
+        """
+        if self._plan is None:
+            raise ProtocolError("no epoch of the stream has begun")
+        return self._plan
+
+    def begin(self, plan: Plan, stream: Stream) -> None:
+        """Begin an epoch, or continue in one."""
+        self._plan, self.stream, self.certain = plan, stream, False
+        self.ends = {}
+
+    def deal(self) -> Mapping[str, Lane] | None:
+        """Deal the next step: the parts by member; None if the stream is over.
+
+        Members exchange ends here if they must. Whether the step is the last one is known then.
+        """
+        self._settle()
+        if self.stream.is_over:
+            return None
+        self.stream = streams.deal(self.stream, self.plan)
+        parts = self.stream.dealt[-1]
+        self._reader.take(parts.get(self._session.worker.id, ()))
+        self.certain = False
+        if not self.stream.is_over and not streams.goes_on(self.stream):
+            self._settle()
+        return parts
+
+    def finds(self) -> bool:
+        """Before a reduction: read the next batch, and tell whether the others must know of an end in it."""
+        is_changing = self._session.worker.id not in self.stream.held
+        if self.certain or self.stream.is_over or is_changing:
+            return False
+        return bool(self._read().ends)
+
+    def heard(self, num_finds: float) -> None:
+        """A reduction has completed in which this many members had found an end."""
+        self.certain = self.certain or (num_finds == 0 and self._has_samples())
+
+    def commit(self, contributors: View) -> None:
+        """The newest steps are committed; parts of others come back."""
+        self.stream = streams.commit(self.stream, contributors.ids)
+
+    def take_back(self) -> None:
+        """Undo the newest dealing: its samples are not used."""
+        self.stream, self.certain = streams.take_back(self.stream), False
+
+    def _has_samples(self) -> bool:
+        return any(streams.upcoming(self.stream, self.plan, member) for member in self.stream.held)
+
+    def _read(self) -> Found:
+        return self._reader.read(self.stream.held[self._session.worker.id])
+
+    def _settle(self) -> None:
+        """Let all members know the ends in the next batches of all, and find out whether there are any samples."""
+        while True:
+            members = self._session.completed_in.ids
+            if members != tuple(self.stream.held):
+                self.stream, self.certain = streams.admit(self.stream, self.plan, members), False
+            if self.certain or self.stream.is_over:
+                return
+            agreed = self._exchange()
+            if not agreed:
+                self.stream = streams.admit(self.stream, self.plan, tuple(self.stream.held))
+            elif self._has_samples():
+                self.certain = True
+            else:
+                self._reader.skip()
+                self.stream = streams.pass_over(self.stream, self.plan)
+
+    def _exchange(self) -> bool:
+        found = self._read()
+        mine = {"ends": sorted(found.ends.items()), "faults": [list(fault) for fault in found.faults]}
+        self._session.entering = False  # a newcomer has read its first batch, and meets the others here
+        everybody, view = self._gather(mine)
+        ends = [{int(shard): int(end) for shard, end in of_member["ends"]} for of_member in everybody]
+        for of_member in ends:
+            for shard, end in of_member.items():
+                self.ends[shard] = min(end, self.ends.get(shard, end))
+        for of_member in everybody:
+            for shard, offset, why in of_member["faults"]:
+                self.on_fault(int(shard), int(offset), str(why))
+        self.stream, agreed = streams.settle(self.stream, self.plan, dict(zip(view.ids, ends, strict=True)))
+        return agreed

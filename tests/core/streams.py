@@ -1,0 +1,91 @@
+"""A world whose members read a stream of shards, without processes: the core decides, and the lengths are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ef_common.core.streams import stream as streams
+from ef_common.core.streams.order import ShardOrder
+from ef_common.core.streams.pieces import Ends, Lane
+from ef_common.core.streams.stream import Held, Plan, Stream
+from ef_common.testing.simulation.streamed import LaneReader
+
+
+def plan_of(num_shards: int, **settings: object) -> Plan:
+    """A plan with the order of the list."""
+    order = ShardOrder(num_shards, seed=0, epoch=0, shuffled=False)
+    return Plan(order, **{"batch_size": 4, "ahead": 8, **settings})  # type: ignore[arg-type]
+
+
+def found_by(lengths: Sequence[int], held: Held, batch_size: int) -> Ends:
+    """The ends that a reader finds in its next batch."""
+    return LaneReader(lengths, batch_size).read(held).ends
+
+
+@dataclass
+class World:
+    """Members that read together.
+
+    Attributes:
+        lengths: Samples of each shard.
+        plan: Of the epoch.
+        members: Who reads.
+        stream: How far they are.
+        committed: All parts that are committed.
+        steps: For each step, the samples of each member.
+        num_exchanges: How often the ends had to be exchanged.
+    """
+
+    lengths: Sequence[int]
+    plan: Plan
+    members: tuple[str, ...] = ("a", "b")
+    stream: Stream = field(default_factory=lambda: Stream(0))
+    committed: list[Lane] = field(default_factory=list)
+    steps: list[tuple[int, ...]] = field(default_factory=list)
+    num_exchanges: int = 0
+
+    def __post_init__(self) -> None:
+        self.stream = Stream(len(self.lengths))
+
+    def run(self, change: Callable[[int], tuple[str, ...] | None] = lambda step: None) -> World:
+        """Read the epoch. `change` tells the members after a step, whose lost ones have not contributed."""
+        while True:
+            if tuple(self.stream.held) != self.members:
+                self.stream = streams.admit(self.stream, self.plan, self.members)
+            if self.stream.is_over and not self.stream.dealt:
+                return self
+            self._step()
+            after = change(len(self.steps))
+            contributors = self.members if after is None else [m for m in self.members if m in after]
+            for dealt in self.stream.dealt:
+                self.committed += [parts for member, parts in dealt.items() if member in contributors]
+            self.stream = streams.commit(self.stream, contributors)
+            self.members = after or self.members
+
+    def _step(self) -> None:
+        size = self.plan.batch_size
+        ends = {member: found_by(self.lengths, held, size) for member, held in self.stream.held.items()}
+        self.num_exchanges += any(ends.values())
+        self.stream, agreed = streams.settle(self.stream, self.plan, ends)
+        if not agreed:
+            return
+        if not any(streams.upcoming(self.stream, self.plan, member) for member in self.members):
+            self.stream = streams.pass_over(self.stream, self.plan)
+            return
+        self.stream = streams.deal(self.stream, self.plan)
+        self.steps.append(streams.counts(self.stream.dealt[-1]))
+
+    def times_used(self) -> list[list[int]]:
+        """How often each sample of each shard was committed."""
+        used = [[0] * length for length in self.lengths]
+        for parts in self.committed:
+            for shard, start, stop in parts:
+                for offset in range(start, stop):
+                    used[shard][offset] += 1
+        return used
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether each was committed once."""
+        return all(set(used) <= {1} for used in self.times_used())

@@ -1,0 +1,372 @@
+"""Reading a stream of shards: the data set, a lane of it, and the lanes of a DataLoader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from ef_common.core.streams.order import ShardOrder
+from ef_common.core.streams.pieces import OPEN, Lane, Piece, clipped, num_samples, taken
+from ef_common.core.streams.stream import Held, Plan, Stream
+from ef_common.core.view import SOLO
+from ef_common.data.lane_reader import LaneReader, Source
+from ef_common.data.shard_list import check_shards, digest
+from ef_common.data.shards import is_shard_stream
+from ef_common.data.shuffle_buffer import shuffled
+from ef_common.data.stream_turns import StreamTurns
+from ef_common.data.torch_lanes import LaneLoader
+from ef_common.data.torch_stream import StreamDataset
+from ef_common.errors import UsageError
+from ef_common.session import Session
+
+
+class Numbers:
+    """A shard `"ab"` has the samples 100·a … 100·a + b - 1."""
+
+    def __init__(self, *shards: str) -> None:
+        self._shards = list(shards)
+        self.opened: list[tuple[str, int]] = []
+
+    def shards(self) -> list[str]:
+        return self._shards
+
+    def open(self, shard: str, offset: int) -> Iterator[int]:
+        self.opened.append((shard, offset))
+        first, length = (int(part) for part in shard.split(":"))
+        return iter(range(100 * first + offset, 100 * first + length))
+
+
+class Broken(Numbers):
+    """Fails before the sample with an 8 at its end."""
+
+    def open(self, shard: str, offset: int) -> Iterator[int]:
+        for sample in super().open(shard, offset):
+            if sample % 10 == 8:
+                raise OSError("bad sector")
+            yield sample
+
+
+class Known(Numbers):
+    def length(self, shard: str) -> int:
+        return 5
+
+
+# ---------------------------------------------------------------- the data set
+
+
+def test_data_set_without_a_job_reads_every_shard() -> None:
+    assert list(StreamDataset(Numbers("0:2", "1:3"))) == [0, 1, 100, 101, 102]
+
+
+def test_data_set_without_a_job_divides_shards_among_data_workers() -> None:
+    loader = DataLoader(StreamDataset(Numbers("0:2", "1:3", "2:1")), batch_size=2, num_workers=2)
+
+    assert sorted(torch.cat(list(loader)).tolist()) == [0, 1, 100, 101, 102, 200]
+
+
+def test_shuffled_shards_come_in_another_order_in_each_epoch() -> None:
+    data = StreamDataset(Numbers(*(f"{number}:1" for number in range(50))), shuffle=True)
+    orders = []
+    for epoch in range(3):
+        data.set_epoch(epoch)
+        orders.append(tuple(data))
+
+    assert len(set(orders)) == 3
+    assert {tuple(sorted(order)) for order in orders} == {tuple(range(0, 5000, 100))}
+
+
+def test_shuffle_buffer_is_a_function_of_seed_epoch_and_shard() -> None:
+    def read(seed: int, epoch: int, shard: str, offset: int = 0) -> list[int]:
+        data = StreamDataset(Numbers(), shuffle_buffer=10, seed=seed)
+        data.set_epoch(epoch)
+        return [sample % 100 for sample in data.open(shard, offset)]
+
+    assert read(0, 0, "0:50", 13) == read(0, 0, "0:50")[13:]
+    assert sorted(read(0, 0, "0:50")) == list(range(50))
+    assert len({tuple(read(*key)) for key in [(0, 0, "0:50"), (1, 0, "0:50"), (0, 1, "0:50"), (0, 0, "1:50")]}) == 4
+
+
+def test_shuffle_buffer_moves_a_sample_forward_by_less_than_its_size() -> None:
+    order = list(shuffled(range(1000), 20, key=(1,)))
+
+    assert order != sorted(order)
+    assert all(sample - place < 20 for place, sample in enumerate(order))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"on_bad_shard": "ignore"}, "expected 'raise' or 'skip'"),
+        ({"shuffle_buffer": -1}, "expected a number of samples, or 0"),
+    ],
+)
+def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        StreamDataset(Numbers(), **settings)
+
+
+def test_data_set_needs_shards() -> None:
+    assert not is_shard_stream([1, 2])
+    with pytest.raises(UsageError, match=r"shards\(\)"):
+        StreamDataset([1, 2])  # type: ignore[arg-type]
+
+
+def test_list_of_shards_is_recognized() -> None:
+    check_shards(["a", "b"], digest(["a", "b"]))
+    assert digest(["a", "b"]) != digest(["b", "a"])
+    assert digest(["ab"]) != digest(["a", "b"])
+    with pytest.raises(UsageError, match="another list of shards"):
+        check_shards(["a", "c"], digest(["a", "b"]))
+
+
+# ---------------------------------------------------------------- a lane
+
+
+def reader_of(stream: Numbers, *, skips: bool = False) -> LaneReader:
+    data = StreamDataset(stream)
+    return LaneReader(Source(data.open, data.length, skips_faults=skips))
+
+
+def follow(reader: LaneReader, stream: Numbers, lane: Lane, *, plan: int = 1) -> None:
+    reader.follow(plan, lane, [stream.shards()[piece.shard] for piece in lane])
+
+
+def test_lane_goes_on_in_the_next_piece_and_tells_ends() -> None:
+    stream = Numbers("0:3", "1:9")
+    reader = reader_of(stream)
+    follow(reader, stream, (Piece(0, 1, OPEN), Piece(1, 0, 4)))
+
+    samples, parts, ends, faults = reader.read(5)
+
+    assert samples == [1, 2, 100, 101, 102]
+    assert parts == (Piece(0, 1, 3), Piece(1, 0, 3))
+    assert (ends, faults) == ({0: 3}, [])
+    assert reader.read(5) == ([103], (Piece(1, 3, 4),), {}, [])
+
+
+def test_end_is_told_with_the_batch_that_it_ends() -> None:
+    stream = Numbers("0:4")
+    reader = reader_of(stream)
+    follow(reader, stream, (Piece(0, 0, OPEN),))
+
+    assert reader.read(2).ends == {}
+    assert reader.read(2).ends == {0: 4}
+
+
+def test_shard_is_opened_once_while_the_lane_is_extended() -> None:
+    stream = Numbers("0:8", "1:8", "2:8")
+    reader = reader_of(stream)
+    lane: Lane = (Piece(0, 0, OPEN), Piece(1, 0, OPEN))
+    read = []
+    for dealt in range(0, 8, 2):  # what was dealt is behind what was read
+        follow(reader, stream, (Piece(0, dealt, OPEN), *lane[1:], Piece(2, 0, OPEN)))
+        read += reader.read(4).samples
+
+    assert read == [*range(8), *range(100, 108)]
+    assert stream.opened == [("0:8", 0), ("1:8", 0)]
+
+
+def test_lane_that_was_used_up_goes_on_with_what_is_added() -> None:
+    stream = Numbers("0:3", "1:3")
+    reader = reader_of(stream)
+    follow(reader, stream, (Piece(0, 0, OPEN),))
+    assert reader.read(4).samples == [0, 1, 2]
+    follow(reader, stream, (Piece(0, 0, OPEN), Piece(1, 0, OPEN)))
+
+    assert reader.read(4).samples == [100, 101, 102]
+
+
+def test_lane_that_was_used_up_and_dealt_goes_on_with_all_that_is_added() -> None:
+    stream = Numbers("0:3", "1:3")
+    reader = reader_of(stream)
+    follow(reader, stream, (Piece(0, 0, OPEN),))
+    reader.read(4)
+    follow(reader, stream, (Piece(1, 0, OPEN),))
+
+    assert reader.read(4).samples == [100, 101, 102]
+
+
+def test_piece_that_was_cut_ends_where_it_was_cut() -> None:
+    stream = Numbers("0:50")
+    reader = reader_of(stream)
+    follow(reader, stream, (Piece(0, 0, OPEN),))
+    reader.read(4)
+    follow(reader, stream, (Piece(0, 0, 6),))
+
+    assert reader.read(4) == ([4, 5], (Piece(0, 4, 6),), {}, [])
+
+
+def test_piece_that_was_moved_away_is_not_read_on() -> None:
+    stream = Numbers("0:50", "1:50")
+    reader = reader_of(stream)
+    follow(reader, stream, (Piece(0, 0, 2), Piece(1, 0, OPEN)))
+    reader.read(4)
+    follow(reader, stream, (Piece(0, 0, 2),))
+
+    assert reader.read(4).samples == []
+
+
+def test_new_plan_begins_at_its_first_piece() -> None:
+    stream = Numbers("0:50")
+    reader = reader_of(stream)
+    follow(reader, stream, (Piece(0, 0, OPEN),))
+    reader.read(4)
+    follow(reader, stream, (Piece(0, 2, OPEN),), plan=2)
+
+    assert reader.read(2).samples == [2, 3]
+
+
+def test_end_before_a_piece_is_told_by_its_reader() -> None:
+    stream = Numbers("0:5")
+    reader = reader_of(stream)
+    follow(reader, stream, (Piece(0, 8, OPEN),))
+
+    assert reader.read(4) == ([], (), {0: 8}, [])
+
+
+def test_shard_that_cannot_be_read_is_named() -> None:
+    stream = Broken("0:20")
+    reader = reader_of(stream)
+    follow(reader, stream, (Piece(0, 6, OPEN),))
+
+    with pytest.raises(UsageError, match=r"shard '0:20' cannot be read from sample 8 on.*bad sector"):
+        reader.read(4)
+
+
+def test_rest_of_a_shard_that_cannot_be_read_is_left_out_if_asked_for() -> None:
+    stream = Broken("0:20", "1:5")
+    reader = reader_of(stream, skips=True)
+    follow(reader, stream, (Piece(0, 6, OPEN), Piece(1, 0, OPEN)))
+
+    samples, parts, ends, faults = reader.read(4)
+
+    assert samples == [6, 7, 100, 101]
+    assert parts == (Piece(0, 6, 8), Piece(1, 0, 2))
+    assert ends == {0: 8}
+    assert faults == [(0, 8, "OSError: bad sector")]
+
+
+@pytest.mark.parametrize(
+    ("shard", "message"), [("0:3", "only 3 samples. Expected: 5"), ("0:7", "more samples than expected. Expected: 5")]
+)
+def test_shard_of_another_length_than_was_said_is_named(shard: str, message: str) -> None:
+    stream = Known(shard)
+    reader = reader_of(stream)
+    follow(reader, stream, (Piece(0, 0, 5),))
+
+    with pytest.raises(UsageError, match=message):
+        reader.read(8)
+
+
+# ---------------------------------------------------------------- the lanes of a loader
+
+
+def lanes_of(stream: Numbers, num_workers: int = 0, **settings: Any) -> LaneLoader:
+    loader = DataLoader(StreamDataset(stream, **settings), batch_size=2, num_workers=num_workers)
+    lanes = LaneLoader(loader)
+    lanes.begin(stream.shards(), epoch=0, seed=0)
+    return lanes
+
+
+def deal(lanes: LaneLoader, held: Held) -> tuple[list[int], dict[int, int], Held]:
+    """Read and take the next batch; the lanes afterwards."""
+    found = lanes.read(held)
+    lane = clipped(held.lanes[held.turn], found.ends)
+    parts, rest = taken(lane, 2)
+    lanes.take(parts)
+    after = tuple(rest if number == held.turn else other for number, other in enumerate(held.lanes))
+    batch = [] if lanes.batch is None else lanes.batch.tolist()
+    return batch, dict(found.ends), Held(after, (held.turn + 1) % len(after))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_each_data_worker_reads_a_lane(num_workers: int) -> None:
+    lanes = lanes_of(Numbers("0:7", "1:5"), num_workers)
+    held = Held(((Piece(0, 0, OPEN),), (Piece(1, 0, OPEN),))[: lanes.num_lanes])
+    read = []
+    for _ in range(4):
+        batch, _, held = deal(lanes, held)
+        read += batch
+    lanes.planned.close()
+
+    assert read == ([0, 1, 100, 101, 2, 3, 102, 103] if num_workers else [0, 1, 2, 3, 4, 5, 6, 6])
+    assert lanes.num_plans == 1
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batch_that_was_read_ahead_is_dropped_if_the_lane_has_changed(num_workers: int) -> None:
+    lanes = lanes_of(Numbers("0:50", "1:50"), num_workers)
+    held = Held(((Piece(0, 0, OPEN),), (Piece(1, 0, OPEN),))[: lanes.num_lanes])
+    for _ in range(3):
+        _, _, held = deal(lanes, held)
+    lanes.read(held)
+    changed = Held(tuple((Piece(0, 30 + number, OPEN),) for number in range(lanes.num_lanes)), held.turn)
+
+    batch, _, held = deal(lanes, changed)
+    then, _, _ = deal(lanes, held)
+    lanes.planned.close()
+
+    assert batch[0] in (30, 31)
+    assert then[0] in (30, 31, 32)
+    assert lanes.num_plans == 2
+
+
+def test_single_sample_is_repeated_to_make_a_batch() -> None:
+    lanes = lanes_of(Numbers("0:1"))
+
+    assert deal(lanes, Held(((Piece(0, 0, OPEN),),)))[0] == [0, 0]
+
+
+def test_batch_may_be_read_again_in_another_size() -> None:
+    lanes = lanes_of(Numbers("0:9"))
+
+    assert lanes.again((Piece(0, 3, 5),), 5).tolist() == [3, 4, 3, 4, 3]
+
+
+def test_stream_that_changes_while_it_is_read_is_refused() -> None:
+    lanes = lanes_of(Numbers("0:9"))
+    lanes.read(Held(((Piece(0, 0, OPEN),),)))
+
+    with pytest.raises(UsageError, match="samples 0 to 1 of '0:9'"):
+        lanes.take((Piece(0, 0, 1),))
+
+
+# ---------------------------------------------------------------- the steps of a whole stream
+
+
+def walk(lanes: LaneLoader, stream: Numbers) -> Iterator[tuple[list[int], bool]]:
+    """Each batch of a process alone, and whether it is the last one."""
+    session = Session(SOLO.members[0], channel=None, groups=None)  # type: ignore[arg-type]
+    turns = StreamTurns(session, reader=lanes, gather=lambda value: ([value], session.completed_in))
+    num_shards = len(stream.shards())
+    order = ShardOrder(num_shards, seed=0, epoch=0, shuffled=False)
+    turns.begin(Plan(order, batch_size=2, num_lanes=lanes.num_lanes, ahead=lanes.ahead), Stream(num_shards))
+    while (parts := turns.deal()) is not None:
+        batch = lanes.batch.tolist()
+        assert len(batch) >= num_samples(parts["solo"])
+        yield batch[: num_samples(parts["solo"])], turns.stream.is_over
+        turns.commit(session.completed_in)
+    lanes.planned.close()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize("shards", [["0:2", "1:0", "2:0"], ["0:5", "1:1", "2:0", "3:4", "4:9"], ["0:40"], []])
+def test_whole_stream_is_read_once_and_its_last_batch_is_known(shards: list[str], num_workers: int) -> None:
+    stream = Numbers(*shards)
+    read = list(walk(lanes_of(stream, num_workers), stream))
+
+    assert sorted(sample for batch, _ in read for sample in batch) == sorted(StreamDataset(stream))
+    assert [is_last for _, is_last in read] == [False] * (len(read) - 1) + [True] * bool(read)
+
+
+def test_reading_is_rarely_begun_anew() -> None:
+    stream = Numbers(*(f"{number}:7" for number in range(60)))
+    lanes = lanes_of(stream, 2)
+    num_batches = len(list(walk(lanes, stream)))
+
+    assert num_batches < 215
+    assert lanes.num_plans <= 8
