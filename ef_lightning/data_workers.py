@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.sampler import BatchSampler
 
-from ef_common.data.shards import is_shard_stream
+from ef_common.data.adapters.recognition import shards_of
 from ef_common.data.torch_loader import PlannedLoader
 from ef_common.errors import UnsupportedError
 from ef_lightning import hooks
@@ -37,7 +37,7 @@ def check_stream(loader: DataLoader[Any]) -> None:
 
 def is_stream(loader: DataLoader[Any]) -> bool:
     """Whether a loader's data are a stream of shards."""
-    return isinstance(loader.dataset, IterableDataset) and is_shard_stream(loader.dataset)
+    return isinstance(loader.dataset, IterableDataset) and shards_of(loader.dataset) is not None
 
 
 def check(loader: DataLoader[Any]) -> None:
