@@ -9,13 +9,13 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.sampler import BatchSampler
 
 from ef_common.data.adapters.recognition import shards_of
-from ef_common.data.torch_loader import PlannedLoader
+from ef_common.data.torch_loader import PlannedLoader, plain
 from ef_common.errors import UnsupportedError
 from ef_lightning import hooks
 
 _OWN_ITER = (
-    "{} overrides `__iter__`, so ElasticFlow cannot tell it what to read. Put the change into the dataset or into "
-    "`collate_fn`"
+    "{} overrides `__iter__`, so ElasticFlow cannot tell it what to read. Use torch.utils.data.DataLoader, and put "
+    "the change into the dataset or into `collate_fn`"
 )
 
 
@@ -31,7 +31,7 @@ def check_stream(loader: DataLoader[Any]) -> None:
             "and leave out drop_last (the last batches of an epoch are smaller). "
             f"Received: batch_size={loader.batch_size}, drop_last={loader.drop_last}"
         )
-    if type(loader).__iter__ is not DataLoader.__iter__:
+    if type(plain(loader)).__iter__ is not DataLoader.__iter__:
         raise UnsupportedError(_OWN_ITER.format(type(loader).__name__))
 
 
@@ -60,7 +60,7 @@ def check(loader: DataLoader[Any]) -> None:
             "workers: give it `batch_size=` and, if you need one, a `sampler=`. "
             f"Received: batch_size={loader.batch_size}, batch_sampler={kind.__name__}"
         )
-    if type(loader).__iter__ is not DataLoader.__iter__:
+    if type(plain(loader)).__iter__ is not DataLoader.__iter__:
         raise UnsupportedError(_OWN_ITER.format(type(loader).__name__))
     sampler: Any = loader.batch_sampler.sampler  # type: ignore[union-attr]
     try:

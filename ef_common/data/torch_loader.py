@@ -58,6 +58,21 @@ class SeededDataset(Dataset[Any]):
         return self._dataset[sample.at]
 
 
+def is_stateful(loader: DataLoader[Any]) -> bool:
+    """Whether this is torchdata's `StatefulDataLoader`, which differs from a DataLoader only by a state of its own."""
+    return type(loader).__iter__.__module__.startswith("torchdata.stateful_dataloader.")
+
+
+def plain(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """The same loader, or a DataLoader with the settings of a `StatefulDataLoader`: the place is our own state."""
+    if not is_stateful(loader):
+        return loader
+    found = DataLoader.__new__(DataLoader)
+    vars(found).update(vars(loader))
+    vars(found)["_DataLoader__multiprocessing_context"] = loader.multiprocessing_context
+    return found
+
+
 class BatchSource(Protocol):
     """Reads the entries of a plan in data workers."""
 
@@ -84,7 +99,7 @@ class PlannedLoader:
     def __init__(self, loader: DataLoader[Any], *, seeded: bool = False, source: BatchSource | None = None) -> None:
         self._batches = _PlannedBatches()
         # A shallow copy keeps the user's subclass and settings; DataLoader forbids plain assignment.
-        inner = copy.copy(loader)
+        inner = copy.copy(plain(loader))
         settings = {
             "batch_sampler": self._batches,
             "persistent_workers": loader.num_workers > 0,

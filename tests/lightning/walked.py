@@ -8,7 +8,7 @@ import math
 import os
 import random
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -197,13 +197,17 @@ def train(
 
 
 def run_until(host: str, kind: str, world_size: int, loading: dict[str, Any], notes: str | None) -> dict[str, Any]:
+    """Train on a stream; see `until`."""
+    return until(host, lambda: loader(kind, **loading), world_size, notes)
+
+
+def until(host: str, make_loader: Callable[[], Any], world_size: int, notes: str | None) -> dict[str, Any]:
     """Train, and do not end before there have been as many workers as this.
 
     Args:
         host: The class tree.
-        kind: The stream.
+        make_loader: Makes the training loader.
         world_size: The size to wait for in the first epoch.
-        loading: Arguments of `loader`.
         notes: This worker kills itself in the fifth training step, and writes to this file what it has seen.
     """
     pl = training.use(host)
@@ -217,7 +221,7 @@ def run_until(host: str, kind: str, world_size: int, loading: dict[str, Any], no
                 os.kill(os.getpid(), signal.SIGKILL)
 
     path = None if notes is None else Path(notes)
-    return train(host, loader(kind, **loading), {}, callbacks=[holds, Dying()], notes=path)
+    return train(host, make_loader(), {}, callbacks=[holds, Dying()], notes=path)
 
 
 def stop(host: str, kind: str, directory: str, loading: dict[str, Any]) -> dict[str, Any]:
