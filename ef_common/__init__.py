@@ -15,6 +15,9 @@ Glossary
     survivor     a member that continues after a loss, in the same process
     position     index of a sample in the order of an epoch
     call         the description of a collective operation; it is the same in all members that take part
+    shard        a part of a stream that can be opened at an offset, such as a file
+    piece        a range of offsets of a shard, whose end may be unknown
+    lane         the pieces that a data worker reads, one after the other
     window       the positions that one step deals to all members
     watermark    how far the members have certainly come: what a newcomer may skip in a stream, and what it must keep
     commit       a gradient reduction has completed, so its samples have been used

@@ -26,6 +26,7 @@ from ef_lightning.logs import Logs
 from ef_lightning.metrics import MetricSync, leaving_no_trace
 from ef_lightning.progress import Progress
 from ef_lightning.start import agree_on_trainer
+from ef_lightning.stream_evaluation import StreamEvaluationLoader
 from ef_lightning.walk_evaluation import WalkEvaluationLoader
 from ef_lightning.walk_reading import has_no_positions, tell_cost
 
@@ -59,7 +60,7 @@ class Run:
         self._logs: Logs | None = None
         self._metrics: MetricSync | None = None
         self._default_group: DefaultGroup | None = None
-        self._evaluation_loaders: list[EvaluationLoader | WalkEvaluationLoader] = []
+        self._evaluation_loaders: list[EvaluationLoader | StreamEvaluationLoader | WalkEvaluationLoader] = []
         self._has_told_cost = False
         self._to_wrap: list[str] = []
 
@@ -210,7 +211,7 @@ class Run:
         if stage == "train" and fit is not None:
             return fit.wrap(dataloader, lambda loader: self._checked(loader, stage))
         checked = self._checked(dataloader, stage)
-        loader = (WalkEvaluationLoader if has_no_positions(checked) else EvaluationLoader)(
+        loader = self._evaluation_loader_for(checked)(
             checked,
             self._session,
             self._trainer,
@@ -222,6 +223,13 @@ class Run:
         self._evaluation_loaders.append(loader)
         return loader
 
+    def _evaluation_loader_for(
+        self, loader: DataLoader[Any]
+    ) -> type[EvaluationLoader | StreamEvaluationLoader | WalkEvaluationLoader]:
+        if is_stream(loader):
+            return StreamEvaluationLoader
+        return WalkEvaluationLoader if has_no_positions(loader) else EvaluationLoader
+
     def _checked(self, dataloader: object, stage: str) -> DataLoader[Any]:
         if not isinstance(dataloader, DataLoader):
             raise UnsupportedError(
@@ -229,7 +237,7 @@ class Run:
                 f"Received: {type(dataloader).__module__}.{type(dataloader).__qualname__}"
             )
         hooks.advise_on_workers(self._trainer, self._host, dataloader, stage=stage)
-        is_walked = has_no_positions(dataloader) and not (stage == "train" and is_stream(dataloader))
+        is_walked = has_no_positions(dataloader) and not is_stream(dataloader)
         if is_walked and self._worker.elastic and not self._has_told_cost:
             self._has_told_cost = True
             tell_cost()

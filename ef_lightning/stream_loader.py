@@ -19,13 +19,16 @@ from ef_common.core.streams.stream import Plan
 from ef_common.data.shard_list import agree_on_shards, check_shards
 from ef_common.data.stream_dealer import ENDLESS, StreamDealer
 from ef_common.data.stream_turns import StreamTurns
+from ef_common.data.torch_indexed import IndexedStream
 from ef_common.data.torch_lanes import LaneLoader
+from ef_common.data.torch_loader import PlannedLoader
 from ef_common.data.torch_stream import stream_dataset_of
 from ef_common.errors import UnsupportedError, UsageError
 from ef_common.events import EventLog
 from ef_common.session import Session
 from ef_lightning import hooks
 from ef_lightning.data_workers import check_stream
+from ef_lightning.order import limited
 from ef_lightning.reading import Places, Planned
 from ef_lightning.train_loader import ElasticLoader
 
@@ -66,6 +69,38 @@ class StreamReading:
         raise UnsupportedError("the samples of a stream have no numbers")
 
 
+class IndexedReading:
+    """A reading whose positions are the samples of a stream that knows the lengths of its shards.
+
+    Args:
+        loader: The user's loader.
+        session: The worker's session. All members make the reading together.
+    """
+
+    def __init__(self, loader: DataLoader[Any], session: Session) -> None:
+        check_stream(loader)
+        self.given = loader
+        self._stream = IndexedStream(stream_dataset_of(loader.dataset), loader.collate_fn)
+        agree_on_shards(session, self._stream.shards)
+        self.planned: Planned = PlannedLoader(loader, source=self._stream)
+        self.batch_size = self.num_samples = int(loader.batch_size or 1)
+        self.is_computed = True
+        self.keeps_workers = loader.persistent_workers
+
+    def length(self, limit: float, batch_size: int) -> int:
+        """Samples of an epoch."""
+        return limited(len(self._stream), batch_size, limit)
+
+    def order(self, session: Session, *, seed: int, epoch: int, length: int) -> np.ndarray:
+        """Number of the sample at each position."""
+        return self._stream.order(seed=seed, epoch=epoch)
+
+    def at(self, order: np.ndarray, places: Places, *, length: int, beside: Sequence[int] = ()) -> list[Any]:
+        """Numbers of samples."""
+        numbers: list[Any] = order[places].tolist()
+        return numbers
+
+
 class StreamLoader(ElasticLoader):
     """Deals the samples of a stream of shards; see :class:`~ef_common.data.stream_dealer.StreamDealer`.
 
@@ -86,6 +121,11 @@ class StreamLoader(ElasticLoader):
         turns.on_fault = self._note_fault
         self._dealing = StreamDealer(self.dealer, session, turns)
         self._shards: Sequence[Any] = ()
+
+    @property
+    def dataset(self) -> Any:
+        """What has the shards: Lightning warns of an iterable data set with a length."""
+        return self._stream.stream
 
     # ------------------------------------------------------------ the epoch
 

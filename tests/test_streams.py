@@ -18,9 +18,10 @@ from ef_common.data.shard_list import check_shards, digest
 from ef_common.data.shards import is_shard_stream
 from ef_common.data.shuffle_buffer import shuffled
 from ef_common.data.stream_turns import StreamTurns
+from ef_common.data.torch_indexed import IndexedStream
 from ef_common.data.torch_lanes import LaneLoader
 from ef_common.data.torch_stream import StreamDataset
-from ef_common.errors import UsageError
+from ef_common.errors import UnsupportedError, UsageError
 from ef_common.session import Session
 
 
@@ -370,3 +371,49 @@ def test_reading_is_rarely_begun_anew() -> None:
 
     assert num_batches < 215
     assert lanes.num_plans <= 8
+
+
+# ---------------------------------------------------------------- a stream by the numbers of its samples
+
+
+class Lengths(Numbers):
+    def length(self, shard: str) -> int:
+        return int(shard.split(":")[1])
+
+
+def test_samples_are_read_by_number_and_a_shard_is_opened_once_for_a_run() -> None:
+    stream = Lengths("0:3", "1:0", "2:4")
+    indexed = IndexedStream(StreamDataset(stream), list)
+
+    assert len(indexed) == 7
+    assert indexed.order(seed=0, epoch=0).tolist() == list(range(7))
+    assert indexed.__getitems__([1, 2, 3, 4]) == [1, 2, 200, 201]
+    assert indexed.__getitems__([5, 6, 0]) == [202, 203, 0]
+    assert stream.opened == [("0:3", 1), ("2:4", 0), ("0:3", 0)]
+
+
+def test_order_by_number_is_shuffled_by_shards() -> None:
+    indexed = IndexedStream(StreamDataset(Lengths(*(f"{n}:2" for n in range(20))), shuffle=True), list)
+    order = indexed.order(seed=0, epoch=0).tolist()
+
+    assert sorted(order) == list(range(40))
+    assert order != sorted(order)
+    assert all(second == first + 1 for first, second in zip(order[::2], order[1::2], strict=True))
+    assert order != indexed.order(seed=0, epoch=1).tolist()
+
+
+@pytest.mark.parametrize("stream", [StreamDataset(Numbers("0:3")), StreamDataset(Lengths("0:3"), shuffle_buffer=2)])
+def test_stream_without_known_positions_has_no_numbers(stream: StreamDataset) -> None:
+    with pytest.raises(UnsupportedError, match="global_batch_size needs samples"):
+        IndexedStream(stream, list)
+
+
+def test_shard_that_is_shorter_than_it_says_is_named() -> None:
+    class Short(Lengths):
+        def length(self, shard: str) -> int:
+            return 5
+
+    with pytest.raises(
+        UsageError, match=r"shard .0:3. has fewer samples than its length says\. Expected: 5\. Received: 3"
+    ):
+        IndexedStream(StreamDataset(Short("0:3")), list).__getitems__([2, 3])

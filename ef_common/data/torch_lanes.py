@@ -75,9 +75,10 @@ class Batch(NamedTuple):
 class LaneSource:
     """The stream in a data worker."""
 
-    def __init__(self, stream: StreamDataset, collate: Callable[[list[Any]], Any]) -> None:
+    def __init__(self, stream: StreamDataset, collate: Callable[[list[Any]], Any], *, least: int) -> None:
         self._stream = copy.copy(stream)
         self._collate = collate
+        self._least = least
         self._epoch: tuple[int, int] | None = None
         self._lanes: dict[int, LaneReader] = {}
 
@@ -104,8 +105,8 @@ class LaneSource:
         if request.is_apart:
             reader.close()
             samples = [samples[number % len(samples)] for number in range(request.size)] if samples else []
-        elif len(samples) == 1 < request.size:
-            samples = samples * MIN_SHARE
+        elif samples:
+            samples = samples * max(1, min(self._least, request.size) // len(samples))
         return Samples(samples, Trace(parts, tuple(ends.items()), tuple(faults)))
 
     def collate(self, found: Samples) -> Batch:
@@ -125,6 +126,7 @@ class LaneLoader:
 
     Args:
         loader: The user's loader of a stream.
+        least: Samples of a batch at least; a single one is repeated.
 
     Attributes:
         planned: Reads with the loader's data workers.
@@ -133,11 +135,11 @@ class LaneLoader:
         num_plans: How often reading has begun anew.
     """
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
+    def __init__(self, loader: DataLoader[Any], *, least: int = MIN_SHARE) -> None:
         self._size = int(loader.batch_size or 1)
         self.num_lanes = max(1, loader.num_workers)
         self.ahead = ((loader.prefetch_factor or 0) + 2) * self._size
-        self._source = LaneSource(stream_dataset_of(loader.dataset), loader.collate_fn)
+        self._source = LaneSource(stream_dataset_of(loader.dataset), loader.collate_fn, least=least)
         self.planned = PlannedLoader(loader, source=self._source)
         self.num_plans = 0
         self._shards: Sequence[Any] = ()

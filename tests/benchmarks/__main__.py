@@ -43,6 +43,7 @@ NAMES = (
     "checkpoint_shares",
     "autoscale",
     "straggler",
+    "streams",
 )
 RESULTS = ROOT / "build" / "bench.json"
 NOISE = dict.fromkeys(

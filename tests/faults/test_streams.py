@@ -11,6 +11,7 @@ import pytest
 
 from tests.faults.conftest import TrainingJob, check_gentle, check_run, struck
 from tests.faults.holding import NEVER
+from tests.faults.hosts import HOSTS
 from tests.faults.test_kill import start_with_fault
 from tests.faults.test_restart import kill_all, saved
 
@@ -115,3 +116,97 @@ def test_fewer_shards_than_workers_are_cut(job: TrainingJob, finish: Finish) -> 
         shares[event["worker"]] += sum(stop - start for start, stop in event["mine"])
     assert sum(shares.values()) == 2 * 203
     assert min(shares.values()) > 50
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("reading", READINGS)
+def test_a_loss_in_an_evaluation_leaves_out_no_sample(
+    job: TrainingJob, finish: Finish, reading: dict[str, Any]
+) -> None:
+    options = {**STREAM, **reading, "val_length": 61, "limits": {"num_sanity_val_steps": 0}}
+    _, others = start_with_fault(job, options, {"where": "validation", "step": 1})
+    results = finish(others)
+    assert struck(job, "validation")
+    assert [result["metrics"]["val_samples"] for result in results] == [61.0, 61.0]
+    assert [result["metrics"]["val_seen"] for result in results] == [61.0, 61.0]
+    assert {(event["length"], event["exact"]) for event in job.events("evaluation")} == {(61, True)}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("stage", ["validate", "test", "predict"])
+def test_streams_outside_of_a_training_are_evaluated_once(job: TrainingJob, finish: Finish, stage: str) -> None:
+    options = {**STREAM, "val_length": 61, "evaluates": True, "epochs": 1}
+    _, others = start_with_fault(job, options, {"where": stage, "step": 2})
+    results = finish(others)
+    assert struck(job, stage)
+    assert [result["test"]["val_samples"] for result in results] == [61.0, 61.0]
+    assert sum(len(result["predicted"]) for result in results) == 61
+
+
+@pytest.mark.thorough
+def test_a_limited_evaluation_takes_as_many_steps(job: TrainingJob, finish: Finish) -> None:
+    limits = {"limit_val_batches": 2, "limit_train_batches": 5}
+    results = finish(job.start_world(2, job.train, {**STREAM, "val_length": 101, "limits": limits}))
+    assert [result["metrics"]["val_samples"] for result in results] == [32.0, 32.0]
+    assert {event["exact"] for event in job.events("evaluation")} == {False}
+    assert {event["exact"] for event in job.events("epoch_end")} == {False}
+    assert {result["step"] for result in results} == {10}
+
+
+@pytest.mark.thorough
+def test_max_steps_end_an_endless_stream(job: TrainingJob, finish: Finish) -> None:
+    results = finish(job.start_world(2, job.train, {**STREAM, "epochs": -1, "limits": {"max_steps": 17}}))
+    assert {result["step"] for result in results} <= {17, 18}  # as many samples as 17 whole steps have
+
+
+@pytest.mark.thorough
+def test_rest_of_a_shard_that_cannot_be_read_is_left_out_if_asked_for(job: TrainingJob, finish: Finish) -> None:
+    options = {**STREAM, "bad_sample": 60, "stream": {"on_bad_shard": "skip"}, "num_workers": 1}
+    finish(job.start_world(2, job.train, options))
+    (shard, *others) = {event["name"] for event in job.events("bad_shard")}
+    assert not others
+    start, stop = map(int, shard.split("-"))
+    assert start <= 60 < stop
+    assert {event["offset"] for event in job.events("bad_shard")} == {60 - start}
+    assert {event["length"] for event in job.events("epoch_end")} == {203 - (stop - 60)}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_shard_that_cannot_be_read_ends_the_training_by_name(job: TrainingJob, num_workers: int) -> None:
+    workers = job.start_world(2, job.train, {**STREAM, "bad_sample": 60, "num_workers": num_workers})
+    assert all(worker.wait() for worker in workers)
+    told = "".join(path.read_text() for path in (job.directory / "outputs").iterdir())
+    assert "cannot be read from sample" in told
+    assert "OSError: bad sector" in told
+
+
+@pytest.mark.thorough
+def test_lists_of_shards_that_differ_are_refused(job: TrainingJob) -> None:
+    workers = [
+        job.start(
+            job.train,
+            {**STREAM, "lacks_a_shard": rank == 1},
+            node="founders",
+            environ={"LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]
+    assert all(worker.wait() for worker in workers)
+    told = "".join(path.read_text() for path in (job.directory / "outputs").iterdir())
+    assert "the workers have different lists of shards" in told
+    assert "shard 3 is '" in told
+
+
+@pytest.mark.thorough
+def test_a_stream_of_known_lengths_gives_the_same_bits_for_every_number_of_workers(tmp_path: Path) -> None:
+    fixed = {"global_batch": 40, "batch_size": 5, "deterministic": True, "random": True, "knows_lengths": True}
+    weights = set()
+    for number, fault in ((1, None), (3, {"where": "forward", "step": 3})):
+        with TrainingJob(tmp_path / f"run{number}", HOSTS["lightning"]) as job:
+            if fault is None:
+                survivors = job.start_world(number, job.train, {**STREAM, **fixed})
+            else:
+                _, survivors = start_with_fault(job, {**STREAM, **fixed}, fault, world_size=number)
+            weights |= {result["weights"] for result in check_run(job, survivors)}
+    assert len(weights) == 1

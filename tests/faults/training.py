@@ -76,6 +76,8 @@ class Options:
     shards: int = 0  # the data are a stream of so many shards
     stream: dict[str, Any] = field(default_factory=dict)  # its settings
     knows_lengths: bool = False
+    bad_sample: int | None = None  # cannot be read
+    lacks_a_shard: bool = False
 
 
 class Images(Dataset[tuple[Tensor, Tensor]]):
@@ -115,8 +117,8 @@ class Images(Dataset[tuple[Tensor, Tensor]]):
 class Shards:
     """The same images as a stream: a few long shards, short ones, and one without any."""
 
-    def __init__(self, images: Images, num_shards: int) -> None:
-        self._images = images
+    def __init__(self, images: Images, num_shards: int, bad_sample: int | None = None) -> None:
+        self._images, self._bad_sample = images, bad_sample
         cuts = sorted(random.Random(num_shards).sample(range(1, len(images)), num_shards - 2))
         edges = [0, *cuts, len(images), len(images)]
         self._shards = [f"{start}-{stop}" for start, stop in pairwise(edges)]
@@ -126,7 +128,10 @@ class Shards:
 
     def open(self, shard: str, offset: int) -> Iterator[tuple[Tensor, Tensor]]:
         start, stop = map(int, shard.split("-"))
-        return (self._images[index] for index in range(start + offset, stop))
+        for index in range(start + offset, stop):
+            if index == self._bad_sample:
+                raise OSError("bad sector")
+            yield self._images[index]
 
 
 class KnownShards(Shards):
@@ -257,7 +262,7 @@ def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[
     torch.manual_seed(os.getpid() if chosen.global_batch is None else 0)
     trainer = _trainer(chosen)
     net = program(chosen) if chosen.program else Net(chosen, striker)
-    validation = DataLoader(Images(chosen.val_length), chosen.batch_size) if chosen.val_length else None
+    validation = _validation(chosen)
     trainer.fit(net, _loader(chosen, striker), validation)
     evaluated = _evaluate(trainer, net, validation) if chosen.evaluates else {}
     worker = this_worker(chosen.backend)
@@ -273,6 +278,15 @@ def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[
         "compensation": trainer.strategy._saved.get("compensation"),
         **evaluated,
     }
+
+
+def _validation(options: Options) -> Any:
+    if not options.val_length:
+        return None
+    images: Any = Images(options.val_length)
+    if options.shards:
+        images = StreamDataset((KnownShards if options.knows_lengths else Shards)(images, min(5, options.val_length)))
+    return DataLoader(images, options.batch_size, num_workers=options.num_workers if options.shards else 0)
 
 
 def _evaluate(trainer: Any, net: LightningModule, loader: Any) -> dict[str, Any]:
@@ -349,7 +363,10 @@ def _loader(options: Options, striker: Striker | None = None) -> Any:
     images = Images(options.length, options.data_worker_dies_at, random=options.random, striker=striker)
     if options.shards:
         kind = KnownShards if options.knows_lengths else Shards
-        stream = StreamDataset(kind(images, options.shards), **{"shuffle": True, **options.stream})
+        shards = kind(images, options.shards, options.bad_sample)
+        if options.lacks_a_shard:
+            del shards.shards()[3]
+        stream = StreamDataset(shards, **{"shuffle": True, **options.stream})
         return DataLoader(stream, options.batch_size, num_workers=options.num_workers)
     loader = DataLoader(images, options.batch_size, shuffle=True, num_workers=options.num_workers)
     if options.second_length:

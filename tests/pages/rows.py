@@ -31,6 +31,7 @@ class Program:
 
 
 PROGRAMS = {
+    "docs/guides/streams.md: A stream of your own": Program("nothing"),
     "README.md: Lightning": Program("lightning"),
     "README.md: Keras": Program("of_keras"),
     "README.md: Or one `forward`": Program("forward"),
@@ -84,7 +85,7 @@ FOLLOWED = {
 ELSEWHERE = {
     r"elasticflow demo( --framework=keras)?": "tests/demo/test_play.py",
     r"python examples/0[1256]-[\w-]+/train\.py": "tests/examples/test_digits.py",
-    r"elasticflow run --nproc-per-node=2 examples/0[78]-[\w-]+/train\.py": "tests/examples/test_run.py",
+    r"elasticflow run --nproc-per-node=2 examples/(0[78]|12)-[\w-]+/train\.py": "tests/examples/test_run.py",
     r"python examples/04-convergence/experiment\.py --(short|report)": "tests/examples/test_convergence.py",
     r"jupyter lab examples/10-notebook/elastic\.ipynb": "tests/examples/test_notebook.py",
     r"horovodrun -np 2( --min-np 1 --max-np 8 --host-discovery-script \./discover\.sh)? python train\.py": (
@@ -155,5 +156,6 @@ SHOWN = {
         "tests/examples/test_run.py"
     ),
     "examples/09-by-hand/README.md: Kill and join by hand (5)": "tests/examples/test_run.py",
+    "examples/12-streams/README.md: A stream of files (2)": "tests/examples/test_run.py",
 }
 """What prints a block of output: commands of its page or of another one, or a test; or why nothing does."""

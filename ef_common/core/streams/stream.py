@@ -167,9 +167,26 @@ def pass_over(stream: Stream, plan: Plan) -> Stream:
 
 def commit(stream: Stream, contributors: Iterable[str]) -> Stream:
     """A gradient reduction of these members has completed: what others were dealt comes back."""
-    present = set(contributors)
+    return give_back(stream, contributors)._replace(dealt=())
+
+
+def give_back(stream: Stream, present: Iterable[str]) -> Stream:
+    """What other members than these were dealt comes back; what these were dealt stays so."""
+    present = set(present)
     back = [part for step in stream.dealt for member, parts in step.items() if member not in present for part in parts]
-    return stream._replace(dealt=(), left=joined((*stream.left, *back)) if back else stream.left)
+    if not back:
+        return stream
+    dealt = tuple({member: step[member] for member in step if member in present} for step in stream.dealt)
+    return stream._replace(dealt=dealt, left=joined((*stream.left, *back)))
+
+
+def as_one_step(stream: Stream) -> Stream:
+    """All steps that were dealt as one, whose pieces are joined: it does not grow with the number of steps."""
+    parts: dict[str, list[Piece]] = {}
+    for step in stream.dealt:
+        for member, of_member in step.items():
+            parts.setdefault(member, []).extend(of_member)
+    return stream._replace(dealt=({member: joined(pieces) for member, pieces in parts.items()},))
 
 
 def take_back(stream: Stream) -> Stream:
