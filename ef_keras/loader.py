@@ -17,6 +17,7 @@ import numpy as np
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from ef_common.core.checksums import Checksums
+from ef_common.core.epochs import Epochs
 from ef_common.data.torch_determinism import seed_everything, set_torch_states, torch_states
 from ef_common.data.torch_loader import PlannedLoader, Sample
 from ef_common.data.torch_order import batch_size_of, compact, computed_order, drawn_by_first, is_computed, num_samples
@@ -24,7 +25,6 @@ from ef_common.errors import UnsupportedError, UsageError
 from ef_common.session import Session
 from ef_keras import hooks
 from ef_keras.comparison import checksums_of
-from ef_keras.epochs import Epochs
 from ef_keras.ordered import Coming, OrderedSource
 from ef_keras.random_numbers import drawn_from
 

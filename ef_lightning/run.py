@@ -27,6 +27,8 @@ from ef_lightning.metrics import MetricSync, leaving_no_trace
 from ef_lightning.progress import Progress
 from ef_lightning.start import agree_on_trainer
 from ef_lightning.stream_evaluation import StreamEvaluationLoader
+from ef_lightning.walk_evaluation import WalkEvaluationLoader
+from ef_lightning.walk_reading import has_no_positions, tell_cost
 
 if TYPE_CHECKING:
     from ef_lightning.strategy import ElasticMixin
@@ -58,7 +60,8 @@ class Run:
         self._logs: Logs | None = None
         self._metrics: MetricSync | None = None
         self._default_group: DefaultGroup | None = None
-        self._evaluation_loaders: list[EvaluationLoader | StreamEvaluationLoader] = []
+        self._evaluation_loaders: list[EvaluationLoader | StreamEvaluationLoader | WalkEvaluationLoader] = []
+        self._has_told_cost = False
         self._to_wrap: list[str] = []
 
     @property
@@ -87,6 +90,7 @@ class Run:
         if self.fit is not None:
             self.fit.set_up_schedules()
             self.fit.set_up_requests()
+            self.fit.set_up_length()
         hooks.surround_stage(self._trainer, leaving_cleanly)
         hooks.combine_loaders(self._trainer, self._combine)
         hooks.surround_evaluation_steps(self._trainer, lambda: self.leaving_no_trace(self.padding))
@@ -207,8 +211,7 @@ class Run:
         if stage == "train" and fit is not None:
             return fit.wrap(dataloader, lambda loader: self._checked(loader, stage))
         checked = self._checked(dataloader, stage)
-        kind = StreamEvaluationLoader if is_stream(checked) else EvaluationLoader
-        loader = kind(
+        loader = self._evaluation_loader_for(checked)(
             checked,
             self._session,
             self._trainer,
@@ -220,6 +223,13 @@ class Run:
         self._evaluation_loaders.append(loader)
         return loader
 
+    def _evaluation_loader_for(
+        self, loader: DataLoader[Any]
+    ) -> type[EvaluationLoader | StreamEvaluationLoader | WalkEvaluationLoader]:
+        if is_stream(loader):
+            return StreamEvaluationLoader
+        return WalkEvaluationLoader if has_no_positions(loader) else EvaluationLoader
+
     def _checked(self, dataloader: object, stage: str) -> DataLoader[Any]:
         if not isinstance(dataloader, DataLoader):
             raise UnsupportedError(
@@ -227,6 +237,10 @@ class Run:
                 f"Received: {type(dataloader).__module__}.{type(dataloader).__qualname__}"
             )
         hooks.advise_on_workers(self._trainer, self._host, dataloader, stage=stage)
+        is_walked = has_no_positions(dataloader) and not is_stream(dataloader)
+        if is_walked and self._worker.elastic and not self._has_told_cost:
+            self._has_told_cost = True
+            tell_cost()
         return dataloader
 
     def _close_evaluation_loaders(self) -> None:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import copy
-import functools
 import logging
-import math
 from collections.abc import Callable, Iterator
-from multiprocessing import connection
 from typing import Any, NamedTuple, Protocol
 
-import torch
 from torch.utils.data import DataLoader, Dataset
 
+from ef_common.data import torch_processes as processes
 from ef_common.data.torch_determinism import seed_everything
 from ef_common.errors import DataWorkersLost
 
@@ -23,10 +20,6 @@ Plan = Callable[[int], Iterator[list[Any]]]
 
 _MAP_STYLE = 0  # `_DatasetKind.Map`
 _MAX_RESTARTS = 3
-_DEATH_S = 2.0
-"""How long a data worker whose connection has ended may take to end."""
-_NOTICE_S = 0.25
-"""How long `next` waits for a batch before it looks whether the data workers live."""
 
 
 class _PlannedBatches:
@@ -65,6 +58,21 @@ class SeededDataset(Dataset[Any]):
         return self._dataset[sample.at]
 
 
+def is_stateful(loader: DataLoader[Any]) -> bool:
+    """Whether this is torchdata's `StatefulDataLoader`, which differs from a DataLoader only by a state of its own."""
+    return type(loader).__iter__.__module__.startswith("torchdata.stateful_dataloader.")
+
+
+def plain(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """The same loader, or a DataLoader with the settings of a `StatefulDataLoader`: the place is our own state."""
+    if not is_stateful(loader):
+        return loader
+    found = DataLoader.__new__(DataLoader)
+    vars(found).update(vars(loader))
+    vars(found)["_DataLoader__multiprocessing_context"] = loader.multiprocessing_context
+    return found
+
+
 class BatchSource(Protocol):
     """Reads the entries of a plan in data workers."""
 
@@ -91,7 +99,7 @@ class PlannedLoader:
     def __init__(self, loader: DataLoader[Any], *, seeded: bool = False, source: BatchSource | None = None) -> None:
         self._batches = _PlannedBatches()
         # A shallow copy keeps the user's subclass and settings; DataLoader forbids plain assignment.
-        inner = copy.copy(loader)
+        inner = copy.copy(plain(loader))
         settings = {
             "batch_sampler": self._batches,
             "persistent_workers": loader.num_workers > 0,
@@ -145,9 +153,7 @@ class PlannedLoader:
             try:
                 batch = next(self._iterator)
             except (RuntimeError, ConnectionError, EOFError) as error:
-                # A connection of the worker's may end a moment before the worker itself does.
-                patience_s = 0.0 if isinstance(error, RuntimeError) else _DEATH_S
-                if not self._worker_died(patience_s):
+                if not processes.died_with(self._iterator, error):
                     raise
                 if self._restarts >= _MAX_RESTARTS:
                     raise DataWorkersLost(f"data workers died {_MAX_RESTARTS + 1} times in a row ({error})") from error
@@ -171,41 +177,14 @@ class PlannedLoader:
         """End the worker processes."""
         iterator, self._iterator = self._iterator, None
         object.__setattr__(self._inner, "_iterator", None)
-        if iterator is not None and hasattr(iterator, "_shutdown_workers"):
-            vars(iterator).pop("_try_get_data", None)  # else it would refer to itself, and stay
-            iterator._shutdown_workers()
+        processes.shut_down(iterator)
 
     def _open(self) -> None:
         try:
             self._iterator = iter(self._inner)
         except RuntimeError:
-            if self._iterator is None or not self._worker_died():
+            if self._iterator is None or not processes.died(self._iterator):
                 raise
             self.close()
             self._iterator = iter(self._inner)
-        self._ignore_child_signals()
-
-    def _ignore_child_signals(self) -> None:
-        """Leave it to `next` alone to notice a dead data worker.
-
-        torch's handler of SIGCHLD raises in whatever the main thread does at that moment; in the middle of an
-        optimizer step, that would leave half of an update applied.
-        """
-        iterator = self._iterator
-        if getattr(iterator, "_worker_pids_set", False):
-            torch._C._remove_worker_pids(id(iterator))
-            iterator._worker_pids_set = False
-            iterator._try_get_data = functools.partial(_try_often, iterator._try_get_data)
-
-    def _worker_died(self, patience_s: float = 0.0) -> bool:
-        sentinels = [worker.sentinel for worker in getattr(self._iterator, "_workers", [])]
-        return bool(sentinels and connection.wait(sentinels, patience_s))
-
-
-def _try_often(try_once: Callable[[float], tuple[bool, Any]], timeout: float = _NOTICE_S) -> tuple[bool, Any]:
-    """Wait this long for a batch, and check often whether the data workers live."""
-    for _ in range(math.ceil(timeout / _NOTICE_S) - 1):
-        found = try_once(_NOTICE_S)
-        if found[0]:
-            return found
-    return try_once(_NOTICE_S)
+        processes.ignore_child_signals(self._iterator)

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 from torch.utils.data import IterableDataset, get_worker_info
 
 from ef_common.core.streams.order import ShardOrder
+from ef_common.data.adapters.recognition import shards_of
 from ef_common.data.shards import ShardStream, begin_epoch, is_shard_stream, length_of, skipped
 from ef_common.data.shuffle_buffer import shuffled
 from ef_common.errors import UsageError
@@ -105,5 +106,13 @@ class StreamDataset(IterableDataset[Any]):
 
 
 def stream_dataset_of(dataset: Any) -> StreamDataset:
-    """The data set itself, or a stream with the ordinary settings."""
-    return dataset if isinstance(dataset, StreamDataset) else StreamDataset(dataset)
+    """The data set itself, or a stream with the ordinary settings.
+
+    Raises:
+        UnsupportedError: It is another library's, and cannot be dealt as it is set up.
+        UsageError: It is no stream of shards.
+    """
+    if isinstance(dataset, StreamDataset):
+        return dataset
+    stream, shuffle = shards_of(dataset) or (dataset, False)
+    return StreamDataset(stream, shuffle=shuffle)
