@@ -42,6 +42,7 @@ PROGRAMS = {
     "docs/get-started/notebook.md: In a notebook": Program("notebook", thorough=True),
     "docs/guides/autoscaling.md: A job that chooses its size (2)": Program("both"),
     "docs/guides/autoscaling.md: Policies": Program("both"),
+    "docs/guides/autoscaling.md: The batch": Program("both"),
     "docs/guides/batch-and-learning-rate.md: The learning rate follows the batch": Program("both"),
     "docs/guides/batch-and-learning-rate.md: A fixed global batch": Program("nothing"),
     "docs/guides/batch-and-learning-rate.md: A fixed global batch (2)": Program("nothing"),
