@@ -42,7 +42,7 @@ from ef_common.launch.rendezvous_options import (
     nodes_of,
     options_of_a_local_job,
 )
-from ef_common.launch.signals import listening
+from ef_common.launch.signals import GENTLE, listening
 from ef_common.protocol.addresses import format_address
 from ef_common.protocol.auth import Token
 from ef_common.terminal import say
@@ -158,6 +158,8 @@ class Job:
                 f"nodes can wait for their launcher for {2 * lines.SILENT_S:g} seconds or more, or for ever (0). "
                 f"Received: --launcher-timeout={args.launcher_timeout:g}"
             )
+        if not 0 <= args.left_status <= 255:
+            raise UsageError(f"an exit status is 0 to 255. Received: --left-status={args.left_status}")
         nodes = (1, MAX_NODES) if args.nnodes == DEFAULT_NNODES else nodes_of(args.nnodes)
         given = options_of_a_local_job(args.rdzv_conf, min_nodes=nodes[0], max_nodes=nodes[1], last_call_s=LAST_CALL_S)
         kept = {k: v for k, v in config_of(args.rdzv_conf).items() if k not in ("token_file", "is_host", "join")}
@@ -276,7 +278,8 @@ def main(args: argparse.Namespace, argv: Sequence[str]) -> int:
         text = f"the job has failed: {why}" if why else "the job has failed (see above)"
         say(text, color="red", event="failed", reason=why)
     if verdict is Verdict.STOPPED:
-        return INTERRUPTED if signal.SIGINT in signals else int(args.left_status)
+        is_killed = len([number for number in signals if number not in GENTLE]) > 1
+        return INTERRUPTED if is_killed or signal.SIGINT in signals else int(args.left_status)
     return _STATUSES[verdict]
 
 
