@@ -15,11 +15,14 @@ import contextlib
 import os
 import secrets
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+
+import psutil
 
 from ef_common import __version__
 from ef_common.control.coordinator import Coordinator
@@ -43,7 +46,7 @@ from ef_common.launch.rendezvous_options import (
     options_of_a_local_job,
 )
 from ef_common.launch.signals import GENTLE, listening
-from ef_common.protocol.addresses import format_address
+from ef_common.protocol.addresses import format_address, is_loopback
 from ef_common.protocol.auth import Token
 from ef_common.terminal import say
 
@@ -196,7 +199,7 @@ class Job:
         args = argparse.Namespace(**vars(self.args))
         args.nnodes = f"{self.nodes[0]}:{self.nodes[1]}"
         args.rdzv_conf = self.conf
-        args.rdzv_endpoint = args.rdzv_endpoint or format_address((args.local_addr or own_host(), port))
+        args.rdzv_endpoint = args.rdzv_endpoint or format_address((args.local_addr or _own_address(), port))
         token = self.token.text if self.made_token and not environment.read_environment().tls else ""
         joining.write(run_dir, args, self.script, local=False, token=token)
 
@@ -218,7 +221,7 @@ class Job:
             endpoint=args.rdzv_endpoint,
             port=port,
             launcher=args.local_addr or "",
-            elsewhere=own_host(),
+            elsewhere=_own_address(),
             arguments=[*options, *self.script],
             environ={**_environ_for_nodes(os.environ), environment.TOKEN: self.token.text, environment.HOST: host.name},
             directory=os.getcwd(),
@@ -226,6 +229,16 @@ class Job:
             life=life,
             known=dict(known),
         )
+
+
+def _own_address() -> str:
+    """An address of this machine, for a node that ssh does not tell one: that of the default route, or another one."""
+    host = own_host()
+    if host != socket.gethostname():
+        return host
+    interfaces = psutil.net_if_addrs().values()
+    addresses = (one.address for some in interfaces for one in some if one.family == socket.AF_INET)
+    return next((address for address in addresses if not is_loopback(address)), host)
 
 
 def _environ_for_nodes(environ: Mapping[str, str]) -> dict[str, str]:
