@@ -55,14 +55,16 @@ class Keeper:
 
     def _run(self, order: Order, output: int) -> int:
         """Run the node; its exit status."""
+        asked = False
         with Child(order.arguments, output=output, environ=order.environ) as child:
             while (status := child.process.poll()) is None:
                 what = self._hear(order.orphan_s, output)
-                if what == LEAVE:
-                    child.process.send_signal(signal.SIGUSR1)  # which may be repeated
+                if what == LEAVE and not asked:
+                    asked = True  # while it ends, it heeds no further signal
+                    child.process.send_signal(signal.SIGUSR1)
                 elif what == KILL:
                     child.process.terminate()  # the second one kills
-                time.sleep(_AGAIN_S if what else _LOOK_S)
+                time.sleep(_AGAIN_S if what == KILL else _LOOK_S)
         return status if status >= 0 else 128 - status
 
     def _hear(self, orphan_s: float, output: int) -> str:

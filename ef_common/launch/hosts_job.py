@@ -15,11 +15,14 @@ import contextlib
 import os
 import secrets
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+
+import psutil
 
 from ef_common import __version__
 from ef_common.control.coordinator import Coordinator
@@ -42,8 +45,8 @@ from ef_common.launch.rendezvous_options import (
     nodes_of,
     options_of_a_local_job,
 )
-from ef_common.launch.signals import listening
-from ef_common.protocol.addresses import format_address
+from ef_common.launch.signals import GENTLE, listening
+from ef_common.protocol.addresses import format_address, is_loopback
 from ef_common.protocol.auth import Token
 from ef_common.terminal import say
 
@@ -158,6 +161,8 @@ class Job:
                 f"nodes can wait for their launcher for {2 * lines.SILENT_S:g} seconds or more, or for ever (0). "
                 f"Received: --launcher-timeout={args.launcher_timeout:g}"
             )
+        if not 0 <= args.left_status <= 255:
+            raise UsageError(f"an exit status is 0 to 255. Received: --left-status={args.left_status}")
         nodes = (1, MAX_NODES) if args.nnodes == DEFAULT_NNODES else nodes_of(args.nnodes)
         given = options_of_a_local_job(args.rdzv_conf, min_nodes=nodes[0], max_nodes=nodes[1], last_call_s=LAST_CALL_S)
         kept = {k: v for k, v in config_of(args.rdzv_conf).items() if k not in ("token_file", "is_host", "join")}
@@ -194,7 +199,7 @@ class Job:
         args = argparse.Namespace(**vars(self.args))
         args.nnodes = f"{self.nodes[0]}:{self.nodes[1]}"
         args.rdzv_conf = self.conf
-        args.rdzv_endpoint = args.rdzv_endpoint or format_address((args.local_addr or own_host(), port))
+        args.rdzv_endpoint = args.rdzv_endpoint or format_address((args.local_addr or _own_address(), port))
         token = self.token.text if self.made_token and not environment.read_environment().tls else ""
         joining.write(run_dir, args, self.script, local=False, token=token)
 
@@ -216,7 +221,7 @@ class Job:
             endpoint=args.rdzv_endpoint,
             port=port,
             launcher=args.local_addr or "",
-            elsewhere=own_host(),
+            elsewhere=_own_address(),
             arguments=[*options, *self.script],
             environ={**_environ_for_nodes(os.environ), environment.TOKEN: self.token.text, environment.HOST: host.name},
             directory=os.getcwd(),
@@ -224,6 +229,16 @@ class Job:
             life=life,
             known=dict(known),
         )
+
+
+def _own_address() -> str:
+    """An address of this machine, for a node that ssh does not tell one: that of the default route, or another one."""
+    host = own_host()
+    if host != socket.gethostname():
+        return host
+    interfaces = psutil.net_if_addrs().values()
+    addresses = (one.address for some in interfaces for one in some if one.family == socket.AF_INET)
+    return next((address for address in addresses if not is_loopback(address)), host)
 
 
 def _environ_for_nodes(environ: Mapping[str, str]) -> dict[str, str]:
@@ -276,7 +291,8 @@ def main(args: argparse.Namespace, argv: Sequence[str]) -> int:
         text = f"the job has failed: {why}" if why else "the job has failed (see above)"
         say(text, color="red", event="failed", reason=why)
     if verdict is Verdict.STOPPED:
-        return INTERRUPTED if signal.SIGINT in signals else int(args.left_status)
+        is_killed = len([number for number in signals if number not in GENTLE]) > 1
+        return INTERRUPTED if is_killed or signal.SIGINT in signals else int(args.left_status)
     return _STATUSES[verdict]
 
 

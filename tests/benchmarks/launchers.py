@@ -248,7 +248,7 @@ def _first_step(launcher: Launcher, strategy: str) -> float:
     script = [_STARTS, strategy, str(first)]
     began = time.time()
     (launcher.elastic if strategy == "elasticflow" else launcher.plain)(script)
-    _wait(first.exists, f"{launcher.name}: {strategy} makes no step")
+    _wait(lambda: first.exists() and bool(first.read_text()), f"{launcher.name}: {strategy} makes no step")
     return float(first.read_text()) - began
 
 
@@ -267,7 +267,8 @@ def _pause(launcher: Launcher) -> float:
     lost_at = time.monotonic()
     launcher.lose()
     _wait(lambda: recent()[-1].world_size == 1, f"{launcher.name}: no step after the loss")
-    return next(step.time for step in step_log.read(steps, "step") if step.world_size == 1) - lost_at
+    steps_after = (step for step in step_log.read(steps, "step") if step.time > lost_at and step.world_size == 1)
+    return next(steps_after).time - lost_at
 
 
 def _wait(condition: Callable[[], bool], problem: str) -> None:

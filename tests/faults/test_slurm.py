@@ -323,8 +323,9 @@ def test_tasks_of_a_step_meet_without_a_host_or_place_and_lose_one(run: Submitte
 
 @pytest.mark.thorough
 def test_tasks_whose_time_ends_leave_with_a_checkpoint_and_are_queued_again(run: Submitted, cluster: Cluster) -> None:
-    run.submit("1:2", "--time=2", checkpoint=f"file://{run.directory}")  # minutes; the notice comes after the first one
+    run.submit("1:2", "--time=3", checkpoint=f"file://{run.directory}")  # minutes; the notice comes a minute earlier
     run.wait_for_world(2)
+    run.wait_until(lambda _: len(run.events("notice")) == 2, "the end of the time")
     tasks = run.wait_for_tasks(lambda tasks: _restarts(tasks) == 2)
     assert {task["JobState"] for task in tasks.values()} == {"PENDING"}
     last = max(event["step"] for event in run.events("step"))

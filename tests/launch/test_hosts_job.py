@@ -92,6 +92,7 @@ def test_endpoint_of_the_user_is_that_of_the_nodes() -> None:
         (["--join=elasticflow-runs/x"], "Received: --join"),
         (["--ssh-command="], "Received: --ssh-command="),
         (["--ssh-command='"], "Received: --ssh-command='"),
+        (["--left-status=300"], "Received: --left-status=300"),
         (["--nnodes=0:3"], "Received: --nnodes=0:3"),
         (["--hosts=missing.txt"], "Received: --hosts=missing.txt"),
     ],

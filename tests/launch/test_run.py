@@ -25,6 +25,7 @@ from ef_common.core.membership import Settings
 from ef_common.errors import UsageError
 from ef_common.launch import joining, run_directory
 from ef_common.launch import run as launcher
+from ef_common.launch.signals import listening
 from ef_common.protocol.auth import Token
 from ef_common.storage.checkpoints import Checkpoints
 from ef_common.storage.store import Store
@@ -231,7 +232,7 @@ def test_end_of_the_terminal_lets_the_workers_leave_and_never_kills_them(
     sent: list[signal.Signals], noted: list[signal.Signals], request: pytest.FixtureRequest
 ) -> None:
     request.addfinalizer(partial(signal.signal, signal.SIGHUP, signal.signal(signal.SIGHUP, signal.SIG_DFL)))
-    with launcher._listening() as signals:
+    with listening() as signals:
         for number in sent:
             signal.raise_signal(number)
     assert signals == noted
@@ -241,7 +242,7 @@ def test_end_of_the_terminal_lets_the_workers_leave_and_never_kills_them(
 def test_launcher_that_is_to_outlive_its_terminal_goes_on_ignoring_its_end() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with launcher._listening() as signals:
+        with listening() as signals:
             signal.raise_signal(signal.SIGHUP)
         assert signals == []
     finally:
