@@ -454,10 +454,11 @@ _FIELDS: dict[str, dict[str, Check]] = {
     "straggler": {"slow": _flag, "ratio": _number, "waiting": _number},
     # A measure of the throughput with so many nodes: samples per second of all workers, the standard deviation of its
     # parts, and for how long it was measured. Told by the worker of rank 0. The optional field noise_scale is that of
-    # the gradients, in samples.
+    # the gradients, in samples; change_s is for how long training pauses at a change of the number of nodes.
     "throughput": {"nodes": _count, "samples_per_s": _number, "spread": _number, "seconds": _number},
     # The job has decided on the number of nodes that it wants (wanted), while it had so many (nodes), for this reason;
-    # or on the replacement of a straggler. Told by the worker of rank 0.
+    # or on the replacement of a straggler. Told by the worker of rank 0. The optional field batch_size is the batch of
+    # all workers that it has chosen, in samples.
     "autoscale": {"nodes": _count, "wanted": _count, "reason": _text},
     # A newcomer is about to be ready: it has read its stream up to this position.
     "walked": {"epoch": _count, "cursor": _count},

@@ -45,11 +45,11 @@ class FitCompensation:
         model: The model, built, with its optimizers.
         session: The worker's session.
         log: Event log.
-        batch_size: Tells the samples of one worker's full batch.
+        batch_size: Tells the samples of one worker in a step of so many workers.
     """
 
     def __init__(
-        self, settings: Compensation, model: Any, session: Session, *, log: EventLog, batch_size: Callable[[], int]
+        self, settings: Compensation, model: Any, session: Session, *, log: EventLog, batch_size: Callable[[int], int]
     ) -> None:
         self.compensator = Compensator(settings, session, log=log)
         self._batch_size = batch_size
@@ -62,7 +62,7 @@ class FitCompensation:
         self._main = max(everybody, key=lambda optimizer: optimizer.built, default=None)  # the first that has variables
         self._accumulation = hooks.accumulation(self._main)
         self._num_applied = 0
-        self._settled: View | None = None
+        self._settled: tuple[View, int] | None = None
         self._global_batch_size = 0
 
     def _scaled_of(self, optimizer: Any) -> ScaledOptimizer:
@@ -84,12 +84,15 @@ class FitCompensation:
             step: Number of the update.
         """
         self._num_applied += 1
-        if self._num_applied % self._accumulation or contributors is self._settled:
-            return  # settled, as in nearly all steps
-        share = self._batch_size() * self._accumulation
+        if self._num_applied % self._accumulation:
+            return
+        local, settled = self._batch_size(contributors.world_size), self._settled
+        if settled is not None and contributors is settled[0] and local == settled[1]:
+            return  # as in nearly all steps
+        share = local * self._accumulation
         self.compensator.commit(contributors, share, step=step)
         self._global_batch_size = contributors.world_size * share
-        self._settled = contributors if self.compensator.settled else None
+        self._settled = (contributors, local) if self.compensator.settled else None
         self._set_ratio()
         for scaled in self._scaled:
             scaled.rescale_momentum(self._ratio)

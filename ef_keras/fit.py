@@ -119,8 +119,7 @@ class Fit:
         )
         self.data.dealer.num_epochs = lambda: callbacks.params["epochs"]
         if self._autoscaler is not None:
-            self.data.dealer.on_committed = self._autoscaler.committed
-            self._autoscaler.remaining_samples = self.data.dealer.remaining_samples
+            self._autoscaler.follow(self.data.dealer)
             self._undo.callback(self._autoscaler.close)
         self._undo.callback(self.data.close)
         self.data.on_length = self._set_length
@@ -165,7 +164,7 @@ class Fit:
         if self._autoscaler is not None and self._global is None:
             autoscaler, dealer = self._autoscaler, self.data.dealer
             self._reducer.measures = lambda: autoscaler.measures_noise(dealer.num_updates)
-            self._reducer.on_measured = autoscaler.note_squares
+            self._reducer.asks, self._reducer.on_measured = autoscaler.asks, autoscaler.note_squares
         if not model.trainable_variables:
             self.data.on_no_update = self._reducer.reduce_nothing
         self._undo.callback(self._reducer.detach)
@@ -196,7 +195,7 @@ class Fit:
         compensates = worker.elastic or compensation.reference_batch_size is not None
         if self._global_batch is None and compensation.rule != "none" and compensates:
             self.compensation = FitCompensation(
-                compensation, model, self._session, log=worker.log, batch_size=lambda: self.data.full_batch
+                compensation, model, self._session, log=worker.log, batch_size=self.data.local_samples
             )
         if self._settings.schedules_follow_samples:
             self.schedules = FitSchedules(model, self.data.dealer)
@@ -468,7 +467,8 @@ class Fit:
             self.compensation.show(logs)
         elif self._worker.elastic:
             accumulation = max(map(hooks.accumulation, hooks.optimizers(self._model)), default=1)
-            of_all = self._session.completed_in.world_size * self.data.full_batch * accumulation
+            num_workers = self._session.completed_in.world_size
+            of_all = num_workers * self.data.local_samples(num_workers) * accumulation
             size = self._settings.global_batch_size or of_all
             logs.update({"lr_scale": 1.0, "global_batch_size": float(size)})
 

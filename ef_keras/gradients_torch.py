@@ -57,7 +57,8 @@ class TorchReducer(Reducer):
 
     def _after_backward(self, loss: Any) -> None:
         self._gradients.wants_stop = self.wants_stop
-        self._gradients.measures, self._gradients.on_measured = self.measures, self.on_measured
+        self._gradients.measures, self._gradients.asks = self.measures, self.asks
+        self._gradients.on_measured = self.on_measured
         with leaving_cleanly():
             contributors = self._gradients.after_backward() or self.session.completed_in
         self.stop_agreed = self._gradients.num_stops > 0

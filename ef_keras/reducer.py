@@ -34,7 +34,7 @@ class Reducer(ABC):
         fraction: Size of this worker's batch, as a part of a full one.
         wants_stop: This worker wants to stop after the next step; all then do.
         stop_agreed: All workers stop after this step.
-        measures, on_measured: See :class:`~ef_common.collectives.gradients.reducer.GradientReducer`.
+        measures, asks, on_measured: See :class:`~ef_common.collectives.gradients.reducer.GradientReducer`.
         error: The exception that ended a step within the framework's code, which may not pass it on.
     """
 
@@ -49,7 +49,8 @@ class Reducer(ABC):
         self.wants_stop = False
         self.stop_agreed = False
         self.measures: Callable[[], bool] = lambda: False
-        self.on_measured: Callable[[float, float], None] = lambda local, reduced: None
+        self.asks: Callable[[], float] = lambda: 0.0
+        self.on_measured: Callable[[float, float, float], None] = lambda local, reduced, asked: None
         self.error: BaseException | None = None
         self._loss: Any = None
         self._values: ArrayBuckets | None = None
@@ -99,6 +100,7 @@ class Reducer(ABC):
         )
         reduction.on_wait = self.on_wait
         reduction.measures = self.measures()
+        reduction.asks = self.asks() if reduction.measures else 0.0
         return reduction
 
     def complete(self, reduction: ArrayReduction, loss: float | None) -> None:
@@ -109,7 +111,8 @@ class Reducer(ABC):
         self.session.agree(reduction.num_changes, reduction.num_wishes)
         self.stop_agreed = reduction.num_stops > 0
         if reduction.measures and contributors.world_size > 1:
-            self.on_measured(reduction.squared_norms / contributors.world_size, squared_norm(reduction.reduced()[0]))
+            local = reduction.squared_norms / contributors.world_size
+            self.on_measured(local, squared_norm(reduction.reduced()[0]), reduction.asked)
         self.on_update(contributors, loss)
 
     def reduce_nothing(self) -> None:

@@ -35,7 +35,7 @@ class FitSchedules:
     """
 
     def __init__(self, model: Any, dealer: Dealer) -> None:
-        self.batch_size = dealer.batch_size
+        self.batch_size = sharding.local_batch(dealer.batch_size, 1, dealer.max_batch)
         self._dealer = dealer
         self._epoch = -1
         self._reached = 0  # steps of the one worker in this epoch, at the newest boundary

@@ -102,6 +102,7 @@ class TrainingData:
         self._resumed = False
         self._ahead: tuple[Window, Any] | None = None
         self._checksums: Checksums = []
+        self._local_batch = source.batch_size
 
     def batches(self) -> hooks.Batches:
         """An epoch, in the form that Keras needs."""
@@ -154,8 +155,11 @@ class TrainingData:
         if dealer.progress.remaining == 0:
             return None
         with leaving_cleanly():
-            if session.boundary():
-                self._announce_length()
+            changed = session.boundary()
+        local_batch = dealer.local_batch(session.completed_in.world_size)
+        if changed or local_batch != self._local_batch:
+            self._local_batch = local_batch
+            self._announce_length()
         if self._walk is not None and self._walk.finds_end():
             self._announce_length()
         if dealer.progress.remaining == 0:
@@ -197,6 +201,10 @@ class TrainingData:
         if self._rows is None:
             return self.source.batch(dealer.progress.positions_at(places))
         return self._rows.take([place - dealer.pieces.window.start for place in places])
+
+    def local_samples(self, num_workers: int) -> int:
+        """Samples of one worker in a whole step of so many workers."""
+        return min(self.full_batch, self.dealer.local_samples(num_workers))
 
     @property
     def pass_size(self) -> int:

@@ -70,7 +70,7 @@ class TrainerCompensation:
         # a change of the world.
         self._accumulation = int(trainer.accumulate_grad_batches)
         self._scaled: dict[int, ScaledSettings] = {}
-        self._settled: tuple[View, ElasticLoader] | None = None
+        self._settled: tuple[View, ElasticLoader, int | None] | None = None
         self._ratio = 1.0
         self._batch_size = 0
         for optimizer in trainer.optimizers:
@@ -89,18 +89,24 @@ class TrainerCompensation:
 
     def commit(self, contributors: View, loader: ElasticLoader) -> None:
         """A reduction with these contributors has completed, and the loader has not been notified yet."""
-        settled = self._settled
-        if settled is not None and contributors is settled[0] and loader is settled[1]:
+        settled, dealer = self._settled, loader.dealer
+        if (
+            settled is not None
+            and contributors is settled[0]
+            and loader is settled[1]
+            and dealer.chosen_batch == settled[2]
+        ):
             return  # as in nearly all steps: a step of a small model takes a millisecond
         if loader.progress.uncommitted:
-            self.compensator.commit(contributors, self._share(loader), step=loader.dealer.num_updates + 1)
+            num_workers = contributors.world_size
+            self.compensator.commit(contributors, self._share(loader, num_workers), step=dealer.num_updates + 1)
             self._ratio = self.compensator.ratio or 1.0
-            self._batch_size = contributors.world_size * loader.num_samples
-            self._settled = (contributors, loader) if self.compensator.settled else None
+            self._batch_size = num_workers * dealer.local_samples(num_workers)
+            self._settled = (contributors, loader, dealer.chosen_batch) if self.compensator.settled else None
 
-    def _share(self, loader: ElasticLoader) -> int:
-        """Samples of an update that come from one worker."""
-        return loader.num_samples * self._accumulation
+    def _share(self, loader: ElasticLoader, num_workers: int) -> int:
+        """Samples of an update that come from one worker of so many."""
+        return loader.dealer.local_samples(num_workers) * self._accumulation
 
     def step(
         self, update: Callable[..., Any], optimizer: Optimizer, closure: Callable[[], Any], *args: Any, **kwargs: Any
@@ -136,7 +142,8 @@ class TrainerCompensation:
     @contextmanager
     def shown(self, loader: ElasticLoader) -> Iterator[None]:
         """Show the settings of the next step in all parameter groups within the context."""
-        ratio = self.compensator.upcoming(self._share(loader))
+        num_workers = self.compensator.num_workers
+        ratio = self.compensator.upcoming(self._share(loader, num_workers))
         all_scaled = [self._scaled_of(optimizer) for optimizer in self._trainer.optimizers]
         try:
             for scaled in all_scaled:

@@ -227,7 +227,7 @@ class Fit:
             loader = self.train_loader
             return loader is not None and autoscaler.measures_noise(loader.dealer.num_updates)
 
-        reducer.measures, reducer.on_measured = measures, autoscaler.note_squares
+        reducer.measures, reducer.asks, reducer.on_measured = measures, autoscaler.asks, autoscaler.note_squares
 
     def _set_up_repetition(self) -> None:
         """Allow steps to be repeated where Lightning makes them and each worker makes the same passes."""
@@ -441,8 +441,7 @@ class Fit:
                 seeded=self._settings.deterministic,
             )
         if self.autoscaler is not None and not self.in_trial:
-            loader.dealer.on_committed = self.autoscaler.committed
-            self.autoscaler.remaining_samples = loader.dealer.remaining_samples
+            self.autoscaler.follow(loader.dealer, accumulation=int(self._trainer.accumulate_grad_batches))
         if global_batch is not None:
             self._set_up_global_step(loader)
         if worker.elastic or worker.audit or self.follows_samples or self.checkpoints is not None:

@@ -110,7 +110,8 @@ class Schedules:
 
     def _batch_size(self, loader: ElasticLoader) -> int:
         """The reference world's batch size while the loader has this one."""
-        now = loader.dealer.batch_size
+        dealer = loader.dealer
+        now = sharding.local_batch(dealer.batch_size, self.world_size, dealer.max_batch)
         if self.batch_size is not None and self._own_batch_size is not None:
             self.batch_size *= Fraction(now, self._own_batch_size)
         self._own_batch_size = now
@@ -188,7 +189,8 @@ class Schedules:
 
     def _update(self, loader: ElasticLoader) -> int:
         """Positions of an update in the current world."""
-        num = 1 if self._by_steps else loader.dealer.batch_size * self._session.completed_in.world_size
+        num_workers = self._session.completed_in.world_size
+        num = 1 if self._by_steps else loader.dealer.local_batch(num_workers) * num_workers
         return num * int(self._trainer.accumulate_grad_batches)
 
     def between_batches(self) -> None:

@@ -121,6 +121,7 @@ class StreamLoader(ElasticLoader):
         turns.on_fault = self._note_fault
         self._dealing = StreamDealer(self.dealer, session, turns)
         self._shards: Sequence[Any] = ()
+        self._told_of_few = False
 
     @property
     def dataset(self) -> Any:
@@ -136,6 +137,7 @@ class StreamLoader(ElasticLoader):
         self._open_epoch(epoch)
         self._digest = agree_on_shards(self._session, self._shards)
         self._dealing.begin(epoch, self._plan(), len(self._shards))
+        self._tell_of_few_shards()
         self._plan_of = None
 
     def _open_epoch(self, epoch: int) -> None:
@@ -143,6 +145,20 @@ class StreamLoader(ElasticLoader):
         self._stream.set_epoch(epoch)
         self._shards = self._stream.shards()
         self._lanes.begin(self._shards, epoch=epoch, seed=self.seed)
+
+    def _tell_of_few_shards(self) -> None:
+        """Once: what it costs if some data workers have no shard of their own."""
+        session, num_readers = self._session, self._session.completed_in.world_size * self._lanes.num_lanes
+        if self._told_of_few or session.rank != 0 or not 0 < len(self._shards) < num_readers:
+            return
+        self._told_of_few = True
+        logger.warning(
+            "the stream has %d shards for %d readers (data workers of all workers), so shards are cut: a reader opens "
+            "its part in the middle of a shard, and a source that cannot seek reads all that comes before. Make more, "
+            "smaller shards, or use fewer data workers",
+            len(self._shards),
+            num_readers,
+        )
 
     def _plan(self) -> Plan:
         shards, stream, lanes = self._shards, self._stream, self._lanes
@@ -166,7 +182,7 @@ class StreamLoader(ElasticLoader):
         members, before = self._session.completed_in.ids, self.progress
         if before.remaining == 0:
             raise StopIteration
-        plan_of = (members, 0)
+        plan_of = (members, 0, 0)
         is_new = plan_of != self._plan_of
         if is_new:
             self._plan_of = plan_of

@@ -83,7 +83,7 @@ class ElasticLoader(WrappedLoader):
         self._order = np.arange(0)
         self._wants_epoch = True
         self._resumed = False
-        self._plan_of: tuple[tuple[str, ...], int] | None = None
+        self._plan_of: tuple[tuple[str, ...], int, int] | None = None
         self.padding = False
         self.is_even = self._is_filled = False
         # Until the training begins: batches of an epoch of so many positions in the world that schedules are made for.
@@ -119,11 +119,6 @@ class ElasticLoader(WrappedLoader):
     def progress(self) -> EpochProgress:
         """How far the epoch is."""
         return self.dealer.progress
-
-    @property
-    def num_samples(self) -> int:
-        """Samples of a full batch of one worker."""
-        return self._reading.num_samples
 
     @property
     def is_endless(self) -> bool:
@@ -288,7 +283,8 @@ class ElasticLoader(WrappedLoader):
         members, before = self._session.completed_in.ids, dealer.progress
         if before.remaining == 0:
             raise StopIteration
-        plan_of = (members, len(before.returned))
+        local_batch = dealer.local_batch(len(members))
+        plan_of = (members, len(before.returned), local_batch)
         is_new = plan_of != self._plan_of
         if is_new:
             self.on_members()
@@ -304,12 +300,12 @@ class ElasticLoader(WrappedLoader):
         if self._walk is not None:
             with leaving_cleanly():
                 self._walk.follow(window)
-            dealer.samples_per_position = self.num_samples
+            dealer.samples_per_position = self._reading.num_samples
         if dealer.global_batch is not None:
             self.padding = not dealer.pieces.mine
             return self._planned.next()
         # All have a share of a whole window; only the last ones of an epoch are smaller.
-        is_whole = window.stop - window.start == dealer.batch_size * len(members)
+        is_whole = window.stop - window.start == local_batch * len(members)
         self.padding = not is_whole and _is_empty(window.slice_of(self._session.worker.id))
         return self._planned.next()
 
@@ -347,7 +343,7 @@ class ElasticLoader(WrappedLoader):
         if self.dealer.global_batch is not None:
             yield from self._shared_batches(progress, members, skip)
             return
-        rank, size = members.index(self._session.worker.id), self.dealer.batch_size
+        rank, size = members.index(self._session.worker.id), self.dealer.local_batch(len(members))
         progress, starts = sharding.whole_windows(progress, len(members), batch_size=size)
         at, order, length = self._reading.at, self._order, self.progress.length
         for start in starts[skip:]:
@@ -473,6 +469,7 @@ class ElasticLoader(WrappedLoader):
         else:
             previous.finish()
             self.seed, self.dealer.num_updates = previous.seed, previous.dealer.num_updates
+            self.dealer.chosen_batch = previous.dealer.chosen_batch
             self.is_even = previous.is_even
         previous.close()
 

@@ -14,6 +14,7 @@ from ef_common.core.throughput import Measure
 from ef_common.core.view import Member, View
 from ef_common.data import autoscaler, fleet
 from ef_common.data.autoscaler import Autoscaler
+from ef_common.data.dealer import Dealer
 from ef_common.data.fleet import LATE_S, RELEASE_S
 from ef_common.data.replacing import MOST_PER_HOUR
 from ef_common.events import EventLog
@@ -64,6 +65,7 @@ class Job:
         self.room: Room | None = None
         self._limits = (min_nodes, max_nodes)
         self.wishes: list[int] = []
+        self.is_alone = False
         self.rank, self.newcomer, self.entering, self.paused_s = rank, False, False, 0.0
         self.rate: Callable[[int], float] = lambda nodes: 100.0 * nodes
         self.members: list[str] = []
@@ -352,12 +354,121 @@ def test_noise_of_the_gradients_is_measured_in_every_few_updates_where_a_policy_
     local_batch, global_batch = 32, 128
     for _ in range(300):
         if scaler.measures_noise(job.step):  # |G|² = 4 and tr(Σ) = 800
-            scaler.note_squares(4 + 800 / local_batch, 4 + 800 / global_batch)
+            scaler.note_squares(4 + 800 / local_batch, 4 + 800 / global_batch, 0.0)
         job.train(scaler, 1)
     assert policy.seen[-1].history.noise_scale == pytest.approx(200.0)
     assert [scaler.measures_noise(step) for step in range(8)] == [True, False, False, False] * 2
     other = Autoscaler(Autoscale(), job, log=EventLog(None, "w0"))  # type: ignore[arg-type]
     assert not other.measures_noise(0)
+
+
+# ---------------------------------------------------------------- the batch
+
+
+def dealt(job: Job, scaler: Autoscaler, *, samples_per_position: float = 1.0, accumulation: int = 1) -> Dealer:
+    """The dealer of a training in which each worker has batches of 32 positions."""
+    dealer = Dealer(job, log=EventLog(None, "w0"), batch_size=32)  # type: ignore[arg-type]
+    dealer.samples_per_position = samples_per_position
+    scaler.follow(dealer, accumulation=accumulation)
+    return dealer
+
+
+class AsksForBatch:
+    """A policy that wants this batch, and no other size."""
+
+    def __init__(self, batch_size: int) -> None:
+        self.batch_size = batch_size
+
+    def decide(self, situation: Situation) -> Target:
+        self.seen = situation
+        return Target(situation.size, "the test says so", self.batch_size)
+
+
+def choosing(job: Job, batch_size: int, heard: Heard, **limits: int) -> Autoscaler:
+    return Autoscaler(
+        Autoscale(policy=AsksForBatch(batch_size), every_steps=EVERY, **limits),
+        job,  # type: ignore[arg-type]
+        log=EventLog(None, "w0", listener=heard),
+        clock=lambda: job.now,
+        wall=lambda: 1e9 + job.now,
+    )
+
+
+def test_limit_of_the_batch_counts_for_an_update(make: Any) -> None:
+    job = Job(2)
+    scaler, _, _ = make(job, max_global_batch_size=96)
+    assert [dealt(job, scaler).local_batch(size) for size in (1, 2, 3, 4, 8)] == [32, 32, 32, 24, 12]
+    assert [dealt(job, scaler, accumulation=2).local_batch(size) for size in (1, 2, 4)] == [32, 24, 12]
+
+
+def test_batches_that_cannot_be_divided_stay_as_they_are(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+    job = Job(2)
+    scaler, _, _ = make(job, max_global_batch_size=64)
+    dealer = Dealer(job, log=EventLog(None, "w0"), batch_size=1)  # type: ignore[arg-type]
+    dealer.samples_per_position = 32
+    scaler.follow(dealer)
+    assert dealer.local_batch(8) == 1
+    assert "max_global_batch_size has no effect" in caplog.text
+
+
+def test_batch_that_rank_zero_asks_for_is_taken_over_in_the_same_update(heard: Heard) -> None:
+    job = Job(4)
+    scaler = choosing(job, 64, heard, max_global_batch_size=128)
+    dealer = dealt(job, scaler)
+    job.train(scaler)
+    assert dealer.local_batch(4) == 32  # nobody has been told yet
+    assert scaler.asks() == 16.0
+    scaler.note_squares(1.0, 1.0, scaler.asks())
+    job.train(scaler, 1)
+    assert [dealer.local_batch(size) for size in (1, 2, 4, 8)] == [32, 32, 16, 8]
+    chosen = [record for record in heard.records if record["kind"] == "autoscale"]
+    assert [(record["nodes"], record["wanted"], record["batch_size"]) for record in chosen] == [(4, 4, 64)]
+    other = dealt(job, choosing(job, 64, heard, max_global_batch_size=128))
+    other.load_state(dealer.state())
+    assert other.local_batch(4) == 16
+
+
+def test_only_rank_zero_asks(heard: Heard) -> None:
+    job = Job(4)
+    scaler = choosing(job, 64, heard, max_global_batch_size=128)
+    job.train(scaler)
+    job.rank = 1
+    assert scaler.asks() == 0.0
+
+
+def test_lone_worker_follows_itself(heard: Heard) -> None:
+    job = Job(1)
+    scaler = choosing(job, 8, heard, max_global_batch_size=128)
+    dealer = dealt(job, scaler)
+    job.train(scaler, EVERY + 1)
+    assert dealer.local_batch(1) == 8
+
+
+@pytest.mark.parametrize(("asked", "batch"), [(1000, 24), (1, 16)], ids=["above", "below"])
+def test_chosen_batch_lies_between_the_limits(heard: Heard, asked: int, batch: int) -> None:
+    job = Job(1)
+    scaler = choosing(job, asked, heard, min_global_batch_size=16, max_global_batch_size=24)
+    dealer = dealt(job, scaler)
+    job.train(scaler, EVERY + 1)
+    assert dealer.local_batch(1) == batch
+
+
+def test_without_a_limit_no_batch_is_chosen(heard: Heard) -> None:
+    job = Job(1)
+    scaler = choosing(job, 8, heard)
+    dealer = dealt(job, scaler)
+    job.train(scaler, EVERY + 1)
+    assert dealer.local_batch(1) == 32
+    assert [record for record in heard.records if record["kind"] == "autoscale"] == []
+
+
+def test_policy_sees_the_whole_batch_and_the_workers_own(heard: Heard) -> None:
+    job = Job(2)
+    scaler = choosing(job, 64, heard, max_global_batch_size=48)
+    dealt(job, scaler, accumulation=2)
+    job.train(scaler)
+    policy: Any = scaler._policy
+    assert (policy.seen.batch_size, policy.seen.local_batch_size) == (2 * 2 * 12, 64)
 
 
 # ---------------------------------------------------------------- stragglers

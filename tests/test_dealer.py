@@ -42,6 +42,32 @@ def test_dealer_notes_its_share_of_each_step_and_its_end(tmp_path: Path) -> None
     assert (noted(tmp_path).step, noted(tmp_path).ranges) == (2, ((8, 12),))
 
 
+def test_limited_batch_is_shared_by_the_members(tmp_path: Path) -> None:
+    dealer, session = make(tmp_path)
+    dealer.max_batch = 6
+    dealer.begin(0, 21)
+    session.completed_in = View(1, (*SOLO.members, Member("b", "n", ""), Member("c", "n", "")))
+    assert dealer.num_steps() == 4
+    windows = []
+    while dealer.progress.remaining:
+        windows.append(dealer.deal())
+        dealer.commit(session.completed_in)
+    assert [window.stop - window.start for window in windows] == [6, 6, 6, 3]
+    assert windows[0].shares() == {member.id: 2 for member in session.completed_in.members}
+    dealer.max_batch = 4  # two members have their own batches, and three have two positions at least
+    assert [dealer.local_batch(size) for size in (1, 2, 3)] == [4, 2, 2]
+
+
+def test_chosen_batch_counts_only_below_a_limit(tmp_path: Path) -> None:
+    dealer, _ = make(tmp_path)
+    dealer.chosen_batch = 2
+    assert dealer.local_batch(1) == 4  # of a checkpoint; whoever goes on does not choose
+    dealer.max_batch = 3
+    assert dealer.local_batch(1) == 2
+    dealer.chosen_batch = 8
+    assert dealer.local_batch(1) == 3
+
+
 def test_dealer_notes_all_batches_of_an_accumulation(tmp_path: Path) -> None:
     dealer, _ = make(tmp_path)
     dealer.begin(0, 20)

@@ -57,12 +57,19 @@ def test_settings_name_how_the_job_chooses_its_size_before_the_environment_does(
         ({"size": 3}, "the settings of autoscale"),
         (3, "autoscale is given as"),
         (True, "autoscale is given as"),
-        ("policy=goodput,max_global_batch_size=1024", "cannot change the batch of a training yet"),
     ],
 )
 def test_settings_refuse_what_autoscale_cannot_be(given: Any, expected: str) -> None:
     with pytest.raises(UsageError, match=re.escape(expected)):
         ElasticSettings.of(autoscale=given)
+
+
+def test_settings_refuse_a_batch_that_is_fixed_and_limited() -> None:
+    limited = Autoscale(max_global_batch_size=1024)
+    with pytest.raises(UsageError, match="global_batch_size=64, max_global_batch_size=1024"):
+        ElasticSettings(global_batch_size=64).autoscaling(limited)
+    assert ElasticSettings(global_batch_size=64).autoscaling(Autoscale()) == Autoscale()
+    assert ElasticSettings().autoscaling(limited) == limited
 
 
 def test_settings_claim_where_the_checkpoints_are_unless_a_place_is_named() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+from ef_common.core.throughput import History
 from ef_common.core.view import Member, View
 from ef_common.data.meter import COLUMNS, Meter
 
@@ -19,6 +20,12 @@ def test_row_has_the_speed_and_the_pauses_since_the_one_before() -> None:
     session.completed_in = View(2, members[:1])
     assert meter.row() == {"world_size": 1.0, "samples_per_s": 10.0, "pause_s": 0.75}
     assert set(meter.row()) < set(COLUMNS)
-    chooses = Meter(session, SimpleNamespace(wanted_nodes=3), clock=lambda: now)  # type: ignore[arg-type]
+    scaler = SimpleNamespace(wanted_nodes=3, history=History())
+    chooses = Meter(session, scaler, clock=lambda: now)  # type: ignore[arg-type]
     assert chooses.row()["wanted_nodes"] == 3.0
+    assert "noise_scale" not in chooses.row()
+    scaler.history = History().with_noise_scale(200.0)
+    assert chooses.row()["noise_scale"] == 200.0
     assert set(chooses.row()) < set(COLUMNS)
+    scaler.wanted_nodes = None  # it only replaces stragglers
+    assert "noise_scale" not in chooses.row()

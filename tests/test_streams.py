@@ -275,7 +275,7 @@ def lanes_of(stream: Numbers, num_workers: int = 0, **settings: Any) -> LaneLoad
 
 def deal(lanes: LaneLoader, held: Held) -> tuple[list[int], dict[int, int], Held]:
     """Read and take the next batch; the lanes afterwards."""
-    found = lanes.read(held)
+    found = lanes.read(held, 2)
     lane = clipped(held.lanes[held.turn], found.ends)
     parts, rest = taken(lane, 2)
     lanes.take(parts)
@@ -304,7 +304,7 @@ def test_batch_that_was_read_ahead_is_dropped_if_the_lane_has_changed(num_worker
     held = Held(((Piece(0, 0, OPEN),), (Piece(1, 0, OPEN),))[: lanes.num_lanes])
     for _ in range(3):
         _, _, held = deal(lanes, held)
-    lanes.read(held)
+    lanes.read(held, 2)
     changed = Held(tuple((Piece(0, 30 + number, OPEN),) for number in range(lanes.num_lanes)), held.turn)
 
     batch, _, held = deal(lanes, changed)
@@ -330,7 +330,7 @@ def test_batch_may_be_read_again_in_another_size() -> None:
 
 def test_stream_that_changes_while_it_is_read_is_refused() -> None:
     lanes = lanes_of(Numbers("0:9"))
-    lanes.read(Held(((Piece(0, 0, OPEN),),)))
+    lanes.read(Held(((Piece(0, 0, OPEN),),)), 2)
 
     with pytest.raises(UsageError, match="samples 0 to 1 of '0:9'"):
         lanes.take((Piece(0, 0, 1),))
@@ -417,3 +417,14 @@ def test_shard_that_is_shorter_than_it_says_is_named() -> None:
         UsageError, match=r"shard .0:3. has fewer samples than its length says\. Expected: 5\. Received: 3"
     ):
         IndexedStream(StreamDataset(Short("0:3")), list).__getitems__([2, 3])
+
+
+def test_batch_of_another_size_is_read_again_from_where_it_was_dealt() -> None:
+    lanes = lanes_of(Numbers("0:50"))
+    _, _, held = deal(lanes, Held(((Piece(0, 0, OPEN),),)))
+    lanes.read(held, 2)
+
+    lanes.read(held, 5)
+    lanes.take((Piece(0, 2, 7),))
+
+    assert lanes.batch.tolist() == [2, 3, 4, 5, 6]

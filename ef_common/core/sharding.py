@@ -250,6 +250,25 @@ def deal_counts(progress: EpochProgress, members: Sequence[str], counts: Sequenc
     return progress._replace(cursor=window.stop, uncommitted=uncommitted, steps=progress.steps + 1), window
 
 
+def local_batch(batch_size: int, num_members: int, limit: int | None) -> int:
+    """Positions of each member in a step, if all members together have a limit.
+
+    The rule of Or, Zhang and Freedman (2020), "Resource Elasticity in Distributed Deep Learning": each member has a
+    batch of its own until all of them together would exceed the limit; from there on, they share the limit.
+
+    Args:
+        batch_size: Positions of a member's own batch.
+        num_members: At least 1.
+        limit: Positions of a step of all members; None: none. No member has fewer than `MIN_SHARE` for it.
+
+    >>> [local_batch(32, members, 100) for members in (1, 2, 3, 4, 200)]
+    [32, 32, 32, 25, 2]
+    """
+    if limit is None:
+        return batch_size
+    return min(batch_size, max(MIN_SHARE, limit // num_members))
+
+
 def whole_windows(progress: EpochProgress, num_members: int, *, batch_size: int) -> tuple[EpochProgress, range]:
     """Deal the next windows at once that are whole and hold no returned position.
 

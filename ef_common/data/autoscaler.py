@@ -19,6 +19,7 @@ from ef_common.core.noise_scale import NoiseScale
 from ef_common.core.room import Room
 from ef_common.core.throughput import History, Window
 from ef_common.core.view import View
+from ef_common.data.dealer import Dealer
 from ef_common.data.fleet import Fleet
 from ef_common.data.provisioners import Provisioner
 from ef_common.data.replacing import Replacing
@@ -48,7 +49,6 @@ class Autoscaler:
 
     Attributes:
         history: What is known of the throughput at each number of nodes.
-        remaining_samples: Tells how many samples are left of the training; None if that is unknown.
     """
 
     def __init__(
@@ -67,7 +67,9 @@ class Autoscaler:
         self._replacing = Replacing(session, self._fleet, keeps_wish=settings is not None, tell=self._tell, clock=clock)
         self._policy: Policy | None = None if settings is None else settings.make_policy()
         self.history = History()
-        self.remaining_samples: Callable[[], float | None] = lambda: None
+        self._dealer: Dealer | None = None
+        self._accumulation = 1
+        self._wanted_batch: int | None = None  # samples of an update, of all workers
         self._window = Window(10 if settings is None else settings.every_steps)
         self._view: View | None = None
         self._nodes = 0
@@ -77,10 +79,34 @@ class Autoscaler:
         self._batch_size = 0
         self._noise = NoiseScale()
         self._squares: tuple[float, float] | None = None
+        self._asked = 0.0
         self._elapsed_s = self._worker_s = 0.0
         self._look_at = 0.0
         self._acts = False
         self._has_checked = False
+
+    def follow(self, dealer: Dealer, *, accumulation: int = 1) -> None:
+        """Measure and control the training whose samples this dealer deals, the newest one that was given.
+
+        Args:
+            dealer: Deals them.
+            accumulation: Steps of an update.
+        """
+        self._dealer, self._accumulation = dealer, accumulation
+        dealer.on_committed = self.committed
+        limit = None if self._settings is None else self._settings.max_global_batch_size
+        if limit is not None:
+            dealer.max_batch = self._positions(dealer, limit)
+            if dealer.samples_per_position > 1:
+                logger.warning(
+                    "max_global_batch_size has no effect, because batches of these data cannot be divided. Pass one "
+                    "DataLoader, arrays or an ef_keras.dataset. Received: max_global_batch_size=%d",
+                    limit,
+                )
+
+    def _positions(self, dealer: Dealer, num_samples: float) -> int:
+        """Positions of a step that has so many samples in an update."""
+        return max(1, int(num_samples / (dealer.samples_per_position * self._accumulation)))
 
     # ------------------------------------------------------------ a step
 
@@ -93,14 +119,21 @@ class Autoscaler:
         """Whether the gradients of the next update are measured: every few, which is the same in all members."""
         return self.needs_noise and num_updates % _NOISE_EVERY == 0
 
-    def note_squares(self, local: float, reduced: float) -> None:
+    def asks(self) -> float:
+        """In rank 0, if the policy has chosen a batch: samples of one worker in an update, for all; else 0."""
+        if self._wanted_batch is None or self._session.rank != 0:
+            return 0.0
+        return self._wanted_batch / self._session.completed_in.world_size
+
+    def note_squares(self, local: float, reduced: float, asked: float) -> None:
         """The gradients of the update that is about to be committed were measured.
 
         Args:
             local: Mean over the members of the squared norm of their own gradient.
             reduced: Squared norm of the mean gradient.
+            asked: Sum of what the members have asked for.
         """
-        self._squares = (local, reduced)
+        self._squares, self._asked = (local, reduced), asked
 
     def committed(self, contributors: View, num_samples: float, step: int) -> None:
         """All members have made an update.
@@ -111,6 +144,7 @@ class Autoscaler:
             step: Number of the update.
         """
         session, settings, now = self._session, self._settings, self._clock()
+        self._choose_batch(contributors)
         if session.newcomer or session.entering:
             return
         if settings is not None:
@@ -124,6 +158,17 @@ class Autoscaler:
             return
         self._look_at = now + _LOOK_S
         self._act(settings, room, contributors, is_due=is_due)
+
+    def _choose_batch(self, contributors: View) -> None:
+        """Take over the batch that rank 0 has asked for: all members have read this in the same update."""
+        asked, self._asked = self._asked, 0.0
+        if contributors.world_size == 1:
+            asked = self.asks()
+        if asked and self._dealer is not None:
+            before, chosen = self._dealer.chosen_batch, round(asked * contributors.world_size)
+            self._dealer.chosen_batch = self._positions(self._dealer, chosen)
+            if self._dealer.chosen_batch != before:
+                self._window.restart()
 
     def _act(self, settings: Autoscale | None, room: Room, view: View, *, is_due: bool) -> None:
         if not self._acts:
@@ -173,7 +218,7 @@ class Autoscaler:
                 samples_per_s=measure.throughput,
                 spread=measure.spread,
                 seconds=measure.seconds,
-                **({} if self.history.noise_scale is None else {"noise_scale": self.history.noise_scale}),
+                **_known(noise_scale=self.history.noise_scale, change_s=self.history.change_s or None),
             )
 
     def _note_noise(self, view: View, num_samples: float) -> None:
@@ -212,20 +257,44 @@ class Autoscaler:
             most=most,
             now=self._wall(),
             history=self.history,
-            batch_size=max(1, self._batch_size),
+            batch_size=self._present_batch_size,
+            local_batch_size=self._own_batch_size,
             workers_per_node=max(1, self._session.completed_in.world_size // max(1, self._nodes)),
             elapsed_s=self._elapsed_s,
             worker_s=self._worker_s,
-            remaining_samples=self.remaining_samples(),
+            remaining_samples=None if self._dealer is None else self._dealer.remaining_samples(),
         )
-        target = self._asked(situation)
-        if target is None or (nodes := situation.bounded(target.size)) == room.nodes:
+        target = self._answer(situation)
+        if target is None:
             return
-        self.history = self.history.with_wanted(nodes)
-        self._log.write("autoscale", nodes=room.nodes, wanted=nodes, reason=target.reason)
-        self._fleet.aim(nodes, room)
+        nodes, chosen, limit = situation.bounded(target.size), {}, settings.max_global_batch_size
+        if target.batch_size is not None and limit is not None:
+            self._wanted_batch = max(settings.min_global_batch_size or 1, min(limit, target.batch_size))
+            chosen = {"batch_size": self._wanted_batch}
+        if nodes == room.nodes and not chosen:
+            return
+        self._log.write("autoscale", nodes=room.nodes, wanted=nodes, reason=target.reason, **chosen)
+        if nodes != room.nodes:
+            self.history = self.history.with_wanted(nodes)
+            self._fleet.aim(nodes, room)
 
-    def _asked(self, situation: Situation) -> Target | None:
+    @property
+    def _present_batch_size(self) -> int:
+        """Samples of a whole update; the newest one may have been the last of an epoch."""
+        dealer, num_workers = self._dealer, self._session.completed_in.world_size
+        if dealer is None or dealer.global_batch is not None:
+            return max(1, self._batch_size)
+        return max(1, dealer.local_samples(num_workers) * num_workers * self._accumulation)
+
+    @property
+    def _own_batch_size(self) -> int | None:
+        """Samples of a worker in an update, if nothing limits them."""
+        dealer = self._dealer
+        if dealer is None:
+            return None
+        return max(1, round(dealer.batch_size * dealer.samples_per_position * self._accumulation))
+
+    def _answer(self, situation: Situation) -> Target | None:
         """What the policy says. It may be the user's, and its mistakes are no reason to end a training."""
         policy = self._policy
         if policy is None:
@@ -234,8 +303,8 @@ class Autoscaler:
             target = policy.decide(situation)
             if target is None:
                 return None
-            size, reason = target[:2]
-            return Target(int(size), str(reason))
+            size, reason, batch_size = (*target, None)[:3]
+            return Target(int(size), str(reason), None if batch_size is None else max(1, int(batch_size)))
         except Exception as error:
             self._policy = None
             logger.warning(
@@ -281,3 +350,7 @@ class Autoscaler:
     def close(self) -> None:
         """The training is over."""
         self._fleet.close()
+
+
+def _known(**values: float | None) -> dict[str, float]:
+    return {name: value for name, value in values.items() if value is not None}

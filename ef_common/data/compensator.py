@@ -72,6 +72,11 @@ class Compensator:
         """Whether nothing changes while the same members contribute as much."""
         return self._ramp is not None and self.settings.is_over(self._ramp)
 
+    @property
+    def num_workers(self) -> int:
+        """Workers that contribute to the next update, if none is lost."""
+        return self._session.completed_in.world_size
+
     def upcoming(self, batch_size: int) -> float:
         """Ratio of the next update, if all members contribute to it."""
         return self.settings.ratio(self._advanced(self._session.completed_in, batch_size))

@@ -39,7 +39,7 @@ class Dealer:
     Args:
         session: The worker's session.
         log: Event log of the worker.
-        batch_size: Positions of one member in a step.
+        batch_size: Positions of one member's own batch.
         min_share: The smallest share of a step; see :func:`ef_common.core.sharding.deal`.
         global_batch: The batch that all members share in a step, if it is fixed.
 
@@ -48,6 +48,9 @@ class Dealer:
         num_updates: Updates of the model that have been made.
         samples_per_position: Samples at one position, unless members share them.
         samples_at: Samples at a position that no update has used yet, where positions may differ in it.
+        max_batch: The most positions of a step of all members; None: each member has its own batch. A global batch of
+            fixed size is not concerned.
+        chosen_batch: Likewise, as the training has chosen it below that; the same in all members.
         is_alone: `deal_alone` may be called.
         is_open: Nobody knows how long an epoch is before its end has come; its length is what it has at most.
         parts: What positions are parts of, if they are dealt with `deal_counts`.
@@ -75,6 +78,8 @@ class Dealer:
         self.num_updates = self._hashed = 0
         self.samples_per_position = 1.0
         self.samples_at: Callable[[int], int] | None = None
+        self.max_batch: int | None = None
+        self.chosen_batch: int | None = None
         self.is_open = False
         self.parts: Parts | None = None
         self.num_epochs: Callable[[], int | None] = lambda: None
@@ -101,12 +106,24 @@ class Dealer:
         if self.progress.epoch >= 0 and self.progress.remaining:
             self._log_end(self.progress, exact=False)
 
+    def local_batch(self, num_members: int) -> int:
+        """Positions of one member in a whole step of so many members."""
+        limit = self.max_batch
+        if limit is not None and self.chosen_batch is not None:
+            limit = min(limit, self.chosen_batch)
+        return sharding.local_batch(self.batch_size, num_members, limit)
+
+    def local_samples(self, num_members: int) -> int:
+        """Samples of one member in a whole step of so many members."""
+        return round(self.local_batch(num_members) * self.samples_per_position)
+
     def num_steps(self, progress: EpochProgress | None = None, world_size: int | None = None) -> int:
         """Steps of the whole epoch (by default, this one), if the world keeps its size or has this one."""
+        world_size = world_size or self._session.completed_in.world_size
         return sharding.num_steps(
             progress or self.progress,
-            world_size or self._session.completed_in.world_size,
-            batch_size=self.batch_size,
+            world_size,
+            batch_size=self.local_batch(world_size),
             min_share=self.min_share,
             global_batch=self.global_batch,
         )
@@ -143,7 +160,7 @@ class Dealer:
         self._note()
         start, stop = window.slice_of(self._session.worker.id)
         # The last ones of an epoch may be smaller, and take as long.
-        whole = self.global_batch is not None or stop - start == self.batch_size
+        whole = self.global_batch is not None or stop - start == self.local_batch(len(window.members))
         self._session.begin_step(stop - start if whole else 0)
         return window
 
@@ -154,7 +171,7 @@ class Dealer:
             False near the end of an epoch, where a window may be cut: then nothing has been dealt.
         """
         epoch, length, cursor, returned, uncommitted, steps = self.progress
-        stop = cursor + self.batch_size
+        stop = cursor + (self.batch_size if self.max_batch is None else self.local_batch(1))
         if stop + self.min_share > length:
             return False
         window = Window(cursor, stop, self._session.completed_in.ids, self._least)
@@ -189,7 +206,11 @@ class Dealer:
     def next_window(self, progress: EpochProgress, members: Sequence[str]) -> tuple[EpochProgress, Window]:
         """The window that would be dealt next to these members."""
         return sharding.deal(
-            progress, members, batch_size=self.batch_size, min_share=self.min_share, global_batch=self.global_batch
+            progress,
+            members,
+            batch_size=self.batch_size if self.global_batch is not None else self.local_batch(len(members)),
+            min_share=self.min_share,
+            global_batch=self.global_batch,
         )
 
     def share_samples(self, num_samples: int, *, batch_size: int, piece: int) -> None:
@@ -316,11 +337,13 @@ class Dealer:
             "cursor": progress.cursor,
             "returned": np.asarray(progress.returned, dtype=np.int64),
             "steps": progress.steps,
+            "chosen_batch": self.chosen_batch or 0,
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from this state."""
         self.num_updates = state["num_updates"]
+        self.chosen_batch = state.get("chosen_batch") or None
         self.progress = EpochProgress(
             epoch=state["epoch"],
             length=state["length"],

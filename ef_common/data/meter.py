@@ -9,8 +9,8 @@ from typing import NamedTuple
 from ef_common.data.autoscaler import Autoscaler
 from ef_common.session import Session
 
-COLUMNS = ("world_size", "samples_per_s", "pause_s", "lr_scale", "global_batch_size", "wanted_nodes")
-"""All columns that loggers get, the last one only if the job chooses its size; if optimizers have different rules, each
+COLUMNS = ("world_size", "samples_per_s", "pause_s", "lr_scale", "global_batch_size", "wanted_nodes", "noise_scale")
+"""All columns that loggers get, the last two only if the job chooses its size; if optimizers have different rules, each
 has an `lr_scale/NAME`."""
 
 
@@ -48,15 +48,19 @@ class Meter:
         Returns:
             `world_size`, the number of workers; and since the row before, or since the beginning: `samples_per_s`, the
             samples that all workers have trained on per second; and `pause_s`, the seconds for which training has
-            paused because workers came or went. If the job chooses its number of nodes, `wanted_nodes`, too.
+            paused because workers came or went. If the job chooses its number of nodes, `wanted_nodes`, too, and the
+            `noise_scale` of the gradients, in samples, if its policy asks for it and it is known.
         """
         before, now = self._before, self._read()
         self._before = now
         took_s = max(now.time - before.time, 1e-9)
-        wanted = None if self._autoscaler is None else self._autoscaler.wanted_nodes
+        autoscaler = self._autoscaler
+        wanted = None if autoscaler is None else autoscaler.wanted_nodes
+        noise_scale = None if autoscaler is None or wanted is None else autoscaler.history.noise_scale
         return {
             "world_size": float(self._session.completed_in.world_size),
             "samples_per_s": (now.num_samples - before.num_samples) / took_s,
             "pause_s": now.paused_s - before.paused_s,
             **({} if wanted is None else {"wanted_nodes": float(wanted)}),
+            **({} if noise_scale is None else {"noise_scale": noise_scale}),
         }

@@ -13,6 +13,7 @@ from ef_common.core.schedule import check_schedules
 from ef_common.data.checkpointer import Checkpointing
 from ef_common.data.claiming import place_of
 from ef_common.data.global_batches import check_size
+from ef_common.errors import UsageError
 from ef_common.storage.claims import Place, place_for
 
 
@@ -97,8 +98,18 @@ class ElasticSettings:
 
         Args:
             default: What the environment says.
+
+        Raises:
+            UsageError: The batch is both fixed and to be chosen.
         """
-        return default if self.autoscale is None else self.autoscale or None
+        found = default if self.autoscale is None else self.autoscale or None
+        if self.global_batch_size is not None and found is not None and found.max_global_batch_size is not None:
+            raise UsageError(
+                "global_batch_size fixes the batch of all workers, so that autoscale cannot limit or choose it. Leave "
+                f"out one of the two. Received: global_batch_size={self.global_batch_size}, "
+                f"max_global_batch_size={found.max_global_batch_size}"
+            )
+        return found
 
     def place(self, default: str | None, *, checkpoints: Checkpointing | None, elastic: bool) -> Place | None:
         """The place of claims; see :func:`~ef_common.data.claiming.place_of`."""

@@ -18,8 +18,16 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
+
+logger = logging.getLogger(__name__)
+
+_TOLD_EVERY_S = 10.0
+_LOOK_EVERY = 1024
+_END: Any = object()
 
 
 class ShardStream(Protocol):
@@ -61,3 +69,25 @@ def begin_epoch(stream: ShardStream, epoch: int) -> None:
     tell = getattr(stream, "set_epoch", None)
     if callable(tell):
         tell(epoch)
+
+
+def skipped(samples: Iterable[Any], num_samples: int, *, what: Any) -> Iterator[Any]:
+    """The samples after the first ones, for a source that cannot seek. If that takes long, the log says how far it is.
+
+    Args:
+        samples: All of them.
+        num_samples: Number of those that are left out.
+        what: The shard, for the log.
+
+    >>> list(skipped("abcd", 2, what="letters"))
+    ['c', 'd']
+    """
+    iterator = iter(samples)
+    told = time.monotonic()
+    for number in range(num_samples):
+        if number % _LOOK_EVERY == 0 and time.monotonic() - told >= _TOLD_EVERY_S:
+            told = time.monotonic()
+            logger.info("shard %s: has skipped %d of %d samples", what, number, num_samples)
+        if next(iterator, _END) is _END:
+            return
+    yield from iterator

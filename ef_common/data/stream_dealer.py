@@ -55,6 +55,7 @@ class StreamDealer:
 
     def deal(self) -> Window | None:
         """Deal the next step; None if the epoch is over."""
+        self.turns.resize(self._dealer.local_batch(self._session.completed_in.world_size))
         parts = self.turns.deal()
         if parts is None:
             self._dealer.end_at(self._dealer.progress.cursor)

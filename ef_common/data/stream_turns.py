@@ -9,6 +9,7 @@ members exchange the ends before they deal the step. That is one small gather.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from ef_common.core.streams import stream as streams
@@ -34,11 +35,12 @@ class Found(NamedTuple):
 class Reader(Protocol):
     """Reads the lanes of this worker."""
 
-    def read(self, held: Held) -> Found:
+    def read(self, held: Held, size: int) -> Found:
         """Read the next batch, of the lane in turn, unless that is done already.
 
         Args:
             held: The lanes, from the first sample on that was not dealt. They may have changed in any way.
+            size: Samples of a whole batch.
         """
 
     def take(self, parts: Lane) -> None:
@@ -93,6 +95,11 @@ class StreamTurns:
         self._plan, self.stream, self.certain = plan, stream, False
         self.ends = {}
 
+    def resize(self, batch_size: int) -> None:
+        """From the next step on, all members have batches of this size."""
+        if batch_size != self.plan.batch_size:
+            self._plan, self.certain = replace(self.plan, batch_size=batch_size), False
+
     def deal(self) -> Mapping[str, Lane] | None:
         """Deal the next step: the parts by member; None if the stream is over.
 
@@ -132,7 +139,7 @@ class StreamTurns:
         return any(streams.upcoming(self.stream, self.plan, member) for member in self.stream.held)
 
     def _read(self) -> Found:
-        return self._reader.read(self.stream.held[self._session.worker.id])
+        return self._reader.read(self.stream.held[self._session.worker.id], self.plan.batch_size)
 
     def _settle(self) -> None:
         """Let all members know the ends in the next batches of all, and find out whether there are any samples."""

@@ -157,8 +157,10 @@ class LaneLoader:
 
     # ------------------------------------------------------------ the port
 
-    def read(self, held: Held) -> Found:
+    def read(self, held: Held, size: int) -> Found:
         """See :class:`~ef_common.data.stream_turns.Reader`."""
+        if size != self._size:
+            self._size, self._turn = size, -1  # what was read ahead has another size
         self._held = held
         lane = held.lanes[held.turn]
         if self._read is not None and not _fits(self._read.trace, lane, self._size):

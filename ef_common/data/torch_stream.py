@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from typing import Any, Literal, get_args
 
 from torch.utils.data import IterableDataset, get_worker_info
 
 from ef_common.core.streams.order import ShardOrder
 from ef_common.data.adapters.recognition import shards_of
-from ef_common.data.shards import ShardStream, begin_epoch, is_shard_stream, length_of
+from ef_common.data.shards import ShardStream, begin_epoch, is_shard_stream, length_of, skipped
 from ef_common.data.shuffle_buffer import shuffled
 from ef_common.errors import UsageError
 
@@ -90,7 +89,7 @@ class StreamDataset(IterableDataset[Any]):
         if not self.shuffle_buffer:
             return iter(self.stream.open(shard, offset))
         key = (self.seed, self._epoch, *repr(shard).encode())
-        return islice(shuffled(self.stream.open(shard, 0), self.shuffle_buffer, key=key), offset, None)
+        return skipped(shuffled(self.stream.open(shard, 0), self.shuffle_buffer, key=key), offset, what=shard)
 
     def order(self, num_shards: int) -> ShardOrder:
         """The order of the epoch's shards."""

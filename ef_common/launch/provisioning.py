@@ -9,6 +9,7 @@ from ef_common.data.provisioners import Orders, Provisioner, ScaleCommand
 from ef_common.errors import UsageError
 from ef_common.launch import run_directory
 from ef_common.launch.environment import WorkerEnvironment
+from ef_common.launch.slurm import SlurmJob, job_in, limit
 
 _NUM_SPARES = 1  # one that replaces a straggler; it is no member until that has gone
 
@@ -35,12 +36,40 @@ class LocalJob:
         """An order is given at once."""
 
 
+class SlurmArray:
+    """The nodes of a job that `elasticflow slurm submit` has submitted: tasks of an array.
+
+    A node that the job has let go has been queued again by its script, and starts when the array may have one more.
+
+    Args:
+        job: The array.
+    """
+
+    def __init__(self, job: SlurmJob) -> None:
+        self._job = job
+
+    def provide(self, nodes: int, *, present: int) -> None:
+        """Let Slurm start nodes until there are so many.
+
+        Raises:
+            UsageError: Slurm refuses it.
+        """
+        limit(self._job, nodes)
+
+    def stop(self) -> None:
+        """Slurm answers soon, or not at all."""
+
+
 def provisioner_for(environment: WorkerEnvironment) -> Provisioner | None:
     """The provisioner of a worker's job; None where nothing starts nodes for it."""
     if environment.scale_command is not None:
         command = ScaleCommand(environment.scale_command, environ=os.environ, timeout_s=environment.scale_timeout_s)
         return Orders(command, name=f"the scale command ({environment.scale_command})", repeats=False)
-    if environment.run_dir is not None and _is_local(environment.run_dir):
+    if environment.run_dir is None:
+        return None
+    if (array := job_in(environment.run_dir)) is not None:
+        return Orders(SlurmArray(array), name=f"Slurm (array {array.number})", repeats=True)
+    if _is_local(environment.run_dir):
         return Orders(LocalJob(environment.run_dir), name="`elasticflow run`", repeats=True)
     return None
 

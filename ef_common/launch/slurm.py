@@ -105,9 +105,20 @@ def scale(job: SlurmJob, num_workers: int) -> None:
             else f"this run can have 1 to {most} workers. Received: {num_workers}"
         )
     num_nodes = num_workers // job.per_node
-    _ask("scontrol", "update", f"JobId={job.number}", f"ArrayTaskThrottle={num_nodes}")
+    limit(job, num_nodes)
     for task in _running(job)[num_nodes:]:
         _ask("scancel", "--batch", "--signal=USR1", f"{job.number}_{task}")
+
+
+def limit(job: SlurmJob, num_nodes: int) -> None:
+    """Let no more nodes of a job start than make so many. Those that run go on.
+
+    Raises:
+        UsageError: Slurm refuses it, or the job is smaller.
+    """
+    if num_nodes > job.max_nodes:
+        raise UsageError(f"the array has {job.max_nodes} tasks, each of which is one node. Received: {num_nodes} nodes")
+    _ask("scontrol", "update", f"JobId={job.number}", f"ArrayTaskThrottle={num_nodes}")
 
 
 def stop(job: SlurmJob, *, kill: bool) -> None:

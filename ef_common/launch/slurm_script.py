@@ -99,7 +99,8 @@ def script_of(submission: Submission, run_dir: Path, *, directory: Path, checkpo
     last = submission.max_nodes - 1
     given = {
         "job-name": Path(submission.command[0]).stem,
-        "array": f"0-{last}",
+        # One that chooses its size begins with the fewest nodes, and asks for more.
+        "array": f"0-{last}%{submission.min_nodes}" if _has(submission, "autoscale") else f"0-{last}",
         "nodes": "1",
         "ntasks": "1",
         "requeue": "",

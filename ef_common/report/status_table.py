@@ -229,9 +229,11 @@ def _progress(status: Status, now: float) -> str:
 def _measured(status: Status) -> str:
     """The throughput at each number of nodes."""
     found = sorted(status.throughputs.items())
-    return (
-        ", ".join(f"{nodes} node{'s' * (nodes > 1)}: {one['samples_per_s']:.0f}" for nodes, one in found) + " samples/s"
-    )
+    sizes = ", ".join(f"{nodes} node{'s' * (nodes > 1)}: {one['samples_per_s']:.0f}" for nodes, one in found)
+    newest = max(status.throughputs.values(), key=lambda one: float(one["time"]))
+    pause = f"; a change pauses training for {newest['change_s']:.2g} s" if "change_s" in newest else ""
+    noise = f"; noise scale {newest['noise_scale']:.4g}" if "noise_scale" in newest else ""
+    return f"{sizes} samples/s{pause}{noise}"
 
 
 def _ago(seconds: float) -> str:

@@ -278,7 +278,8 @@ def test_squared_norms_are_told_where_they_are_measured() -> None:
     def act(rank: int, group: Group) -> Any:
         module, session, found = small(), OneView(rank, group, 2), []
         reducer = GradientReducer(session, module, weights=weights)  # type: ignore[arg-type]
-        reducer.on_measured = lambda *both: found.append(both)
+        reducer.asks = lambda: 24.0 if rank == 0 else 0.0
+        reducer.on_measured = lambda *all: found.append(all)
         reducer.attach()
         own = 0.0
         for measured in (False, True):
@@ -295,7 +296,7 @@ def test_squared_norms_are_told_where_they_are_measured() -> None:
     results = in_world(2, act)
     local = (results[0][0] + results[1][0]) / 2
     for _, reduced, found in results:
-        assert found == [(pytest.approx(local), pytest.approx(reduced))]
+        assert found == [(pytest.approx(local), pytest.approx(reduced), 24.0)]
 
 
 def test_module_without_parameters_reduces_nothing() -> None:

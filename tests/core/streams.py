@@ -20,7 +20,7 @@ def plan_of(num_shards: int, **settings: object) -> Plan:
 
 def found_by(lengths: Sequence[int], held: Held, batch_size: int) -> Ends:
     """The ends that a reader finds in its next batch."""
-    return LaneReader(lengths, batch_size).read(held).ends
+    return LaneReader(lengths).read(held, batch_size).ends
 
 
 @dataclass

@@ -60,6 +60,7 @@ class Options:
     saves: bool = False  # the last worker that leaves writes a file
     program: bool = False  # the model is one of a `forward`
     evict_stragglers: bool = False
+    autoscale: dict[str, Any] | None = None
     evaluates: bool = False  # `evaluate`, after the training
     xla: bool = False  # it compiles the steps, so nothing is struck within them but what communicates
     best: str = "min"  # or "max": which loss is the best, whose weights come back at the end
@@ -269,6 +270,7 @@ def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[
         checkpoint=_checkpointing(chosen),
         claims=chosen.claims or None,
         evict_stragglers=chosen.evict_stragglers,
+        autoscale=chosen.autoscale,
     )
     stopping = keras.callbacks.EarlyStopping(
         "loss",

@@ -15,8 +15,9 @@ import pytest
 from ef_common.core.membership import Settings
 from ef_common.core.stragglers import Pacing
 from ef_common.launch import environment
+from tests.faults.batches import SMALL, SmallAtFirst
 from tests.faults.conftest import TrainingJob, check_gentle, check_run
-from tests.faults.hosts import ENOUGH, in_each_framework_but_jax
+from tests.faults.hosts import ENOUGH, in_each_framework, in_each_framework_but_jax
 from tests.faults.throttles import EXTRA_S, SLOW
 from tests.launch.test_run import Launched, elasticflow, script
 
@@ -146,6 +147,37 @@ def test_straggler_of_a_local_job_is_replaced_and_the_speed_is_back(run: Callabl
     text = finish(job)
     assert f"worker {victim} is slower than the others" in text
     assert len(job.events("start")) == 4
+
+
+@pytest.mark.thorough
+@in_each_framework
+def test_batch_that_rank_zero_chooses_is_the_same_for_all_through_deaths_and_joins(job: TrainingJob) -> None:
+    options = {
+        **job.patient,
+        "length": 803,
+        "autoscale": {"policy": SmallAtFirst(), "max": 3, "every_steps": EVERY, "max_global_batch_size": 20},
+    }
+    first, *others = (job.start(job.train, options) for _ in range(3))
+    job.view(3)
+    job.wait_until(lambda _: SMALL in sizes(job), "the batch that the policy chooses")
+    first.kill()
+    newcomer = job.start(job.train, options)
+    job.view(3, after=2)
+    wait_for_steps(job, 2 * EVERY)
+    check_run(job, [newcomer, *others])
+    assert set(sizes(job)) <= {16, 18, SMALL}  # of two, of three, and the chosen one
+    assert 18 in sizes(job)
+    after = max(index for index, size in enumerate(sizes(job)) if size > SMALL)
+    assert SMALL not in sizes(job)[:after]
+    chosen = [event["global_batch_size"] for event in job.events("compensation")]
+    assert chosen.count(SMALL)
+
+
+def sizes(job: Any) -> list[int]:
+    """The global batches of the whole steps of a run, by their numbers."""
+    steps = {event["step"]: event["committed"] for event in job.events("step") if not event["returned"]}
+    found = [sum(stop - start for start, stop in steps[number]) for number in sorted(steps)]
+    return [size for size in found if size in (16, 18, 20, 24) or size == SMALL]
 
 
 def speed(job: Launched, *, since: float = 0.0) -> float:

@@ -245,6 +245,29 @@ def test_job_is_scaled_down_and_up_from_the_login_node(run: Submitted, cluster: 
 
 
 @pytest.mark.thorough
+def test_job_that_chooses_its_size_asks_slurm_for_nodes_and_lets_one_go(run: Submitted, cluster: Cluster) -> None:
+    """Two workers have enough of what all of them need, so that a third is not worth it."""
+    step_s = 0.8
+    run.submit(
+        *("1:3", "--autoscale=max=3,threshold=0.5,every_steps=10"),
+        throttled=True,
+        step_sleep_s=step_s,
+        shared_per_s=2 / step_s,
+        length=100_003,
+    )
+    run.wait_for_world(1)
+    assert sorted(cluster.states(run.job)) == ["PENDING", "PENDING", "RUNNING"]
+    run.wait_for_world(2, after=run.wait_for_world(3))
+    tasks = run.wait_for_tasks(lambda tasks: _restarts(tasks) == 1)
+    assert sorted(task["JobState"] for task in tasks.values()) == ["PENDING", "RUNNING", "RUNNING"]
+    wanted = [event["wanted"] for event in run.events("autoscale")]
+    assert wanted[-2:] == [3, 2]
+    assert len(wanted) <= 3
+    run.wait_for_steps()
+    check_gentle(run)
+
+
+@pytest.mark.thorough
 def test_partition_that_does_not_exist_is_said_in_slurms_own_words(cluster: Cluster, tmp_path: Path) -> None:
     command = ("python", "-m", "ef_common.cli", "slurm", "submit", f"--run-dir={tmp_path}/run", "--partition=missing")
     done = cluster.call(*command, str(SCRIPT))

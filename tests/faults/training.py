@@ -71,6 +71,7 @@ class Options:
     saves: bool = False  # the last worker that leaves writes a file
     program: bool = False  # the module is one of a `forward`
     evict_stragglers: bool = False
+    autoscale: dict[str, Any] | None = None
     evaluates: bool = False  # after the training: `validate`, `test` and `predict`
     second_length: int = 0  # of a second loader, which is read beside the first one
     shards: int = 0  # the data are a stream of so many shards
@@ -345,6 +346,7 @@ def _trainer(options: Options) -> Trainer:
             checkpoint=_checkpointing(options),
             claims=options.claims or None,
             evict_stragglers=options.evict_stragglers,
+            autoscale=options.autoscale,
         ),
         accelerator=options.accelerator,
         devices=1,

@@ -15,8 +15,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ef_common.cli import main
+from ef_common.data.provisioners import Orders
 from ef_common.errors import UsageError
 from ef_common.launch import slurm
+from ef_common.launch.environment import read_environment
+from ef_common.launch.provisioning import SlurmArray, provisioner_for
 from ef_common.launch.run import parser
 from ef_common.launch.slurm_script import OF_RUN, Submission, script_of
 from tests.waiting import poll_until
@@ -286,6 +289,27 @@ def test_scaling_sets_the_throttle_and_lets_the_newest_tasks_leave(tools: Callab
     slurm.scale(slurm.SlurmJob("12", 4, 2), 4)
     assert calls("scontrol") == ["scontrol update JobId=12 ArrayTaskThrottle=2"]
     assert calls("scancel") == ["scancel --batch --signal=USR1 12_1"]
+
+
+def test_nodes_that_a_job_orders_of_slurm_are_those_that_may_run(tools: Callable[..., None], tmp_path: Path) -> None:
+    tools()
+    slurm.submit(SUBMISSION, tmp_path / "run", checkpoint="")
+    found = provisioner_for(read_environment({"ELASTICFLOW_RUN_DIR": str(tmp_path / "run")}))
+    assert isinstance(found, Orders)
+    assert found.repeats
+    place = SlurmArray(slurm.SlurmJob("12", 4, 2))
+    place.provide(3, present=2)
+    place.provide(1, present=3)
+    assert calls("scontrol") == [f"scontrol update JobId=12 ArrayTaskThrottle={nodes}" for nodes in (3, 1)]
+    assert calls("scancel") == []  # the job itself lets nodes go
+    with pytest.raises(UsageError, match="the array has 4 tasks, each of which is one node"):
+        place.provide(5, present=4)
+
+
+def test_job_that_chooses_its_size_begins_with_the_fewest_nodes(tmp_path: Path) -> None:
+    for options, array in (((), "0-7"), (("--autoscale=max=8",), "0-7%2")):
+        submission = Submission(2, 8, "1", (), options, ("train.py",))
+        assert f"#SBATCH --array={array}\n" in script_of(submission, tmp_path / "run", directory=tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -344,8 +344,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="ratio-stays-at-the-first-step-of-its-ramp",
         file="ef_lightning/compensation.py",
-        old="self._settled = (contributors, loader) if self.compensator.settled else None",
-        new="self._settled = (contributors, loader)",
+        old="self._settled = (contributors, loader, dealer.chosen_batch) if self.compensator.settled else None",
+        new="self._settled = (contributors, loader, dealer.chosen_batch)",
         harm="After a join or a loss the learning rate makes one of eight steps to its new value and stays there.",
     ),
     Mutant(

@@ -13,6 +13,6 @@ need it: earlier, the allocator would return it to the system, and get it back p
 The last bucket ends with flags, each summed over the members: "I know of a pending change", "a gradient was accumulated
 twice, so the overlapped copy is stale", "I had no backward pass in this step", "I want to stop", "I wish for a shared
 checkpoint", "this much of my weight is missing, because my batch is smaller than a full one" (all then divide by what
-is there), the squared norm of the local gradient in updates in which the noise is measured, and one per parameter, "it
-has a gradient here".
+is there), the squared norm of the local gradient and a batch that rank 0 asks for, in updates in which the noise is
+measured, and one per parameter, "it has a gradient here".
 """

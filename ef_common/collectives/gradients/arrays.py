@@ -27,7 +27,7 @@ from ef_common.session.ports import Group, Meeting, Pending
 BUCKET_BYTES = 25 << 20
 ALIGNMENT_BYTES = 64
 CALL = "reduction of the gradients"
-_NUM_FLAGS = 6  # change pending, wants to stop, wish, lacking weight, squared norm, finds
+_NUM_FLAGS = 7  # change pending, wants to stop, wish, lacking weight, squared norm, batch that is asked for, finds
 
 Shape = tuple[int, ...]
 
@@ -143,6 +143,7 @@ class ArrayReduction:
         self.finds: Callable[[], bool] = lambda: False
         self.measures = False
         self.squared_norms = 0.0
+        self.asks = self.asked = 0.0
         self.on_wait: Callable[[], None] = lambda: None
         if session.world_size > 1:
             self._begin()
@@ -196,7 +197,8 @@ class ArrayReduction:
         """Read the members' flags, once the reduction is complete or its result has come from another member."""
         if not self._alone:
             flags = self._buffers[-1][-_NUM_FLAGS:].tolist()
-            self.num_changes, self.num_stops, self.num_wishes, self._lacking, self.squared_norms, self.num_finds = flags
+            self.num_changes, self.num_stops, self.num_wishes, self._lacking = flags[:4]
+            self.squared_norms, self.asked, self.num_finds = flags[4:]
 
     def reduced(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """The gradients and the values, as all members have them. They are valid until the next reduction but one."""
@@ -226,7 +228,8 @@ class ArrayReduction:
             if bucket == len(self._buffers) - 1:
                 session = self._session
                 squared = self._squared_norm() if self.measures else 0.0
-                flags = [session.change_pending, self._wants_stop, session.wish, self._lacking, squared, self.finds()]
+                flags = [session.change_pending, self._wants_stop, session.wish, self._lacking, squared]
+                flags += [self.asks, self.finds()]
                 self._buffers[-1][-_NUM_FLAGS:] = flags
             self._pending.append(self._group.all_reduce(self._buffers[bucket], CALL, self._meeting))
 

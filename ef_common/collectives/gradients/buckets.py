@@ -16,7 +16,8 @@ ONE_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 25 << 20
 DOUBLE_BUFFER_BYTES = 1 << 20
 LARGE_GRADIENT_BYTES = 1 << 16  # is copied as soon as it is ready, while it is in the processor's cache
-NUM_FIXED_FLAGS = 8  # change pending, stale, skipped, wants to stop, wish, lacking weight, squared norm, finds
+# Change pending, stale, skipped, wants to stop, wish, lacking weight, squared norm, asked batch, finds.
+NUM_FIXED_FLAGS = 9
 
 
 class Bucket:

@@ -70,8 +70,9 @@ class GradientReducer:
         finds: Whether this worker has found the end of a shard in its next batch.
         num_finds: Members that had found one, in the newest reduction.
         measures: Whether the noise is measured in the next reduction; the same in all members.
-        on_measured: Called with the mean of the members' squared norms of their gradients, and the squared norm of the
-            reduced ones, if it was.
+        asks: What this member adds to a sum over the members, in reductions in which the noise is measured.
+        on_measured: Called with the mean of the members' squared norms of their gradients, the squared norm of the
+            reduced ones, and that sum, if it was.
     """
 
     def __init__(
@@ -88,7 +89,8 @@ class GradientReducer:
         self.finds = False
         self.num_finds = 0.0
         self.measures: Callable[[], bool] = lambda: False
-        self.on_measured: Callable[[float, float], None] = lambda local, reduced: None
+        self.asks: Callable[[], float] = lambda: 0.0
+        self.on_measured: Callable[[float, float, float], None] = lambda local, reduced, asked: None
         self._layout: Layout | None = None
         self._handles: list[Any] = []
         self._reduction: Reduction | None = None
@@ -161,6 +163,7 @@ class GradientReducer:
             return None
         reduction.wants_stop, reduction.finds = self.wants_stop, self.finds
         reduction.measures = self.measures()
+        reduction.asks = self.asks() if reduction.measures else 0.0
         contributors = self._session.run(reduction)
         confirmation = Confirmation()
         is_lent = contributors.world_size > 1 and not reduction.layout.double_buffered
@@ -180,7 +183,8 @@ class GradientReducer:
                 self._session.run(confirmation)  # everybody has the result: the buckets may be changed
             reduction.apply()
             if reduction.measures:
-                self.on_measured(reduction.squared_norms / contributors.world_size, squared_norm(reduction.layout))
+                local = reduction.squared_norms / contributors.world_size
+                self.on_measured(local, squared_norm(reduction.layout), reduction.asked)
         return contributors
 
     def cancel(self) -> None:

@@ -37,6 +37,7 @@ class Reduction:
         self.finds = False
         self.measures = False  # the squared norm of the local gradients is to be summed, too
         self.squared_norms = 0.0
+        self.asks = self.asked = 0.0
         self.num_skipped = self.num_stops = self.num_wishes = self.num_finds = 0.0
         self._flags: list[float] = []
         self._session = session
@@ -147,7 +148,8 @@ class Reduction:
     def _own_flags(self) -> list[float]:
         flags = [float(self._session.change_pending), float(self.stale), float(self.skipped), self.wants_stop]
         flags += [float(self._session.wish), self._lacking, squared_norm(self.layout) if self.measures else 0.0]
-        return [*flags, float(self.finds)] + [float(p.grad is not None) for p in self.layout.parameters]
+        flags += [self.asks, float(self.finds)]
+        return flags + [float(p.grad is not None) for p in self.layout.parameters]
 
     def _issue(self, upto: int) -> None:
         if self._group is None:
@@ -178,8 +180,8 @@ class Reduction:
         """Read the members' flags. Returns how many know of a pending change."""
         if not self._alone:
             self._flags = self.layout.buckets[-1].flags.tolist()
-        fixed = self._flags[2:NUM_FIXED_FLAGS]
-        self.num_skipped, self.num_stops, self.num_wishes, self._lacking, self.squared_norms, self.num_finds = fixed
+        self.num_skipped, self.num_stops, self.num_wishes, self._lacking = self._flags[2:6]
+        self.squared_norms, self.asked, self.num_finds = self._flags[6:NUM_FIXED_FLAGS]
         return float(self._flags[0])
 
     def apply(self) -> None:

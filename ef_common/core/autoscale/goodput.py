@@ -6,10 +6,10 @@ throughput times the statistical efficiency of the global batch M, (φ + M₀) /
 is then chosen as by throughput (see `efficiency`), with the goodput in place of the throughput.
 
 Or, Zhang and Freedman (2020) let the global batch grow with the nodes up to a limit, and fix it from there on: the
-local batch shrinks (`global_batch`). If the user allows a range of global batches, this policy also says which one to
-use: the noise scale itself, as far as the range allows. There a training takes twice the updates of the largest batches
-and twice the samples of the smallest ones (McCandlish et al. 2018). It says so only when the batch should change by
-more than a third, since φ is a rough value.
+local batch shrinks (`ef_common.core.sharding.local_batch`). If the user allows a range of global batches, this policy
+also says which one to use: the noise scale itself, as far as the range and the workers' own batches allow. There a
+training takes twice the updates of the largest batches and twice the samples of the smallest ones (McCandlish et al.
+2018). It says so only when the batch should change by more than a third, since φ is a rough value.
 """
 
 from __future__ import annotations
@@ -73,21 +73,5 @@ class Goodput:
         if most is None:
             return workers * situation.local_batch
         batch = max(self.min_global_batch_size or 1, min(most, noise))
-        return workers * max(1, min(most // workers, round(batch / workers)))
-
-
-def global_batch(num_workers: int, local_batch: int, limit: int | None) -> int:
-    """The global batch of so many workers: their local batches together, but not more than the limit.
-
-    The rule of Or, Zhang and Freedman (2020): from the limit on, the global batch is fixed and the local one shrinks.
-
-    Args:
-        num_workers: At least 1.
-        local_batch: The user's, in samples.
-        limit: In samples; None: none. Each worker has at least one sample all the same.
-
-    >>> [global_batch(workers, 32, 100) for workers in (1, 2, 3, 4, 200)]
-    [32, 64, 96, 100, 200]
-    """
-    natural = num_workers * local_batch
-    return natural if limit is None else max(num_workers, min(natural, limit))
+        own = min(situation.local_batch, most // workers)
+        return workers * max(1, min(own, round(batch / workers)))

@@ -12,7 +12,7 @@ from ef_common.core.autoscale.efficiency import Efficiency
 from ef_common.core.autoscale.goodput import Goodput
 from ef_common.core.autoscale.policy import Policy
 from ef_common.core.checks import is_count
-from ef_common.errors import UnsupportedError, UsageError
+from ef_common.errors import UsageError
 
 POLICIES = ("throughput", "cost", "goodput")
 _COUNTS = {"min": 1, "max": 1, "every_steps": 10, "min_global_batch_size": 1, "max_global_batch_size": 1}
@@ -38,7 +38,8 @@ class Autoscale:
         deadline_s: "cost": Seconds from the begin of the run in which it should end, as cheaply as possible.
         budget: "cost": What the run may cost, in the unit of the price; it should end as early as that allows.
         min_global_batch_size: "goodput": The smallest batch of all workers together that it asks for.
-        max_global_batch_size: The largest one. The local batch shrinks where the global one would be larger.
+        max_global_batch_size: The largest one, in samples. The batch of a worker shrinks where all of them together
+            would be larger.
 
     Raises:
         UsageError: An argument is invalid.
@@ -158,20 +159,13 @@ def autoscale_of(value: Any) -> Autoscale | Literal[False] | None:
     """What a user says of autoscaling: settings in one of their forms, "off" or False, or nothing.
 
     Raises:
-        UsageError: It is none of these, or not possible yet.
+        UsageError: It is none of these.
     """
     if value is None or value is False:
         return value
     if isinstance(value, str) and value.strip() == "off":
         return False
-    made = Autoscale.of(value)
-    sizes = {name: getattr(made, name) for name in ("min_global_batch_size", "max_global_batch_size")}
-    if given := {name: size for name, size in sizes.items() if size is not None}:
-        raise UnsupportedError(
-            "autoscale cannot change the batch of a training yet: each worker keeps its batch, or global_batch_size "
-            f"fixes that of all workers. Leave it out. Received: {', '.join(f'{n}={v}' for n, v in given.items())}"
-        )
-    return made
+    return Autoscale.of(value)
 
 
 def _arguments(text: str) -> dict[str, Any]:

@@ -23,16 +23,15 @@ from ef_common.testing.simulation.schedule import Job
 class LaneReader:
     """Reads lanes of shards of these lengths, and looks one sample ahead."""
 
-    def __init__(self, lengths: Sequence[int], batch_size: int) -> None:
+    def __init__(self, lengths: Sequence[int]) -> None:
         self._lengths = lengths
-        self._batch_size = batch_size
         self._parts: Lane = ()
 
-    def read(self, held: Held) -> Found:
+    def read(self, held: Held, size: int) -> Found:
         """See the port."""
         parts: list[Piece] = []
         ends: dict[int, int] = {}
-        room = self._batch_size
+        room = size
         for shard, start, stop in held.lanes[held.turn]:
             if not room:
                 break
@@ -70,7 +69,7 @@ class StreamedEpoch:
         self._worker = session.worker.id
         self._first = [0, *accumulate(job.shards)]
         self.dealer = Dealer(session, log=EventLog(None, self._worker), batch_size=job.batch_size)
-        reader = LaneReader(job.shards, job.batch_size)
+        reader = LaneReader(job.shards)
         self.turns = StreamTurns(session, reader=reader, gather=gather)
         self.dealing = StreamDealer(self.dealer, session, self.turns)
         self.begin(0)
