@@ -39,6 +39,8 @@ def test_data_set_of_mosaic_ml_is_refused() -> None:
         shards_of(mosaic())
 
 
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_loader_that_keeps_its_own_place_is_read_as_a_plain_one() -> None:
     loading = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed: .[streams]")
     stateful = loading.StatefulDataLoader(
