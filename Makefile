@@ -16,6 +16,7 @@ DEV := .venv/.installed-dev
 HOROVOD := .venv/.installed-horovod
 BROWSER := .venv/.installed-browser
 LOGGERS := .venv/.installed-loggers
+STREAMS := .venv/.installed-streams
 NOTEBOOK := .venv/.installed-notebook
 PEERS_TEST := .venv/.installed-peers
 JAX := .venv/.installed-jax
@@ -58,7 +59,7 @@ demo-keras: $(HOROVOD)
 test: $(HOROVOD) $(BROWSER)
 	@$(BIN)/python -B -m tests.tiers run fast --part="$(PART)"
 
-test-all: $(HOROVOD) $(BROWSER) $(LOGGERS) $(JAX) $(NOTEBOOK)
+test-all: $(HOROVOD) $(BROWSER) $(LOGGERS) $(STREAMS) $(JAX) $(NOTEBOOK)
 	@$(BIN)/python -B -m tests.tiers run all --part="$(PART)"
 
 # Keras's are in its wheel. PEERS names some of them: PEERS=tests_pytorch/callbacks (relative to the folder `tests` of
@@ -186,6 +187,11 @@ $(BROWSER): $(TEST)
 # Weights & Biases, MLflow and Comet, 200 MB: without them, their cases are skipped.
 $(LOGGERS): $(TEST)
 	$(call install,loggers)
+	@touch $@
+
+# Hugging Face datasets, pyarrow, webdataset and torchdata, 300 MB: without them, their cases are skipped.
+$(STREAMS): $(TEST)
+	$(call install,streams)
 	@touch $@
 
 # A kernel of Jupyter's, 60 MB: without it, the test of the notebook is skipped.

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.sampler import BatchSampler
 
 from ef_common.data.adapters.recognition import shards_of
-from ef_common.data.torch_loader import PlannedLoader, plain
+from ef_common.data.torch_loader import PlannedLoader
 from ef_common.errors import UnsupportedError
 from ef_lightning import hooks
 
@@ -31,7 +31,7 @@ def check_stream(loader: DataLoader[Any]) -> None:
             "and leave out drop_last (the last batches of an epoch are smaller). "
             f"Received: batch_size={loader.batch_size}, drop_last={loader.drop_last}"
         )
-    if type(plain(loader)).__iter__ is not DataLoader.__iter__:
+    if type(loader).__iter__ is not DataLoader.__iter__:
         raise UnsupportedError(_OWN_ITER.format(type(loader).__name__))
 
 
@@ -60,7 +60,7 @@ def check(loader: DataLoader[Any]) -> None:
             "workers: give it `batch_size=` and, if you need one, a `sampler=`. "
             f"Received: batch_size={loader.batch_size}, batch_sampler={kind.__name__}"
         )
-    if type(plain(loader)).__iter__ is not DataLoader.__iter__:
+    if type(loader).__iter__ is not DataLoader.__iter__:
         raise UnsupportedError(_OWN_ITER.format(type(loader).__name__))
     sampler: Any = loader.batch_sampler.sampler  # type: ignore[union-attr]
     try:

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from ef_common.collectives import torch_operations as operations
 from ef_common.collectives.torch_default_group import DefaultGroup, install, remove
+from ef_common.data.torch_loader import plain
 from ef_common.errors import UnsupportedError
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.launch.process import Worker
@@ -241,7 +242,7 @@ class Run:
         if is_walked and self._worker.elastic and not self._has_told_cost:
             self._has_told_cost = True
             tell_cost()
-        return dataloader
+        return plain(dataloader)
 
     def _close_evaluation_loaders(self) -> None:
         for loader in self._evaluation_loaders:

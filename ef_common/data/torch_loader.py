@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 from ef_common.data import torch_processes as processes
 from ef_common.data.torch_determinism import seed_everything
@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 Plan = Callable[[int], Iterator[list[Any]]]
 """`plan(k)` yields the batches (as indices in the dataset, or samples to read) from the k-th one on."""
 
+_TORCHDATA = "torchdata.stateful_dataloader."
 _MAP_STYLE = 0  # `_DatasetKind.Map`
 _MAX_RESTARTS = 3
 
@@ -60,7 +61,7 @@ class SeededDataset(Dataset[Any]):
 
 def is_stateful(loader: DataLoader[Any]) -> bool:
     """Whether this is torchdata's `StatefulDataLoader`, which differs from a DataLoader only by a state of its own."""
-    return type(loader).__iter__.__module__.startswith("torchdata.stateful_dataloader.")
+    return type(loader).__iter__.__module__.startswith(_TORCHDATA)
 
 
 def plain(loader: DataLoader[Any]) -> DataLoader[Any]:
@@ -68,8 +69,13 @@ def plain(loader: DataLoader[Any]) -> DataLoader[Any]:
     if not is_stateful(loader):
         return loader
     found = DataLoader.__new__(DataLoader)
-    vars(found).update(vars(loader))
-    vars(found)["_DataLoader__multiprocessing_context"] = loader.multiprocessing_context
+    settings = {**vars(loader), "_DataLoader__multiprocessing_context": loader.multiprocessing_context}
+    sampler: Any = loader.sampler
+    if type(sampler).__name__ == "RandomSampler" and type(sampler).__module__.startswith(_TORCHDATA):
+        sampler = RandomSampler(sampler.data_source, sampler.replacement, sampler._num_samples, sampler.generator)
+    if type(loader.batch_sampler).__module__.startswith(_TORCHDATA):
+        settings["batch_sampler"] = BatchSampler(sampler, loader.batch_size or 1, loader.drop_last)
+    vars(found).update(settings, sampler=sampler)
     return found
 
 
@@ -99,7 +105,7 @@ class PlannedLoader:
     def __init__(self, loader: DataLoader[Any], *, seeded: bool = False, source: BatchSource | None = None) -> None:
         self._batches = _PlannedBatches()
         # A shallow copy keeps the user's subclass and settings; DataLoader forbids plain assignment.
-        inner = copy.copy(plain(loader))
+        inner = copy.copy(loader)
         settings = {
             "batch_sampler": self._batches,
             "persistent_workers": loader.num_workers > 0,

@@ -18,7 +18,6 @@ from ef_common.core.checksums import Checksums
 from ef_common.data import torch_processes as processes
 from ef_common.data.comparison import checksum
 from ef_common.data.seeds import python_states, seed_python, set_python_states
-from ef_common.data.torch_loader import plain
 from ef_common.errors import DataWorkersLost
 
 logger = logging.getLogger(__name__)
@@ -113,7 +112,7 @@ def _copied(loader: Any) -> Any:
     """A DataLoader with the user's settings whose passes do not depend on one another."""
     if not isinstance(loader, torch.utils.data.DataLoader):
         return loader
-    inner = copy.copy(plain(loader))
+    inner = copy.copy(loader)
     changes = {"persistent_workers": False, "in_order": True, "generator": None, "_iterator": None}
     for name, value in changes.items():  # DataLoader forbids plain assignment
         object.__setattr__(inner, name, value)

@@ -55,7 +55,11 @@ def everything(results: list[Any]) -> list[list[int]]:
 # ---------------------------------------------------------------- one process
 
 
-@pytest.mark.parametrize("name", [*FINITE, "limited", "without end", "half", "last batch dropped", "empty"])
+QUICK = ("a generator", "accumulated", "without end", "empty")
+ALONE = [*FINITE, "limited", "without end", "half", "last batch dropped", "empty"]
+
+
+@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=thorough) for name in ALONE])
 def test_one_process_trains_as_without_elasticflow(name: str) -> None:
     others: dict[str, Case] = {
         "limited": ("numbers", {"limit_train_batches": 3}, {"length": None}),
