@@ -15,6 +15,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from ef_common import __version__
+from ef_common.cli.kubernetes import kubernetes
 from ef_common.cli.slurm import slurm
 from ef_common.terminal import mark
 
@@ -394,6 +395,7 @@ def scale(arguments: tuple[str, ...], wait: bool) -> None:
 
 
 main.add_command(slurm)
+main.add_command(kubernetes)
 
 
 @main.group()

@@ -1,4 +1,4 @@
-"""A cluster under a virtual clock: an API server, a scheduler, nodes, and controllers that die between any two calls."""
+"""A cluster under a virtual clock: an API server, a scheduler, nodes, and controllers that may die at any call."""
 
 from __future__ import annotations
 
@@ -275,7 +275,6 @@ class Cluster:
 
 def _is_nothing(job: Job, decision: Decision) -> bool:
     return decision.record == job.record and not decision.delete and not decision.create
-
 
 
 EXITS = (LEFT, 137, None)

@@ -1,7 +1,7 @@
 """What the controller of a cluster does: a pure rule, asked again whenever something has changed.
 
-It looks at everything, and decides everything anew, so whatever was missed, or was not done because the controller died,
-is done the next time. It is safe for several controllers, and for one that acts on what it saw a while ago:
+It looks at everything, and decides everything anew. Whatever was missed, or not done because the controller died, is
+done the next time. It is safe for several controllers, and for one that acts on what it saw a while ago:
 
 * **Never more than the maximum.** A pod has one of as many names as the job may have pods, and the API server gives a
   name once. So no order of events, and no number of controllers, makes more of them.

@@ -4,13 +4,13 @@
 2. *The others*, by priority and age, get theirs, all of it or nothing. What the first group has beyond its minimum is
    taken for it. If one cannot have its minimum although it would fit into the cluster alone, those behind it wait,
    too: else small jobs could pass a large one for ever. Meanwhile nothing is idle, as the jobs that run grow.
-3. *What is left* goes, one pod at a time, to the job that has the fewest, until nobody can have more. So no job can have
-   more without one that has no more than it having less. Among equals, those that have the pods already keep them.
+3. *What is left* goes, one pod at a time, to the job that has the fewest, until nobody can have more. So no job can
+   have more without one that has no more than it having less. Among equals, those that have the pods already keep them.
 4. *A job that trained, and cannot have its minimum any more*, keeps the pods for which there is still room: they hold
    its state.
 
-Of its pods, a job keeps first those that run, the oldest first; so it gives up those that are still pending, and then the
-newest.
+Of its pods, a job keeps first those that run, the oldest first. So it first gives up those that are pending, and then
+the newest.
 
 Cost: O((jobs + new pods) · nodes) comparisons, and O(pods · log jobs).
 """
