@@ -185,7 +185,7 @@ def submit(
             click.echo(_as_yaml([job]), nl=False)
             return
         with _connected(kubeconfig) as api:
-            from ef_common.kubernetes.api import JOBS
+            from ef_common.kubernetes.kinds import JOBS
 
             job["metadata"]["namespace"] = namespace or api.namespace
             api.create(JOBS, job)
@@ -210,7 +210,7 @@ def submit(
 def status(name: str, as_json: bool, namespace: str, kubeconfig: str) -> None:
     """Show the job NAME, or all jobs of the namespace."""
     with _refusing("status"), _connected(kubeconfig) as api:
-        from ef_common.kubernetes.api import JOBS
+        from ef_common.kubernetes.kinds import JOBS
         from ef_common.kubernetes.submission import row
 
         where = namespace or api.namespace
@@ -239,7 +239,7 @@ def scale(name: str, workers: int, namespace: str, kubeconfig: str) -> None:
     The same as `kubectl scale elasticjob/NAME --replicas=WORKERS`.
     """
     with _refusing("scale"), _connected(kubeconfig) as api:
-        from ef_common.kubernetes.api import JOBS
+        from ef_common.kubernetes.kinds import JOBS
 
         job = api.change(JOBS, namespace or api.namespace, name, {"spec": {"workers": workers}})
     low, high = job["spec"].get("minWorkers", 1), job["spec"]["maxWorkers"]

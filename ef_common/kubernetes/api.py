@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
 
 import httpx2
 from lightkube import KubeConfig
@@ -19,46 +17,12 @@ from lightkube.config.client_adapter import Client, ConnectionParams
 from lightkube.core.exceptions import ConfigError
 
 from ef_common.errors import ClusterConflict, ClusterFailed, ClusterNotFound, ClusterRefused, UsageError
-from ef_common.kubernetes.resource import API_VERSION, KIND, PLURAL, Json
+from ef_common.kubernetes.kinds import PODS, Kind
+from ef_common.kubernetes.resource import Json
 
 _TIMEOUT_S = 10.0
 _MERGE, _APPLY = "application/merge-patch+json", "application/apply-patch+yaml"
 _GONE = 410
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of objects.
-
-    Args:
-        api_version: Group and version.
-        kind: Its name.
-        plural: The same in addresses.
-        namespaced: Its objects are in namespaces.
-    """
-
-    api_version: str
-    kind: str
-    plural: str
-    namespaced: bool = True
-
-    def path(self, namespace: str | None = None, name: str = "", sub: str = "") -> str:
-        """Where its objects are, or one of them, or a part of one."""
-        root = f"/apis/{self.api_version}" if "/" in self.api_version else f"/api/{self.api_version}"
-        inside = f"/namespaces/{quote(namespace, safe='')}" if self.namespaced and namespace else ""
-        one = "/".join(quote(part, safe="") for part in (name, sub) if part)
-        return f"{root}{inside}/{self.plural}{'/' if one else ''}{one}"
-
-
-JOBS = Kind(API_VERSION, KIND, PLURAL)
-PODS = Kind("v1", "Pod", "pods")
-NODES = Kind("v1", "Node", "nodes", namespaced=False)
-SERVICES = Kind("v1", "Service", "services")
-SECRETS = Kind("v1", "Secret", "secrets")
-EVENTS = Kind("v1", "Event", "events")
-LEASES = Kind("coordination.k8s.io/v1", "Lease", "leases")
-POLICIES = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
-CLASSES = Kind("scheduling.k8s.io/v1", "PriorityClass", "priorityclasses", namespaced=False)
 
 
 class Api:
@@ -157,8 +121,8 @@ class Api:
 
     def delete(
         self, kind: Kind, namespace: str | None, name: str, *, uid: str = "", grace_s: int | None = None
-    ) -> None:
-        """Delete an object.
+    ) -> Json:
+        """Delete an object; returns it if it does not go at once.
 
         Args:
             kind: Its kind.
@@ -176,7 +140,7 @@ class Api:
             body["preconditions"] = {"uid": uid}
         if grace_s is not None:
             body["gracePeriodSeconds"] = grace_s
-        self._ask("DELETE", kind.path(namespace, name), body=body)
+        return self._ask("DELETE", kind.path(namespace, name), body=body)
 
     def log(self, namespace: str, pod: str, *, follow: bool = False) -> Iterator[str]:
         """The lines that a pod has written."""

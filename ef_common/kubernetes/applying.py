@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
-from ef_common.kubernetes.api import Api, Kind
+from ef_common.kubernetes.kinds import Kind
 from ef_common.kubernetes.resource import Json
+
+if TYPE_CHECKING:
+    from ef_common.kubernetes.api import Api
 
 _CLUSTERWIDE = ("CustomResourceDefinition", "Namespace", "ClusterRole", "ClusterRoleBinding")
 

@@ -7,23 +7,25 @@ the jobs.
 from __future__ import annotations
 
 import logging
-import os
+import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from ef_common import threads
 from ef_common.core.cluster import Decision, Job, Phase, agrees, decide
 from ef_common.errors import ClusterConflict, ClusterFailed, ClusterNotFound, ClusterRefused
-from ef_common.kubernetes import api as kinds
+from ef_common.kubernetes import kinds, reading, writing
 from ef_common.kubernetes import lease as leases
-from ef_common.kubernetes import reading, writing
-from ef_common.kubernetes.api import Api
 from ef_common.kubernetes.lease import Lease
 from ef_common.kubernetes.metrics import Metrics
 from ef_common.kubernetes.resource import API_VERSION, JOB_LABEL, KIND, Json
 from ef_common.kubernetes.watching import Copy
+
+if TYPE_CHECKING:
+    from ef_common.kubernetes.api import Api
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +54,7 @@ class Controller:
             kind: Copy(api, kind, on_change=self._wake.set)
             for kind in (kinds.JOBS, kinds.PODS, kinds.NODES, kinds.CLASSES)
         }
-        holder = f"{socket.gethostname()}-{os.getpid()}"
+        holder = f"{socket.gethostname()}-{secrets.token_hex(3)}"
         self._lease = Lease(api, namespace, holder, clock=time.monotonic, wall=time.time, duration_s=lease_s)
         self._renew_s = min(leases.RENEW_S, lease_s / 5)
         self._pauses: dict[str, tuple[float, float]] = {}  # of jobs whose calls fail: how long, and until when
@@ -192,8 +194,10 @@ class Controller:
     def _delete(self, namespace: str, name: str, uid: str, *, force: bool) -> None:
         self._limiter.wait()
         try:
-            self._api.delete(kinds.PODS, namespace, name, uid=uid, grace_s=0 if force else None)
+            gone = self._api.delete(kinds.PODS, namespace, name, uid=uid, grace_s=0 if force else None)
             self._metrics.deleted()
+            if gone.get("metadata", {}).get("deletionTimestamp"):
+                self._copies[kinds.PODS].update(gone)
         except (ClusterNotFound, ClusterConflict):  # it has gone, and another one may have its name
             pass
 
@@ -206,16 +210,17 @@ class Controller:
             self._make(kind, one)
 
     def _create(self, thing: Json, index: int) -> None:
-        if self._make(kinds.PODS, writing.pod_of(thing, index)):
+        made = self._make(kinds.PODS, writing.pod_of(thing, index))
+        if made is not None:
             self._metrics.created()
+            self._copies[kinds.PODS].update(made)
 
-    def _make(self, kind: kinds.Kind, one: Json) -> bool:
+    def _make(self, kind: kinds.Kind, one: Json) -> Json | None:
         self._limiter.wait()
         try:
-            self._api.create(kind, one)
+            return self._api.create(kind, one)
         except ClusterConflict:  # it is there
-            return False
-        return True
+            return None
 
     # ------------------------------------------------------------ what people are told
 

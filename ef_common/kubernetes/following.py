@@ -6,11 +6,15 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 from ef_common import threads
 from ef_common.errors import ClusterFailed
-from ef_common.kubernetes.api import JOBS, PODS, Api
+from ef_common.kubernetes.kinds import JOBS, PODS
 from ef_common.kubernetes.resource import JOB_LABEL
+
+if TYPE_CHECKING:
+    from ef_common.kubernetes.api import Api
 
 _LOOK_S = 2.0
 

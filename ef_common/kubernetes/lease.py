@@ -8,11 +8,15 @@ before.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ef_common.errors import ClusterConflict, ClusterFailed, ClusterNotFound
-from ef_common.kubernetes.api import LEASES, Api
+from ef_common.kubernetes.kinds import LEASES
 from ef_common.kubernetes.reading import time_of
 from ef_common.kubernetes.resource import Json
+
+if TYPE_CHECKING:
+    from ef_common.kubernetes.api import Api
 
 NAME = "elasticflow-controller"
 DURATION_S = 15.0

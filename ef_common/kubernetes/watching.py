@@ -5,17 +5,24 @@ from __future__ import annotations
 import logging
 import random
 import threading
+from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ef_common import threads
 from ef_common.errors import ClusterFailed
-from ef_common.kubernetes.api import Api, Kind
+from ef_common.kubernetes.kinds import Kind
 from ef_common.kubernetes.resource import Json
+
+if TYPE_CHECKING:
+    from ef_common.kubernetes.api import Api
 
 logger = logging.getLogger(__name__)
 
 _WATCH_S = 300
 _PAUSES_S = (0.2, 15.0)
+_MAX_GONE = 512
+"""So many that have gone are remembered, as the answer to a call may come later than the news of the end."""
 
 
 class Copy:
@@ -30,6 +37,7 @@ class Copy:
     def __init__(self, api: Api, kind: Kind, *, on_change: Callable[[], object]) -> None:
         self._api, self._kind, self._on_change = api, kind, on_change
         self._objects: dict[str, Json] = {}
+        self._gone: deque[str] = deque(maxlen=_MAX_GONE)
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._read = threading.Event()
@@ -53,8 +61,8 @@ class Copy:
             return list(self._objects.values())
 
     def update(self, thing: Json) -> None:
-        """What a call has returned may be newer than what was watched."""
-        self._take("MODIFIED", thing)
+        """Take what a call has returned, which may be newer than what was watched: nobody does the same again then."""
+        self._take("ADDED", thing)
 
     def _run(self) -> None:
         shortest, longest = _PAUSES_S
@@ -66,6 +74,8 @@ class Copy:
                     version = self._follow(version)
                     pause_s = shortest
             except ClusterFailed as error:
+                if self._stopped.is_set():
+                    return
                 logger.warning("%s cannot be watched: %s", self._kind.plural, error)
                 self._stopped.wait(pause_s * random.uniform(0.5, 1.0))
                 pause_s = min(longest, 2 * pause_s)
@@ -93,7 +103,8 @@ class Copy:
         with self._lock:
             if what == "DELETED":
                 self._objects.pop(uid, None)
-            elif what == "ADDED" or uid in self._objects:
+                self._gone.append(uid)
+            elif uid not in self._gone:
                 self._objects[uid] = _newer(self._objects.get(uid), _slim(thing))
 
 

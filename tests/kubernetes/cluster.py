@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from ef_common.errors import ClusterFailed, ClusterNotFound
-from ef_common.kubernetes.api import CLASSES, EVENTS, JOBS, LEASES, PODS, Api
+from ef_common.kubernetes.api import Api
 from ef_common.kubernetes.applying import apply_all
 from ef_common.kubernetes.installation import NAME, NAMESPACE, manifests
+from ef_common.kubernetes.kinds import CLASSES, EVENTS, JOBS, LEASES, PODS
 from ef_common.kubernetes.resource import JOB_LABEL, Json
 from ef_common.testing.harness_run import HEARTBEAT_TIMEOUT_S, Run
 from tests.faults import networks

@@ -16,7 +16,8 @@ from pathlib import Path
 import yaml
 
 from ef_common.errors import ClusterFailed
-from ef_common.kubernetes.api import NODES, SECRETS, Api, Kind
+from ef_common.kubernetes.api import Api
+from ef_common.kubernetes.kinds import NODES, SECRETS, Kind
 
 NAMESPACES = Kind("v1", "Namespace", "namespaces", namespaced=False)
 BUILT = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elasticflow" / "kubernetes-1.20.2"

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from ef_common.errors import ClusterConflict, ClusterFailed, ClusterNotFound
-from ef_common.kubernetes.api import NODES, PODS, SECRETS, Api, Kind
+from ef_common.kubernetes.api import Api
+from ef_common.kubernetes.kinds import NODES, PODS, SECRETS, Kind
 from ef_common.kubernetes.reading import time_of
 from ef_common.kubernetes.watching import Copy
 from tests.faults import networks
