@@ -83,6 +83,9 @@ def check_command(words: list[str]) -> None:
             end = next(number for number, word in enumerate(arguments) if word.endswith(".py"))
             assert set(options(arguments[:end])) <= own | launch_options() | SBATCH, "unknown option"
             check_script(arguments[end:])
+        case ["elasticflow", "kubernetes", "submit", *arguments]:
+            end = next(number for number, word in enumerate(arguments) if word.endswith(".py"))
+            check_click(main, ["kubernetes", "submit", *arguments[:end]])
         case ["elasticflow", *arguments]:
             check_click(main, arguments)
         case ["make", target, *_]:

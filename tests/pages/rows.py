@@ -94,6 +94,7 @@ ELSEWHERE = {
     r"elasticflow run .*--autoscale=.* train\.py": "tests/faults/test_autoscale.py",
     r"elasticflow slurm submit .*|scancel .*|scontrol .*|sbatch .*|srun .*": "tests/faults/test_slurm.py",
     r"elasticflow status elasticflow-runs/train-…": "tests/faults/test_slurm.py",
+    r"elasticflow kubernetes .*|kubectl .*": "tests/kubernetes/test_cluster.py",
     r"elasticflow run --join=elasticflow-runs/train-…": "tests/launch/test_run.py",
     r"torchrun .* --rdzv-endpoint=node-1:29400,node-2:29400,node-3:29400 .*": "tests/faults/test_doors.py",
     r"elasticflow status (runs/1 )?--serve( --address 0\.0\.0\.0:8642)?": "tests/report/test_serve.py",
@@ -102,6 +103,7 @@ ELSEWHERE = {
 
 NOT_RUN = {
     r"pip install .*|python -m venv \.venv|\. \.venv/bin/activate|elasticflow horovod build": "it installs something",
+    r"podman build .*": "it downloads images",
     r"python examples/04-convergence/experiment\.py( --sweep)?": "it takes half an hour",
 }
 """Commands of which `tests/test_docs.py` alone knows that they and their options exist, and why."""

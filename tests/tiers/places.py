@@ -24,6 +24,9 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "ef_common/data/torch_order.py": ("tests/lightning/test_order.py", "tests/keras/test_loader.py"),
     "ef_common/demo": ("tests/demo",),
     "ef_common/horovod": ("tests/horovod", "tests/collectives", "tests/faults/test_horovodrun.py"),
+    "ef_common/core/cluster": ("tests/core/test_cluster.py", "tests/kubernetes"),
+    "ef_common/kubernetes": ("tests/kubernetes",),
+    "ef_common/cli/kubernetes.py": ("tests/kubernetes", "tests/cli"),
     "ef_common/launch": (
         "tests/launch",
         "tests/faults/test_coordinator_alone.py",
