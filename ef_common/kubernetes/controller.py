@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 _TICK_S = 2.0
 """How often it looks if nothing has changed: some of what it decides depends on time."""
 _COALESCE_S = 0.05
+_PAUSE_S = 1.0
 _PAUSES_S = (0.2, 30.0)
 _CALLS_PER_S, _BURST = 20.0, 40.0
 
@@ -76,7 +77,10 @@ class Controller:
                     self._metrics.looked(time.time())
                 except ClusterFailed as error:
                     logger.warning("the cluster cannot be changed now: %s", error)
-                    self._stopped.wait(1.0)
+                    self._stopped.wait(_PAUSE_S)
+                except Exception:  # whoever restarts it would only meet the same
+                    logger.exception("the controller cannot look at the cluster")
+                    self._stopped.wait(_PAUSE_S)
         self._lease.give_up()
 
     def stop(self) -> None:
@@ -157,10 +161,19 @@ class Controller:
         except ClusterConflict as error:
             logger.debug("%s has changed meanwhile: %s", job.key, error)
             self._wake.set()
-        except (ClusterRefused, ClusterNotFound) as error:
-            pause_s = min(_PAUSES_S[1], 2 * self._pauses.get(job.key, (_PAUSES_S[0] / 2, 0.0))[0])
-            self._pauses[job.key] = (pause_s, time.monotonic() + pause_s)
-            self._tell(thing, "Refused", str(error), kind="Warning")
+        except ClusterFailed as error:
+            if not isinstance(error, (ClusterRefused, ClusterNotFound)):
+                raise
+            self._pause(thing, job, str(error))
+        except Exception as error:  # it must not keep the others waiting
+            logger.exception("%s cannot be carried out", job.key)
+            self._pause(thing, job, repr(error))
+
+    def _pause(self, thing: Json, job: Job, why: str) -> None:
+        """Try it again later."""
+        pause_s = min(_PAUSES_S[1], 2 * self._pauses.get(job.key, (_PAUSES_S[0] / 2, 0.0))[0])
+        self._pauses[job.key] = (pause_s, time.monotonic() + pause_s)
+        self._tell(thing, "Refused", why, kind="Warning")
 
     def _act(self, thing: Json, job: Job, decision: Decision, now: float) -> None:
         """Carry out a decision; see there for why in this order."""

@@ -17,6 +17,8 @@ from ef_common.kubernetes.resource import DEFAULT_BACKOFF_LIMIT, INDEX_LABEL, JO
 
 Object = Mapping[str, Any]
 _ENDED = ("Succeeded", "Failed")
+_MALFORMED = (AttributeError, KeyError, TypeError, ValueError)
+"""Templates are not checked before a pod is made of them."""
 _KEEPS_AWAY = ("NoSchedule", "NoExecute")
 
 
@@ -173,7 +175,11 @@ def job_of(job: Object, pods: Iterable[Object], nodes: Iterable[Object], *, prio
     """
     spec = job["spec"]
     wrong = problem(job)
-    template = {} if wrong else spec["template"]["spec"]
+    template: Object = {} if wrong else spec["template"]["spec"]
+    try:
+        request, places = request_of(template), places_of(template, nodes)
+    except _MALFORMED as error:
+        wrong, request, places = f"the template cannot be read: {error!r}", {}, frozenset()
     high = spec.get("maxWorkers", 1)
     workers = spec.get("workers", high)
     low = spec.get("minWorkers", 1)
@@ -182,8 +188,8 @@ def job_of(job: Object, pods: Iterable[Object], nodes: Iterable[Object], *, prio
         key=key_of(job),
         minimum=low,
         maximum=max(low, min(high, workers)),
-        request=request_of(template),
-        nodes=places_of(template, nodes),
+        request=request,
+        nodes=places,
         priority=priorities.get(class_name, 0),
         created=seconds(job["metadata"].get("creationTimestamp")),
         suspended=bool(spec.get("suspend")) or workers == 0,

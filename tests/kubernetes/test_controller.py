@@ -129,6 +129,15 @@ def test_refusal_is_told_and_tried_again(api: MemoryApi, acting: Acting) -> None
     poll_until(lambda: pods(api) == ["a-0"])
 
 
+def test_job_that_cannot_be_carried_out_keeps_nobody_waiting(api: MemoryApi, acting: Acting) -> None:
+    bad = job("bad", high=1)
+    bad["spec"]["template"]["spec"]["containers"][0]["env"] = "x"
+    api.create(JOBS, bad)
+    api.create(JOBS, job(high=1))
+    poll_until(lambda: pods(api) == ["a-0"])
+    poll_until(lambda: [one for one in api.list(EVENTS)[0] if one["involvedObject"]["name"] == "bad"])
+
+
 def test_only_one_of_two_controllers_acts_and_the_other_one_takes_over(api: MemoryApi) -> None:
     first = Acting(api)
     poll_until(lambda: first.controller.leads)

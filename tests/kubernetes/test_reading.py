@@ -148,6 +148,14 @@ def test_job_that_makes_no_sense_is_read_as_such(change: dict[str, Any], text: s
     assert text in job_of(job(**change), [], [node()], priorities={}).problem
 
 
+@pytest.mark.parametrize(
+    "pod", [{"resources": {"limits": {GPU: "x"}}}, {"resources": "x"}, {"resources": {"limits": 1}}]
+)
+def test_template_that_cannot_be_read_is_wrong(pod: dict[str, Any]) -> None:
+    read = job_of(job(template={"spec": {"containers": [pod]}}), [], [node()], priorities={})
+    assert "the template cannot be read" in read.problem
+
+
 def test_job_with_a_name_that_is_too_long_is_read_as_such() -> None:
     assert "at most 52 characters" in job_of(job("a" * 53), [], [], priorities={}).problem
     assert job_of(job("a" * 52), [], [], priorities={}).problem == ""
