@@ -173,6 +173,7 @@ class Controller:
         """Try it again later."""
         pause_s = min(_PAUSES_S[1], 2 * self._pauses.get(job.key, (_PAUSES_S[0] / 2, 0.0))[0])
         self._pauses[job.key] = (pause_s, time.monotonic() + pause_s)
+        logger.warning("%s waits for %.1f s: %s", job.key, pause_s, why)
         self._tell(thing, "Refused", why, kind="Warning")
 
     def _act(self, thing: Json, job: Job, decision: Decision, now: float) -> None:

@@ -31,18 +31,18 @@ def status_of(thing: Object, job: Job, decision: Decision, *, now: float) -> Jso
     alive = [pod for pod in job.pods if pod.alive and pod.uid not in record.leaving]
     status: Json = {
         "phase": record.phase.value,
-        "reason": record.why,
         "wanted": decision.wanted,
         "workers": len(alive),
         "running": sum(pod.running for pod in alive),
         "starts": record.starts,
         "crashes": record.crashes,
-        "lost": record.lost,
         "leaving": sorted(record.leaving),
         "counted": sorted(record.counted),
         "selector": f"{JOB_LABEL}={thing['metadata']['name']}",
         "observedGeneration": thing["metadata"].get("generation", 0),
     }
+    # Without empty texts: API servers up to 1.20 take them for null, which is no text.
+    status.update({name: text for name, text in (("reason", record.why), ("lost", record.lost)) if text})
     if record.crashed_at:
         status["crashedAt"] = time_of(record.crashed_at)
     if record.ended_at is not None:
@@ -62,16 +62,9 @@ def _conditions(before: Any, status: Json, now: float) -> list[Json]:
         is_so = "True" if status["phase"] == phase.value else "False"
         same = old.get(phase.value, {}).get("status") == is_so
         since = old[phase.value]["lastTransitionTime"] if same else time_of(now)
-        message = status["reason"] if is_so == "True" else ""
-        made.append(
-            {
-                "type": phase.value,
-                "status": is_so,
-                "reason": status["phase"],
-                "message": message,
-                "lastTransitionTime": since,
-            }
-        )
+        condition = {"type": phase.value, "status": is_so, "reason": status["phase"], "lastTransitionTime": since}
+        message = {"message": status["reason"]} if is_so == "True" and "reason" in status else {}
+        made.append({**condition, **message})
     return made
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from ef_common.kubernetes.installation import NAME, NAMESPACE, manifests
 from ef_common.kubernetes.kinds import CLASSES, EVENTS, JOBS, LEASES, PODS
 from ef_common.kubernetes.resource import JOB_LABEL, Json
 from ef_common.testing.harness_run import HEARTBEAT_TIMEOUT_S, Run
+from ef_common.testing.ports import free_ports
 from tests.faults import networks
 from tests.faults.hosts import ENOUGH
 from tests.faults.torchrun_nodes import OPTIONS, SCRIPT
@@ -49,7 +49,13 @@ class Cluster:
         plane: Its control plane.
         kubelets: Its nodes.
         folder: For its files.
+
+    Attributes:
+        controllers: Those that were started.
+        page: Where the newest one answers probes.
     """
+
+    page = ""
 
     def __init__(self, plane: ControlPlane, kubelets: Kubelets, folder: Path) -> None:
         self.plane, self.kubelets, self._folder = plane, kubelets, folder
@@ -83,7 +89,9 @@ class Cluster:
     def start_controller(self) -> subprocess.Popen[bytes]:
         """Start one, with the rights that its installation gives it and no others."""
         command = [sys.executable, "-m", "ef_common.cli", "kubernetes", "controller"]
-        options = [f"--kubeconfig={self._kubeconfig}", "--page=127.0.0.1:0", f"--lease-s={LEASE_S}"]
+        (port,) = free_ports(1)
+        self.page = f"http://127.0.0.1:{port}"
+        options = [f"--kubeconfig={self._kubeconfig}", f"--page=127.0.0.1:{port}", f"--lease-s={LEASE_S}"]
         with (self._folder / "controller.log").open("ab") as log:
             process = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "KILL", *command, *options],
@@ -96,11 +104,6 @@ class Cluster:
 
     def log(self) -> str:
         return (self._folder / "controller.log").read_text()
-
-    def page(self) -> str:
-        """Where the newest controller answers."""
-        self.wait_until(lambda: "answers at" in self.log(), "its page")
-        return re.findall(r"answers at (\S+)/metrics", self.log())[-1]
 
     def stop_controllers(self) -> None:
         for process in self.controllers:
@@ -129,6 +132,7 @@ class Cluster:
         """Wait until this holds, which asks the cluster."""
         deadline = time.monotonic() + GUARD_S
         while not condition():
+            assert all(one.poll() in (None, -signal.SIGKILL) for one in self.controllers), self.log()
             assert time.monotonic() < deadline, f"waited in vain for {what}\n{self.story()}"
             time.sleep(_POLL_S)
 
@@ -208,7 +212,7 @@ class Training(Run):
     """
 
     def __init__(self, directory: Path, cluster: Cluster, name: str) -> None:
-        super().__init__(directory)
+        super().__init__(directory, guard_s=GUARD_S)
         self.name, self._cluster = name, cluster
         self.uid = ""
 
@@ -240,6 +244,10 @@ class Training(Run):
         }
         self.uid = self._cluster.api.create(JOBS, job)["metadata"]["uid"]
         return self
+
+    def check(self) -> None:
+        ended = [one for one in self._cluster.controllers if one.poll() not in (None, -signal.SIGKILL)]
+        assert not ended, self._cluster.log()
 
     def wait_for_world(self, size: int, *, after: int = 0) -> int:
         """Wait until so many are in a view, all of them; its generation."""
@@ -297,3 +305,4 @@ def cluster(gpus: Mapping[int, int]) -> Iterator[Cluster]:
             yield made
         finally:
             made.stop_controllers()
+            made.api.close()
