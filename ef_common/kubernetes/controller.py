@@ -12,10 +12,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ef_common import threads
-from ef_common.core.cluster import Decision, Job, Phase, agrees, decide
+from ef_common.core.cluster import Decision, Job, Phase, Refusal, agrees, decide
+from ef_common.core.cluster.decide import RETRY_S
 from ef_common.errors import ClusterConflict, ClusterFailed, ClusterNotFound, ClusterRefused
 from ef_common.kubernetes import kinds, reading, writing
 from ef_common.kubernetes import lease as leases
@@ -59,6 +61,7 @@ class Controller:
         self._lease = Lease(api, namespace, holder, clock=time.monotonic, wall=time.time, duration_s=lease_s)
         self._renew_s = min(leases.RENEW_S, lease_s / 5)
         self._pauses: dict[str, tuple[float, float]] = {}  # of jobs whose calls fail: how long, and until when
+        self._refusals: dict[str, Refusal] = {}  # which may not be on record yet
         self._limiter = _Limiter(_CALLS_PER_S, _BURST, clock=time.monotonic, sleep=self._stopped.wait)
         self._told: dict[str, str] = {}
 
@@ -133,11 +136,16 @@ class Controller:
                 pods.setdefault(key, []).append(pod)
         nodes = self._copies[kinds.NODES].objects()
         priorities = self._priorities()
-        return {
+        jobs = {
             key: reading.job_of(thing, pods.get(key, ()), nodes, priorities=priorities)
             for key, thing in things.items()
             if not thing["metadata"].get("deletionTimestamp")
         }
+        now = time.time()
+        self._refusals = {key: one for key, one in self._refusals.items() if key in jobs and now < one.until}
+        for key, refusal in self._refusals.items():
+            jobs[key] = replace(jobs[key], record=replace(jobs[key].record, refusal=refusal))
+        return jobs
 
     def _others(self, things: Mapping[str, Json]) -> list[Json]:
         """Pods that are those of no job, or of one that is being deleted."""
@@ -191,8 +199,13 @@ class Controller:
             self._delete(namespace, doom.pod.name, doom.pod.uid, force=doom.force)
         if decision.create:
             self._prepare(thing)
-        for index in decision.create:
-            self._create(thing, index)
+        for number, index in enumerate(decision.create):
+            try:
+                self._create(thing, index)
+            except ClusterRefused as error:  # a quota, or a template that is wrong: the next decision knows of it
+                limit = sum(pod.alive and pod.uid not in decision.record.leaving for pod in job.pods) + number
+                self._refusals[job.key] = Refusal(limit, time.time() + RETRY_S, str(error))
+                raise
         if decision.delete or decision.create:
             logger.info("%s %s", job.key, decision.why)
             self._tell(thing, "Resized", decision.why)

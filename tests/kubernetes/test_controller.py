@@ -121,12 +121,30 @@ def test_outage_and_lost_watches_do_no_harm(api: MemoryApi, acting: Acting) -> N
     assert [call for call in api.calls[len(before) :] if "pods" in call] == ["create pods a-1"]
 
 
-def test_refusal_is_told_and_tried_again(api: MemoryApi, acting: Acting) -> None:
+def test_refusal_is_told_and_tried_again(api: MemoryApi, acting: Acting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controllers, "RETRY_S", 0.3)
     api.refused["create pods a-0"] = "exceeded quota"
     api.create(JOBS, job(high=1))
     poll_until(lambda: [one for one in api.list(EVENTS)[0] if one["message"] == "exceeded quota"])
+    poll_until(lambda: status(api).get("reason") == "exceeded quota")
     api.refused.clear()
     poll_until(lambda: pods(api) == ["a-0"])
+
+
+def test_job_whose_minimum_is_refused_takes_nothing(api: MemoryApi, acting: Acting) -> None:
+    api.refused["create pods a-2"] = "exceeded quota"
+    api.create(JOBS, job(low=3))
+    poll_until(lambda: status(api).get("reason") == "exceeded quota")
+    poll_until(lambda: pods(api) == [])
+    assert "create pods a-3" not in api.calls
+
+
+def test_job_that_grows_until_it_is_refused_keeps_what_it_has(api: MemoryApi, acting: Acting) -> None:
+    api.refused["create pods a-2"] = "exceeded quota"
+    api.create(JOBS, job())
+    poll_until(lambda: status(api).get("refusal", {}).get("limit") == 2)
+    poll_until(lambda: status(api).get("wanted") == 2)
+    assert pods(api) == ["a-0", "a-1"]
 
 
 def test_job_that_cannot_be_carried_out_keeps_nobody_waiting(api: MemoryApi, acting: Acting) -> None:
