@@ -29,7 +29,7 @@ from tests.kubernetes import control_plane
 from tests.kubernetes.control_plane import ControlPlane
 from tests.kubernetes.kubelets import GPU, Kubelets
 
-GUARD_S = 120.0
+GUARD_S = 240.0
 LEASE_S = 4.0
 _POLL_S = 0.1
 _HERE = "default"
