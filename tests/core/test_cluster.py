@@ -94,6 +94,31 @@ def test_new_job_gets_its_minimum_from_the_surplus_of_others_and_waits_until_the
     assert last["b"].create == (0, 1)
 
 
+def test_nobody_moves_for_a_newcomer_who_does_not_have_to() -> None:
+    others = [running(f"j{number}", 1, 8, 4, f"n{number}") for number in range(8)]
+    decisions = decide([*others, job("new", 2, 8, created=9.0)], nodes(*[4] * 8), 0.0)
+    assert decisions["new"].wanted == 3
+    for key in (other.key for other in others):
+        assert gone(decisions[key]) in ([], [f"{key}-3"])
+        assert decisions[key].wanted == 4 - len(decisions[key].delete)
+    assert sum(len(one.delete) for one in decisions.values()) == 3
+
+
+def test_newcomer_takes_room_that_is_about_to_be_free_before_it_takes_any_from_others() -> None:
+    leaving = replace(pod(1, "n1"), gone_by=30.0)
+    decisions = decide([running("a", 1, 2, 2, pods=(pod(0), leaving)), job("b", 1, 1)], nodes(1, 1), 0.0)
+    assert not decisions["a"].delete
+    assert (decisions["b"].wanted, decisions["b"].create) == (1, ())
+
+
+def test_room_that_is_about_to_be_free_is_given_once() -> None:
+    where = (pod(0), pod(1, "n1"), pod(2), pod(3), pod(4, "n1", gone_by=30.0))
+    newcomers = [job("b", 1, 1, created=1.0), job("c", 1, 1, created=2.0)]
+    decisions = decide([running("a", 1, 4, 0, pods=where), *newcomers], nodes(3, 2), 0.0)
+    assert [one.wanted for one in decisions.values()] == [3, 1, 1]
+    assert gone(decisions["a"]) == ["a-3"]
+
+
 def test_job_that_has_its_minimum_keeps_it_whatever_waits() -> None:
     decisions = decide([running("a", 3, 4, 3), job("b", 2, 2, priority=9)], nodes(4), 0.0)
     assert not decisions["a"].delete

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from ef_common.core.cluster.state import Job, Node, Pod, Resources
 
@@ -12,36 +12,47 @@ _Left = dict[str, dict[str, int]]
 class Room:
     """What is left of the nodes while jobs are given their shares.
 
-    Two things are counted: what is left of a node if only those pods stay that have been kept so far (`kept`), and what
-    is left of it besides all pods that are there now (`vacant`), those that are to go included.
+    Three things are counted: what is left of a node besides the pods that have been kept so far (`kept`), besides all
+    pods that may be kept (`calm`), and besides all pods that are there now, those that are to go included (`vacant`).
 
     Args:
         nodes: The nodes.
-        pods: All pods of all jobs that take room now.
+        taking: All pods of all jobs that take room now.
+        depths: Of each pod (uid) that may be kept, how many of its job are kept before it.
     """
 
-    def __init__(self, nodes: Iterable[Node], pods: Iterable[Pod]) -> None:
+    def __init__(self, nodes: Iterable[Node], taking: Iterable[Pod], depths: Mapping[str, int]) -> None:
         self._kept: _Left = {node.name: dict(node.free) for node in nodes}
+        self._calm: _Left = {name: dict(free) for name, free in self._kept.items()}
         self._vacant: _Left = {name: dict(free) for name, free in self._kept.items()}
-        for pod in pods:
+        self._depths: dict[str, list[int]] = {name: [] for name in self._kept}
+        self._log: list[Callable[[], object]] = []
+        for pod in taking:
             if pod.node in self._vacant:
                 _take(self._vacant[pod.node], pod.request)
-        self._log: list[tuple[dict[str, int], Resources]] = []
+                if pod.uid in depths:
+                    _take(self._calm[pod.node], pod.request)
+                    self._depths[pod.node].append(depths[pod.uid])
+        for found in self._depths.values():
+            found.sort()
 
     def among(self, names: Iterable[str]) -> list[str]:
         """Those of these nodes that there are, in an order that is always the same."""
         return sorted(name for name in names if name in self._kept)
 
+    def can_keep(self, pod: Pod) -> bool:
+        """Whether a pod can stay where it is, and nobody else has got the room."""
+        return pod.node in self._kept and fits(pod.request, self._kept[pod.node])
+
     def keep(self, pod: Pod) -> bool:
         """Keep a pod where it is; False if others need the room."""
-        left = self._kept.get(pod.node)
-        if left is None or not fits(pod.request, left):
+        if not self.can_keep(pod):
             return False
-        self._use(left, pod.request)
+        self._use(self._kept[pod.node], pod.request)
         return True
 
     def place(self, request: Resources, nodes: list[str]) -> bool | None:
-        """Find room for one more pod, at best where nobody has to go for it.
+        """Find room for one more pod, at best where nobody has to go for it, and else where it costs others least.
 
         Args:
             request: What it needs.
@@ -50,16 +61,29 @@ class Room:
         Returns:
             Whether there is room now; False if others have to go first. None if there is no room.
         """
-        for name in nodes:
-            if fits(request, self._vacant[name]) and fits(request, self._kept[name]):
-                self._use(self._vacant[name], request)
-                self._use(self._kept[name], request)
-                return True
-        for name in nodes:
-            if fits(request, self._kept[name]):
-                self._use(self._kept[name], request)
-                return False
-        return None
+        places = [name for name in nodes if fits(request, self._kept[name])]
+        for left in (self._vacant, self._calm):
+            for name in places:
+                if fits(request, left[name]):
+                    self._put(request, name)
+                    return left is self._vacant
+        if not places:
+            return None
+        # The deepest pods are given up first anyway: whoever has them has more than others.
+        name = max(places, key=lambda name: self._depths[name][-1:] or [-1])
+        self._put(request, name)
+        if found := self._depths[name]:
+            depth = found.pop()
+            self._log.append(lambda: found.append(depth))
+        return False
+
+    def _put(self, request: Resources, name: str) -> None:
+        for left in (self._vacant, self._calm, self._kept):
+            self._use(left[name], request)
+
+    def _use(self, left: dict[str, int], request: Resources) -> None:
+        _take(left, request)
+        self._log.append(lambda: _take(left, {name: -amount for name, amount in request.items()}))
 
     def mark(self) -> int:
         """A moment to which one may return."""
@@ -68,13 +92,7 @@ class Room:
     def undo(self, mark: int) -> None:
         """Give back all that was used since then."""
         while len(self._log) > mark:
-            left, request = self._log.pop()
-            for name, amount in request.items():
-                left[name] = left.get(name, 0) + amount
-
-    def _use(self, left: dict[str, int], request: Resources) -> None:
-        _take(left, request)
-        self._log.append((left, request))
+            self._log.pop()()
 
 
 def fits(request: Resources, left: Resources) -> bool:
@@ -89,6 +107,6 @@ def _take(left: dict[str, int], request: Resources) -> None:
 
 def could_ever_fit(job: Job, nodes: Iterable[Node]) -> bool:
     """Whether its minimum would fit if it had the cluster for itself."""
-    room = Room(nodes, ())
+    room = Room(nodes, (), {})
     places = room.among(job.nodes)
     return all(room.place(job.request, places) is not None for _ in range(job.minimum))

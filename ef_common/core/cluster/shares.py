@@ -58,7 +58,8 @@ def shares(jobs: Sequence[Job], nodes: Sequence[Node], *, taking: Iterable[Pod],
         taking: All pods that take room now, also of other jobs.
         limits: How many pods each job may have, by its key.
     """
-    room = Room(nodes, taking)
+    depths = {pod.uid: depth for job in jobs for depth, pod in enumerate(sorted(job.alive, key=_worth))}
+    room = Room(nodes, taking, depths)
     dealt = [_Dealing(job, room, limits[job.key]) for job in sorted(jobs, key=lambda job: job.rank)]
     for one in dealt:
         if len(one.share.job.alive) >= one.minimum:
@@ -96,6 +97,11 @@ class _Dealing:
     def turn(self) -> tuple[int, bool]:
         """When it is its turn to take one more, which it may have already."""
         return self.share.size, not self._has
+
+    def forget_displaced(self) -> None:
+        """Its next pod is one whose room nobody else has got."""
+        while self._has and self._has[0].node and not self._room.can_keep(self._has[0]):
+            self._has.pop(0)
 
     def grow(self) -> bool:
         """Take one pod more, if that is possible."""
@@ -140,6 +146,8 @@ def _deal_the_rest(dealt: list[_Dealing]) -> None:
     queue = [(*one.turn, place) for place, one in enumerate(dealt)]
     heapq.heapify(queue)
     while queue:
-        *_, place = heapq.heappop(queue)
-        if dealt[place].grow():
-            heapq.heappush(queue, (*dealt[place].turn, place))
+        *turn, place = heapq.heappop(queue)
+        one = dealt[place]
+        one.forget_displaced()
+        if tuple(turn) != one.turn or one.grow():  # whoever has to move comes after those that can stay
+            heapq.heappush(queue, (*one.turn, place))
