@@ -70,7 +70,7 @@ class Copy:
         while not self._stopped.is_set():
             try:
                 version = self._read_all()
-                while True:
+                while not self._stopped.wait(shortest):  # an API server may end watches at once
                     version = self._follow(version)
                     pause_s = shortest
             except ClusterFailed as error:

@@ -49,7 +49,7 @@ def decide(jobs: Sequence[Job], nodes: Sequence[Node], now: float) -> dict[str, 
     Args:
         jobs: All jobs, with their pods.
         nodes: The nodes on which pods may be started.
-        now: Time in seconds, by the clock of the API server.
+        now: Time of the day, in seconds. Clocks of controllers that differ only make waits longer or shorter.
     """
     read = [replace(job, record=_advance(job, now)) for job in jobs]
     open_jobs = [job for job in read if not job.record.is_over and not job.suspended]
