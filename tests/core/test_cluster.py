@@ -126,6 +126,12 @@ def test_job_that_has_its_minimum_keeps_it_whatever_waits() -> None:
     assert decisions["a"].wanted == 4  # nothing is idle
 
 
+def test_minimum_that_is_not_on_nodes_yet_is_taken_from_nobody() -> None:
+    hopeful = running("a", 2, 2, 0, pods=(pod(0), pod(1, "")))
+    decisions = decide([hopeful, running("b", 1, 1, 1, "n1", created=9.0)], nodes(1, 1), 0.0)
+    assert not decisions["b"].delete
+
+
 def test_older_job_that_waits_is_not_passed_by_smaller_ones() -> None:
     waiting = [running("a", 2, 2, 2), job("b", 3, 3, created=1.0), job("c", 1, 1, created=2.0)]
     assert decide(waiting, nodes(4), 0.0)["c"].wanted == 0
@@ -152,9 +158,18 @@ def test_what_is_given_up_first_is_pending_and_then_the_newest() -> None:
     assert gone(one(running("a", 1, 1, 0, pods=mixed), nodes(4))) == ["a-0", "a-2", "a-3"]
 
 
-def test_pod_whose_node_others_need_goes_and_another_one_comes_elsewhere() -> None:
-    decision = one(running("a", 1, 4, 2), nodes(1, 1))
-    assert (gone(decision), decision.create) == (["a-1"], (2,))
+def test_pods_that_are_somewhere_stay_whatever_others_need_there() -> None:
+    decision = one(running("a", 1, 4, 2), nodes(0, 1))  # the scheduler chooses who goes
+    assert (gone(decision), decision.create) == ([], (2,))
+    both = decide([running("a", 1, 4, 2), job("b", 1, 1)], nodes(0, 1), 0.0)
+    assert both["b"].create == (0,)
+    taken = decide([running("a", 1, 4, 2), job("b", 1, 1)], nodes(0, 0), 0.0)
+    assert gone(taken["a"]) == ["a-1"]  # the room of two is room for two
+
+
+def test_pods_on_a_node_that_gets_no_more_pods_or_does_not_answer_stay() -> None:
+    decision = one(running("a", 2, 4, 2, "cordoned"), nodes(1))
+    assert (gone(decision), decision.create) == ([], (2,))
 
 
 def test_node_of_which_nothing_is_known_counts_for_nothing() -> None:
@@ -280,13 +295,14 @@ def test_names_are_as_many_as_pods_are_allowed() -> None:
     assert one(job("a", 1, 3, pods=there), nodes(8)).create == (2,)
 
 
-def test_decision_agrees_with_pods_of_which_none_has_gone() -> None:
+def test_decision_agrees_with_the_same_pods_in_the_same_places() -> None:
     known = job("a", pods=pods(2))
     assert agrees(known, pods(2))
-    assert agrees(known, pods(3))
+    assert not agrees(known, pods(3))
     assert not agrees(known, pods(1))
     assert not agrees(known, [pod(0), pod(1, gone_by=1.0)])
     assert not agrees(known, [pod(0), pod(1, uid="another")])
+    assert not agrees(job("a", pods=(pod(0), pod(1, ""))), pods(2))
 
 
 # ---------------------------------------------------------------- anything in any order

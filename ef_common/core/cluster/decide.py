@@ -62,10 +62,10 @@ def decide(jobs: Sequence[Job], nodes: Sequence[Node], now: float) -> dict[str, 
 def agrees(job: Job, pods: Sequence[Pod]) -> bool:
     """Whether pods that were read after the record of a job are those with which it was decided upon.
 
-    What a controller knows by watching may be older than the record that it has, and then a pod that has left and is on
-    record no more would be taken for one that is there.
+    What a controller knows by watching may be older than the record that it has. A pod that has left, and is on record no
+    more, would be taken for one that is there, and one that is there, or has found a node, would be missing.
     """
-    return {pod.uid for pod in job.pods if pod.alive} <= {pod.uid for pod in pods if pod.alive}
+    return {(pod.uid, pod.node) for pod in job.pods if pod.alive} == {(pod.uid, pod.node) for pod in pods if pod.alive}
 
 
 # ------------------------------------------------------------ what has happened

@@ -15,6 +15,9 @@ class Room:
     Three things are counted: what is left of a node besides the pods that have been kept so far (`kept`), besides all
     pods that may be kept (`calm`), and besides all pods that are there now, those that are to go included (`vacant`).
 
+    A pod that is on a node has its room there, whatever else is said of the node: if it gets no more pods, if it does not
+    answer, or if pods of others need the room. Who has to go for those is for the scheduler to choose.
+
     Args:
         nodes: The nodes.
         taking: All pods of all jobs that take room now.
@@ -33,22 +36,26 @@ class Room:
                 if pod.uid in depths:
                     _take(self._calm[pod.node], pod.request)
                     self._depths[pod.node].append(depths[pod.uid])
-        for found in self._depths.values():
-            found.sort()
+        for name, calm in self._calm.items():
+            self._depths[name].sort()
+            lacks = {what: -amount for what, amount in calm.items() if amount < 0}
+            for left in (self._kept[name], calm):
+                _give(left, lacks)
 
     def among(self, names: Iterable[str]) -> list[str]:
         """Those of these nodes that there are, in an order that is always the same."""
         return sorted(name for name in names if name in self._kept)
 
     def can_keep(self, pod: Pod) -> bool:
-        """Whether a pod can stay where it is, and nobody else has got the room."""
-        return pod.node in self._kept and fits(pod.request, self._kept[pod.node])
+        """Whether a pod can stay where it is: no other job has got the room."""
+        return pod.node not in self._kept or fits(pod.request, self._kept[pod.node])
 
     def keep(self, pod: Pod) -> bool:
-        """Keep a pod where it is; False if others need the room."""
+        """Keep a pod where it is; False if another job has got the room."""
         if not self.can_keep(pod):
             return False
-        self._use(self._kept[pod.node], pod.request)
+        if pod.node in self._kept:
+            self._use(self._kept[pod.node], pod.request)
         return True
 
     def place(self, request: Resources, nodes: list[str]) -> bool | None:
@@ -83,7 +90,7 @@ class Room:
 
     def _use(self, left: dict[str, int], request: Resources) -> None:
         _take(left, request)
-        self._log.append(lambda: _take(left, {name: -amount for name, amount in request.items()}))
+        self._log.append(lambda: _give(left, request))
 
     def mark(self) -> int:
         """A moment to which one may return."""
@@ -103,6 +110,11 @@ def fits(request: Resources, left: Resources) -> bool:
 def _take(left: dict[str, int], request: Resources) -> None:
     for name, amount in request.items():
         left[name] = left.get(name, 0) - amount
+
+
+def _give(left: dict[str, int], request: Resources) -> None:
+    for name, amount in request.items():
+        left[name] = left.get(name, 0) + amount
 
 
 def could_ever_fit(job: Job, nodes: Iterable[Node]) -> bool:

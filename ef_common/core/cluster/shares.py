@@ -1,6 +1,6 @@
 """How many pods each job has, and which of those that it has: minimum first, then max-min fair.
 
-1. *Those that have their minimum* keep it.
+1. *Those that have their minimum*, each pod of it on a node, keep it.
 2. *The others*, by priority and age, get theirs, all of it or nothing. What the first group has beyond its minimum is
    taken for it. If one cannot have its minimum although it would fit into the cluster alone, those behind it wait,
    too: else small jobs could pass a large one for ever. Meanwhile nothing is idle, as the jobs that run grow.
@@ -62,7 +62,7 @@ def shares(jobs: Sequence[Job], nodes: Sequence[Node], *, taking: Iterable[Pod],
     room = Room(nodes, taking, depths)
     dealt = [_Dealing(job, room, limits[job.key]) for job in sorted(jobs, key=lambda job: job.rank)]
     for one in dealt:
-        if len(one.share.job.alive) >= one.minimum:
+        if sum(bool(pod.node) for pod in one.share.job.alive) >= one.minimum:
             one.grow_to_minimum()
     barred = False
     for one in dealt:
