@@ -62,8 +62,8 @@ def decide(jobs: Sequence[Job], nodes: Sequence[Node], now: float) -> dict[str, 
 def agrees(job: Job, pods: Sequence[Pod]) -> bool:
     """Whether pods that were read after the record of a job are those with which it was decided upon.
 
-    What a controller knows by watching may be older than the record that it has. A pod that has left, and is on record no
-    more, would be taken for one that is there, and one that is there, or has found a node, would be missing.
+    What a controller knows by watching may be older than the record that it has. A pod that has left, and is on record
+    no more, would be taken for one that is there, and one that is there, or has found a node, would be missing.
     """
     return {(pod.uid, pod.node) for pod in job.pods if pod.alive} == {(pod.uid, pod.node) for pod in pods if pod.alive}
 

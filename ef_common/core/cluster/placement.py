@@ -15,8 +15,8 @@ class Room:
     Three things are counted: what is left of a node besides the pods that have been kept so far (`kept`), besides all
     pods that may be kept (`calm`), and besides all pods that are there now, those that are to go included (`vacant`).
 
-    A pod that is on a node has its room there, whatever else is said of the node: if it gets no more pods, if it does not
-    answer, or if pods of others need the room. Who has to go for those is for the scheduler to choose.
+    A pod that is on a node has its room there, whatever else is said of the node: if it gets no more pods, if it does
+    not answer, or if pods of others need the room. Who has to go for those is for the scheduler to choose.
 
     Args:
         nodes: The nodes.
