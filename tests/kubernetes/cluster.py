@@ -216,14 +216,22 @@ class Training(Run):
         self.name, self._cluster = name, cluster
         self.uid = ""
 
-    def submit(self, low: int, high: int, *, command: tuple[str, ...] = (), **spec: Any) -> Training:
+    def submit(
+        self,
+        low: int,
+        high: int,
+        *,
+        command: tuple[str, ...] = (),
+        options: Mapping[str, Any] | None = None,
+        **spec: Any,
+    ) -> Training:
         """Submit it, as a file that somebody has written by hand."""
-        options = f"--run-dir={self.directory}", "--monitor-interval=0.1"
-        run = (sys.executable, "-m", "ef_common.cli", "run", *options)
+        run = (sys.executable, "-m", "ef_common.cli", "run", f"--run-dir={self.directory}", "--monitor-interval=0.1")
+        training = json.dumps({**OPTIONS, **(options or {})})
         container = {
             "name": "worker",
             "image": "none",
-            "command": list(command or (*run, str(SCRIPT), json.dumps(OPTIONS))),
+            "command": list(command or (*run, str(SCRIPT), training)),
             "env": [{"name": name, "value": value} for name, value in ENVIRON.items()],
             "resources": {"limits": {GPU: "1"}},
             "workingDir": str(self.directory),

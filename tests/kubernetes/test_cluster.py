@@ -166,7 +166,7 @@ def test_job_that_is_suspended_goes_on_from_its_checkpoint(training: Training, c
 
 
 def test_all_pods_are_lost_and_the_job_starts_again_from_its_checkpoint(training: Training, cluster: Cluster) -> None:
-    training.submit(2, 2)
+    training.submit(2, 2, options={"checkpoint": f"file://{training.directory}/checkpoints"})  # after every second step
     training.wait_for_world(2)
     training.wait_for("checkpoint")
     for pod in list(cluster.pods("a")):

@@ -150,7 +150,7 @@ def _decision(job: Job, share: Share | None, now: float) -> Decision:
     go = [pod for pod in job.alive if pod.uid not in kept]
     size, why = len(job.alive), _reason(job, share)
     record = replace(job.record, leaving=job.record.leaving | {pod.uid for pod in go}, why=_why(job, share))
-    delete = [*_dooms(job, go, why=f"{job.key} shrinks from {size} to {len(kept)}"), *_leftovers(job, now)]
+    delete = [*_dooms(job, go, why=f"shrinks from {size} to {len(kept)} pods"), *_leftovers(job, now)]
     create = _free_indexes(job)[: share.new] if now >= job.record.crashed_at + _pause_s(job.record) else []
     return Decision(record, tuple(delete), tuple(create), wanted=share.size, why=why)
 
@@ -158,7 +158,7 @@ def _decision(job: Job, share: Share | None, now: float) -> Decision:
 def _end(job: Job, now: float) -> Decision:
     """A job that is over, or suspended, has no pods; those of one that is over may first end by themselves."""
     record = job.record
-    why = record.why if record.is_over else f"{job.key} is suspended"
+    why = record.why if record.is_over else "its user wants no pods"
     patient = record.is_over and now < (record.ended_at or 0.0) + END_S
     go = [pod for pod in job.alive if not (patient and pod.running)]
     new = replace(record, leaving=record.leaving | {pod.uid for pod in go})
