@@ -17,7 +17,7 @@ from tests.waiting import is_ready, wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
-BACKENDS = [pytest.param("tensorflow", marks=pytest.mark.thorough), "torch"]
+BACKENDS = ["tensorflow", pytest.param("torch", marks=pytest.mark.thorough)]
 BATCH_SIZE = 4
 SCENARIOS = [
     "follow_samples",
