@@ -32,6 +32,9 @@ class Program:
 
 PROGRAMS = {
     "docs/guides/streams.md: A stream of your own": Program("nothing"),
+    "docs/guides/streams-sources.md: Streams without shards": Program("rows_of_csv"),
+    "docs/guides/streams-sources.md: What is recognized": Program("files_of_samples", thorough=True),
+    "docs/guides/streams-sources.md: What is recognized (2)": Program("files_of_samples", thorough=True),
     "README.md: Lightning": Program("lightning"),
     "README.md: Keras": Program("of_keras"),
     "README.md: Or one `forward`": Program("forward"),
