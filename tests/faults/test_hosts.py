@@ -250,7 +250,8 @@ def test_nodes_whose_launcher_is_lost_train_on_for_a_while_and_save_a_checkpoint
         return [file for log in logs for file in log.glob("*/*/status")]
 
     def events(kind: str) -> list[dict[str, Any]]:
-        lines = [line for log in logs for file in log.glob("*/*/run/events/*.jsonl") for line in file.open()]
+        texts = [file.read_text() for log in logs for file in log.glob("*/*/run/events/*.jsonl")]
+        lines = [line for text in texts for line in text.splitlines(keepends=True) if line.endswith("\n")]
         return [event for event in map(json.loads, lines) if event["kind"] == kind]
 
     try:
