@@ -16,6 +16,7 @@ DEV := .venv/.installed-dev
 HOROVOD := .venv/.installed-horovod
 BROWSER := .venv/.installed-browser
 LOGGERS := .venv/.installed-loggers
+STREAMS := .venv/.installed-streams
 NOTEBOOK := .venv/.installed-notebook
 PEERS_TEST := .venv/.installed-peers
 JAX := .venv/.installed-jax
@@ -23,7 +24,7 @@ DOCS := .venv/.installed-docs
 PACKAGE := .venv/.installed-package
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-keras test test-all test-peers test-matrix mutants chaos soak fuzz check format docs docs-serve bench package clean
+.PHONY: help demo demo-keras test test-all test-peers test-matrix test-kubernetes mutants chaos soak fuzz check format docs docs-serve bench package clean
 .NOTPARALLEL:
 
 help:
@@ -32,6 +33,7 @@ help:
 	@echo "make test    every unit test, one case of each other test (minutes); PART=keras: those of a folder"
 	@echo "make test-all    every case of every test (half an hour); PART= as above"
 	@echo "make test-peers  Lightning's and Keras's own tests with ElasticFlow; LIGHTNING_SRC names a checkout of Lightning (hours)"
+	@echo "make test-kubernetes  the tests with a Kubernetes, which is built first, once (three minutes)"
 	@echo "make test-matrix  what we expect of other packages, with their oldest and newest releases (downloads gigabytes)"
 	@echo "make chaos   each fault in each worker at each moment, after 345,310 simulated schedules (takes hours)"
 	@echo "make soak    15 minutes of training under constant faults"
@@ -57,13 +59,23 @@ demo-keras: $(HOROVOD)
 test: $(HOROVOD) $(BROWSER)
 	@$(BIN)/python -B -m tests.tiers run fast --part="$(PART)"
 
-test-all: $(HOROVOD) $(BROWSER) $(LOGGERS) $(JAX) $(NOTEBOOK)
+test-all: $(HOROVOD) $(BROWSER) $(LOGGERS) $(STREAMS) $(JAX) $(NOTEBOOK)
 	@$(BIN)/python -B -m tests.tiers run all --part="$(PART)"
 
 # Keras's are in its wheel. PEERS names some of them: PEERS=tests_pytorch/callbacks (relative to the folder `tests` of
 # that checkout), PEERS=keras/src/callbacks
 test-peers: $(PEERS_TEST)
 	@$(BIN)/python -B -m tests.peers $(PEERS)
+
+# Debian 12 has the source of a Kubernetes, and etcd; the build is kept in ~/.cache/elasticflow.
+KUBERNETES := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/elasticflow/kubernetes-1.20.2
+test-kubernetes: $(TEST) $(KUBERNETES)
+	@OMP_NUM_THREADS=1 $(BIN)/python -B -m pytest -q tests/core/test_cluster.py tests/kubernetes
+
+$(KUBERNETES):
+	@echo "Building Kubernetes (once)"
+	@mkdir -p $(dir $@)
+	@tests/kubernetes/build.sh $@
 
 mutants: $(HOROVOD)
 	@$(BIN)/python -B -m tests.mutants
@@ -175,6 +187,11 @@ $(BROWSER): $(TEST)
 # Weights & Biases, MLflow and Comet, 200 MB: without them, their cases are skipped.
 $(LOGGERS): $(TEST)
 	$(call install,loggers)
+	@touch $@
+
+# Hugging Face datasets, pyarrow, webdataset and torchdata, 300 MB: without them, their cases are skipped.
+$(STREAMS): $(TEST)
+	$(call install,streams)
 	@touch $@
 
 # A kernel of Jupyter's, 60 MB: without it, the test of the notebook is skipped.

@@ -23,6 +23,10 @@
     │   ├── InvalidCheckpoint       torn, truncated, changed or half deleted
     │   ├── ShareMissing            a worker has not written its part of a checkpoint
     │   └── Fenced                  others have continued, so this worker must not publish
+    ├── ClusterFailed               the API server of Kubernetes cannot be reached, or fails; trying again may help
+    │   ├── ClusterNotFound         it has no such object
+    │   ├── ClusterConflict         the name is taken, or somebody has changed the object meanwhile
+    │   └── ClusterRefused          it does not allow that, or the object is wrong
     ├── DataWorkersLost             the processes that read a worker's samples were killed repeatedly
     ├── ThreadFailed                a thread of ElasticFlow has ended by an error, so nobody can wait for it any more
     └── ProtocolError               a message or a call that the protocol does not allow (a bug or a stranger)
@@ -80,6 +84,22 @@ class CannotJoin(MembershipError):
 
 class AuthenticationError(MembershipError):
     """The job token is missing, or differs from the coordinator's."""
+
+
+class ClusterFailed(ElasticFlowError):
+    """The API server of Kubernetes cannot be reached, or has failed. Trying again may help."""
+
+
+class ClusterNotFound(ClusterFailed):
+    """The cluster has no such object."""
+
+
+class ClusterConflict(ClusterFailed):
+    """The name is taken, or somebody has changed the object since it was read."""
+
+
+class ClusterRefused(ClusterFailed):
+    """The cluster does not allow that, or the object is wrong; the message is the cluster's own."""
 
 
 class DataWorkersLost(ElasticFlowError, RuntimeError):

@@ -19,6 +19,7 @@ from ef_common.core.autoscale import Autoscale
 from ef_common.core.compensation import Compensation, Rule
 from ef_common.data.checkpointer import Checkpointing
 from ef_common.data.settings import ElasticSettings
+from ef_common.data.walked_stream import WalkedStream
 from ef_common.errors import UnsupportedError
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.launch.process import Worker, this_worker
@@ -31,7 +32,7 @@ from ef_keras.guard import Guard
 from ef_keras.ordered import Source
 from ef_keras.probe import check_hooks
 from ef_keras.rank_zero import only_on_rank_zero
-from ef_keras.sources import StreamSource, global_batch_size_of, source_of
+from ef_keras.sources import global_batch_size_of, source_of
 
 logger = logging.getLogger(__name__)
 
@@ -274,7 +275,7 @@ class Elastic(keras.callbacks.Callback):
 
     def _tell_cost(self, source: Source) -> None:
         """Log once what data of unknown length cost."""
-        if isinstance(source, StreamSource) and source.is_open and not self._has_told_cost:
+        if isinstance(source, WalkedStream) and source.is_open and not self._has_told_cost:
             self._has_told_cost = True
             logger.warning(
                 "the length of these data is unknown, so each worker reads all batches and trains on its share of "

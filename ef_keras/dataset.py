@@ -9,9 +9,9 @@ import keras
 import numpy as np
 
 from ef_common.core import sharding
+from ef_common.data.adapters.recognition import shards_of
 from ef_common.data.global_batches import check_size
 from ef_common.data.ordered_stream import OnBadShard
-from ef_common.data.shards import is_shard_stream
 from ef_common.errors import UnsupportedError, UsageError
 from ef_keras.collating import mapped, stacked
 from ef_keras.stream_data import streamed
@@ -38,7 +38,8 @@ def dataset(
     Args:
         samples: An array, a tuple of arrays of the same length (x, y and sample weights), or any object with `__len__`
             and `__getitem__(index)` that returns one sample. Or a stream of shards, which has `shards()` and
-            `open(shard, offset)`; see :class:`ef_common.data.shards.ShardStream`.
+            `open(shard, offset)` (see :class:`ef_common.data.shards.ShardStream`), or is one of those that the guide to
+            the sources of streams names.
         batch_size: Samples of one worker in a step.
         map: Turns one sample into what the model sees. It is called with the parts of the sample, and returns the same
             structure for all samples.
@@ -55,14 +56,15 @@ def dataset(
         UnsupportedError: A stream cannot have what is set.
         UsageError: Samples cannot be read one by one, their numbers differ, a stream has none, or a setting is invalid.
     """
-    if is_shard_stream(samples):
+    recognized = shards_of(samples)
+    if recognized is not None:
         if global_batch_size is not None:
             raise UnsupportedError(
                 "workers can share a batch of data whose positions are known before they are read. Leave out "
                 f"global_batch_size, or use arrays. Received: samples={type(samples).__name__}"
             )
         settings = {"shuffle": shuffle, "shuffle_buffer": shuffle_buffer, "seed": seed, "on_bad_shard": on_bad_shard}
-        return streamed(samples, batch_size=batch_size, map=map, **settings)
+        return streamed(recognized[0], batch_size=batch_size, map=map, **settings)
     if shuffle_buffer or on_bad_shard != "raise":
         raise UsageError(
             "shuffle_buffer and on_bad_shard are settings of a stream of shards, an object with `shards()` and "

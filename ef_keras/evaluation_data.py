@@ -11,15 +11,15 @@ import numpy as np
 
 from ef_common.core.checksums import Checksums
 from ef_common.core.sharding import EpochProgress, Window
+from ef_common.data.comparison import compare, differ
 from ef_common.data.coverage import Coverage
+from ef_common.data.walked_stream import WalkedStream
 from ef_common.errors import UsageError
 from ef_common.events import EventLog
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.session import Barrier, Session
 from ef_keras import hooks, metrics
-from ef_keras.comparison import compare, differ
 from ef_keras.ordered import OrderedSource, Source
-from ef_keras.sources import StreamSource
 
 _FIRST = np.zeros(1, dtype=int)
 
@@ -74,24 +74,24 @@ class EvaluationData:
         length = source.epochs.length_of(0)
         step, before, checksums = 0, metrics.values_of(self._model), list[Checksums]()
         share = np.arange(0)
-        is_open = isinstance(source, StreamSource) and source.is_open
+        is_open = isinstance(source, WalkedStream) and source.is_open
         if not is_open:
             share, _ = self._coverage.begin(length)
         while True:
             if isinstance(source, OrderedSource) and step == 0 and self._session.completed_in.world_size > 1:
                 with leaving_cleanly():
                     _check(compare(self._session, source.checksums(0), partial(source.checksums, 0)))
-            if isinstance(source, StreamSource):
+            if isinstance(source, WalkedStream):
                 first = _batch(source, _FIRST, length)
-                checksums.append(source.checksums(0))
+                checksums.append([source.fingerprint])
             batches = self._batches_of(source, share, length)
-            if isinstance(source, StreamSource) and is_open:
+            if isinstance(source, WalkedStream) and is_open:
                 batches, is_open = self._all_batches_of(source, length), False
             for batch in batches:
                 yield step, step + self._steps - 1, islice(chain([batch], batches), self._steps)
                 step += self._steps
             if step == 0:  # a step there must be, or there are no logs; its result does not count
-                only = first if isinstance(source, StreamSource) else _batch(source, _FIRST, length)
+                only = first if isinstance(source, WalkedStream) else _batch(source, _FIRST, length)
                 yield step, step + self._steps - 1, iter([only])
                 step += self._steps
                 metrics.set_values(self._model, before)
@@ -118,7 +118,7 @@ class EvaluationData:
                 source.expect(partial(_cut, share[start:], source.batch_size))
             yield _batch(source, share[start : start + source.batch_size], length)
 
-    def _all_batches_of(self, source: StreamSource, limit: int) -> Iterator[Any]:
+    def _all_batches_of(self, source: WalkedStream, limit: int) -> Iterator[Any]:
         """This worker's share of data of unknown length: all workers walk to the end and take turns."""
         turn, num_workers = self._coverage.begin_open()
         position = 0

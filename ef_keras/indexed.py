@@ -21,12 +21,12 @@ import numpy as np
 
 from ef_common.core import sharding
 from ef_common.core.checksums import Checksums
+from ef_common.core.epochs import Epochs
 from ef_common.data.orders import Order, agree_on_orders, orders_of, put_in_order
 from ef_common.data.read_ahead import ReadAhead
 from ef_common.session import Session
 from ef_keras import hooks
 from ef_keras.comparison import checksums_of
-from ef_keras.epochs import Epochs
 from ef_keras.ordered import Coming, OrderedSource
 from ef_keras.random_numbers import drawn_from
 

@@ -17,7 +17,8 @@ import numpy as np
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from ef_common.core.checksums import Checksums
-from ef_common.data.shards import is_shard_stream
+from ef_common.core.epochs import Epochs
+from ef_common.data.adapters.recognition import shards_of
 from ef_common.data.torch_determinism import seed_everything, set_torch_states, torch_states
 from ef_common.data.torch_lanes import LaneLoader
 from ef_common.data.torch_loader import PlannedLoader, Sample
@@ -27,7 +28,6 @@ from ef_common.errors import UnsupportedError, UsageError
 from ef_common.session import Session
 from ef_keras import hooks
 from ef_keras.comparison import checksums_of
-from ef_keras.epochs import Epochs
 from ef_keras.ordered import Coming, OrderedSource
 from ef_keras.random_numbers import drawn_from
 from ef_keras.shard_source import ShardSource
@@ -62,7 +62,7 @@ def stream_source_of(given: hooks.Loader, epochs: Callable[[int], Epochs]) -> Sh
     """
     loader = given.loader
     is_read_by_loader = type(loader).__iter__ is DataLoader.__iter__ and not loader.drop_last
-    if not isinstance(loader.dataset, IterableDataset) or not is_shard_stream(loader.dataset):
+    if not isinstance(loader.dataset, IterableDataset) or shards_of(loader.dataset) is None:
         return None
     if loader.batch_size is None or not is_read_by_loader:
         return None

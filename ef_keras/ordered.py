@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from ef_common.core.checksums import Checksums
+from ef_common.core.epochs import Epochs
 from ef_common.core.sharding import EpochProgress, Window
 from ef_common.session import Session
-from ef_keras.epochs import Epochs
 
 Coming = Callable[[], Iterator[list[int]]]
 """Makes the positions of the batches that will probably be asked for, one batch after the other."""

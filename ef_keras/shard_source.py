@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ef_common.core.epochs import Epochs
 from ef_common.core.sharding import EpochProgress, Window
 from ef_common.data.dealer import Dealer
 from ef_common.data.lane_ahead import LaneAhead
@@ -14,7 +15,6 @@ from ef_common.errors import ProtocolError
 from ef_common.events import EventLog
 from ef_common.session import Session
 from ef_keras import hooks
-from ef_keras.epochs import Epochs
 from ef_keras.stream_data import StreamData
 
 

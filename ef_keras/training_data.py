@@ -7,29 +7,26 @@ a change of membership happen, and where a newcomer is admitted.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from ef_common.collectives.gradients.pieces import Pieces
 from ef_common.core.checksums import Checksums, are_alike
+from ef_common.core.epochs import ENDLESS
 from ef_common.core.sharding import MIN_SHARE, EpochProgress, GlobalBatch, Window
-from ef_common.core.watermark import Watermark
+from ef_common.data.comparison import compare, differ, without_noise
 from ef_common.data.dealer import Dealer
+from ef_common.data.walked_stream import WalkedStream
+from ef_common.data.walking import Walk
 from ef_common.errors import UnsupportedError, UsageError
 from ef_common.events import EventLog
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.session import Session
 from ef_keras import hooks
-from ef_keras.comparison import compare, differ, without_noise
-from ef_keras.epochs import ENDLESS
 from ef_keras.ordered import OrderedSource, Source
 from ef_keras.rows import Rows, num_samples
 from ef_keras.shard_source import ShardSource
-from ef_keras.sources import StreamSource
-
-_STEPS_BETWEEN_CHECKS = 100
 
 REMEDY = (
     "The order must be a function of keras.utils.set_random_seed(…), called with the same number in all workers before "
@@ -83,7 +80,10 @@ class TrainingData:
             self._piece, global_batch = global_batch.piece, GlobalBatch(global_batch.size // full_batch)
         self.dealer = Dealer(session, log=log, batch_size=source.batch_size, global_batch=global_batch)
         self.dealer.samples_per_position = full_batch if source.whole_batches else 1.0
-        self.dealer.is_open = isinstance(source, StreamSource) and source.is_open
+        self.dealer.is_open = isinstance(source, WalkedStream) and source.is_open
+        self._walk: Walk | None = None
+        if isinstance(source, WalkedStream):
+            self._walk = Walk(source, self.dealer, session, log=log, remedy=REMEDY)
         if isinstance(source, ShardSource):
             source.attach(self.dealer, session, log)
         self.dealer.on_returned = self._announce_length
@@ -128,6 +128,8 @@ class TrainingData:
 
     def _begin_epoch(self) -> None:
         source = self.source
+        if self._walk is not None:
+            self._walk.begin(self.epoch)
         source.begin(self.epoch, seed=self.seed)
         self._checksums, self._ahead = [], None
         if isinstance(source, ShardSource):
@@ -158,7 +160,8 @@ class TrainingData:
                 "self.optimizer.apply(…), in every step and in every worker: that is where gradients are reduced"
             )
         self.on_boundary()
-        self._tell_watermark()
+        if self._walk is not None:
+            self._walk.tell_watermark()
         if dealer.progress.remaining == 0:
             return None
         with leaving_cleanly():
@@ -170,8 +173,7 @@ class TrainingData:
         window = self._deal()
         if window is None:
             return None
-        self.source.follow(dealer.progress, window)
-        self._check(window)
+        self._follow(window)
         self._look_ahead(window)
         self.on_dealt()
         if dealer.global_batch is not None:
@@ -189,14 +191,16 @@ class TrainingData:
 
     def _deal(self) -> Window | None:
         """Deal the next step; None if there is none."""
-        if not isinstance(self.source, ShardSource):
-            self._look_for_end()
-            return None if self.dealer.progress.remaining == 0 else self.dealer.deal()
-        with leaving_cleanly():
-            window = self.source.deal()
-        if not self.dealer.progress.remaining:
+        source, dealer = self.source, self.dealer
+        if isinstance(source, ShardSource):
+            with leaving_cleanly():
+                window = source.deal()
+            if not dealer.progress.remaining:
+                self._announce_length()
+            return window
+        if self._walk is not None and self._walk.finds_end():
             self._announce_length()
-        return window
+        return None if dealer.progress.remaining == 0 else dealer.deal()
 
     def finds(self) -> bool:
         """Before a reduction: whether the others must hear what this worker has found in its next batch."""
@@ -206,20 +210,6 @@ class TrainingData:
         """A reduction has completed in which this many members had found something."""
         if isinstance(self.source, ShardSource):
             self.source.heard(num_finds)
-
-    def _look_for_end(self) -> None:
-        """With data of unknown length: check whether they end before or in the next window.
-
-        All workers walk as far, so all find the end in the same step.
-        """
-        source, dealer = self.source, self.dealer
-        if not isinstance(source, StreamSource) or not source.is_open:
-            return
-        progress, window = dealer.next_window(dealer.progress, self._session.completed_in.ids)
-        source.follow(progress, window)
-        if source.ended_at is not None and source.ended_at < min(window.stop, progress.length):
-            dealer.end_at(source.ended_at)
-            self._announce_length()
 
     def _share(self, window: Window) -> Any:
         """The batch of this worker's first pass of a global batch; a few samples if it has none."""
@@ -282,39 +272,19 @@ class TrainingData:
         progress = self.dealer.progress
         if isinstance(self.source, OrderedSource) and self.source.reads_ahead:
             return
-        if progress.remaining > 0 and not isinstance(self.source, StreamSource | ShardSource):
+        if progress.remaining > 0 and not isinstance(self.source, WalkedStream | ShardSource):
             _, window = self.dealer.next_window(progress, self._session.completed_in.ids)
             mine = self.dealer.mine(window)
             self._ahead = (window, self.source.batch(mine)) if mine else None
 
-    def _tell_watermark(self) -> None:
-        """Report the place to newcomers, which walk a stream to it. Other data are accessible at any place."""
-        if isinstance(self.source, StreamSource):
-            progress = self.dealer.progress
-            self._session.tell_watermark(
-                Watermark(progress.epoch, progress.cursor, progress.returned, self._session.training)
-            )
-
     def catch_up(self) -> None:
         """In a newcomer, before the others wait for it: walk a stream to their place.
-
-        Each time that it comes to where they were, they have gone on. If they are not nearer than the last time, they
-        are as fast as this worker is, and the rest has to be walked while they wait.
 
         Raises:
             JobFinished: The job has ended meanwhile.
         """
-        source = self.source
-        if not isinstance(source, StreamSource):
-            return
-        target, lag = None, math.inf
-        while (newest := self._session.job_watermark()) is not None and newest.training == self._session.training:
-            if target is None or not source.lag(target) or newest.epoch > target.epoch:
-                target, before, lag = newest, lag, source.lag(newest)
-                if not 0 < lag < before:
-                    break
-            source.approach(target)
-        self._log.write("walked", epoch=source.epoch, cursor=source.cursor)
+        if self._walk is not None:
+            self._walk.catch_up()
 
     def _announce_length(self) -> None:
         progress = self.dealer.progress
@@ -324,20 +294,20 @@ class TrainingData:
             return
         self.on_length(self.dealer.num_steps() if progress.length < ENDLESS else None)
 
-    def _check(self, window: Window) -> None:
-        """Compare what the workers read: now and then for a stream, otherwise at the beginning of an epoch."""
-        steps, source = self.dealer.progress.steps, self.source
-        if self._session.completed_in.world_size == 1:
+    def _follow(self, window: Window) -> None:
+        """A window has been dealt. Compare what the workers read."""
+        source = self.source
+        if self._walk is not None:
+            with leaving_cleanly():
+                self._walk.follow(window)
             return
-        if isinstance(source, StreamSource) and (steps == 1 or not steps % _STEPS_BETWEEN_CHECKS):
-            (position,) = self.dealer.progress.positions((window.start, window.start + 1))
-            self._compare(position, source.checksums(position), None)
-        elif isinstance(source, OrderedSource) and steps == 1:
-            self._checksums = self._compare(0, source.checksums(0), partial(source.checksums, 0))
+        is_due = self.dealer.progress.steps == 1 and self._session.completed_in.world_size > 1
+        if isinstance(source, OrderedSource) and is_due:
+            self._checksums = self._compare(source.checksums(0), partial(source.checksums, 0))
 
-    def _compare(self, position: int, found: Checksums, read: Callable[[], Checksums] | None) -> Checksums:
+    def _compare(self, found: Checksums, read: Callable[[], Checksums]) -> Checksums:
         with leaving_cleanly():
-            everybody = compare(self._session, found, read, partial(self._log_read, position=position))
+            everybody = compare(self._session, found, read, self._log_read)
         if differ(everybody):
             raise UsageError(
                 f"the workers read different data at step {self.dealer.progress.steps} of epoch {self.epoch}, so that "
@@ -345,15 +315,17 @@ class TrainingData:
             )
         return everybody[self._session.worker.id]
 
-    def _log_read(self, found: Checksums, *, position: int = 0) -> None:
+    def _log_read(self, found: Checksums) -> None:
         if found:
-            self._log.write("read", epoch=self.dealer.progress.epoch, position=position, checksums=list(found))
+            self._log.write("read", epoch=self.dealer.progress.epoch, position=0, checksums=list(found))
 
     def state(self) -> dict[str, Any]:
         """The state that a newcomer needs to continue with the others."""
         found = {**self.dealer.state(), "seed": self.seed, "full_batch": self.full_batch, "order": None}
         if isinstance(self.source, ShardSource):
             found["stream"] = self.source.state()
+        if self._walk is not None:
+            found["walk"] = self._walk.state()
         if isinstance(self.source, OrderedSource):
             if not self._checksums and self.dealer.progress.remaining:
                 self._checksums = self.source.checksums(0)
@@ -384,6 +356,8 @@ class TrainingData:
             self.dealer.log_rollback(epoch=self.epoch)
             return
         self.source.begin(self.epoch, seed=self.seed, cursor=self.dealer.progress.cursor)
+        if self._walk is not None:
+            self._walk.load_state(state.get("walk"), saved=saved)
         self._resumed = True
         if isinstance(self.source, OrderedSource) and order is not None:
             self.source.put_in_order(order["orders"])

@@ -8,14 +8,14 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.sampler import BatchSampler
 
-from ef_common.data.shards import is_shard_stream
+from ef_common.data.adapters.recognition import shards_of
 from ef_common.data.torch_loader import PlannedLoader
 from ef_common.errors import UnsupportedError
 from ef_lightning import hooks
 
 _OWN_ITER = (
-    "{} overrides `__iter__`, so ElasticFlow cannot tell it what to read. Put the change into the dataset or into "
-    "`collate_fn`"
+    "{} overrides `__iter__`, so ElasticFlow cannot tell it what to read. Use torch.utils.data.DataLoader, and put "
+    "the change into the dataset or into `collate_fn`"
 )
 
 
@@ -37,7 +37,7 @@ def check_stream(loader: DataLoader[Any]) -> None:
 
 def is_stream(loader: DataLoader[Any]) -> bool:
     """Whether a loader's data are a stream of shards."""
-    return isinstance(loader.dataset, IterableDataset) and is_shard_stream(loader.dataset)
+    return isinstance(loader.dataset, IterableDataset) and shards_of(loader.dataset) is not None
 
 
 def check(loader: DataLoader[Any]) -> None:
@@ -48,10 +48,9 @@ def check(loader: DataLoader[Any]) -> None:
     """
     if isinstance(loader.dataset, IterableDataset):
         raise UnsupportedError(
-            "an IterableDataset cannot be dealt to a changing number of workers unless it consists of shards. Give it "
-            "the methods `shards()` and `open(shard, offset)` (see elasticflow.StreamDataset) and a DataLoader of its "
-            "own for the training, or use a map-style dataset (`__getitem__` and `__len__`). "
-            f"Received: dataset={type(loader.dataset).__name__}"
+            "several training DataLoaders are dealt together, and one of them reads an IterableDataset, which has no "
+            "positions. Pass it alone, combine the streams into one, or use map-style datasets (`__getitem__` and "
+            f"`__len__`). Received: dataset={type(loader.dataset).__name__}"
         )
     recorder = hooks.recorder_of(loader.batch_sampler)
     kind = type(loader.batch_sampler if recorder is None else hooks.recorded(recorder))

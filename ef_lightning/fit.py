@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -23,7 +24,7 @@ from ef_common.data.claiming import Claiming
 from ef_common.data.meter import Meter
 from ef_common.data.torch_determinism import Determinism
 from ef_common.data.workers import WorkersWatch, hook_of
-from ef_common.errors import UnsupportedError
+from ef_common.errors import UnsupportedError, UsageError
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.launch.process import Worker
 from ef_common.session import Barrier
@@ -51,6 +52,7 @@ from ef_lightning.state import TrainerState
 from ef_lightning.stream_loader import IndexedReading, StreamLoader, StreamReading
 from ef_lightning.timed_validation import TimedValidation
 from ef_lightning.train_loader import ElasticLoader
+from ef_lightning.walk_reading import WalkReading, check_settings_for_walk, has_no_positions
 from ef_lightning.workers_log import WorkersLog
 
 if TYPE_CHECKING:
@@ -127,6 +129,10 @@ class Fit:
             self.schedules = Schedules(
                 self._trainer, self._session, world_size=self._first_world_size, loader=lambda: self.train_loader
             )
+
+    def set_up_length(self) -> None:
+        """Lightning asks for the training loader from here on."""
+        hooks.settle_after_setup(self._trainer, self.settle_length)
 
     def set_up_requests(self) -> None:
         """The user's code may make requests from here on."""
@@ -373,6 +379,7 @@ class Fit:
         if self.train_loader is not None:
             self.train_loader.close()
         hooks.leave_backward(self._trainer)
+        hooks.leave_setup(self._trainer)
         self._session.state = None
 
     def saved(self) -> dict[str, dict[str, Any] | None]:
@@ -411,6 +418,9 @@ class Fit:
         if is_stream(loader):
             fixed = self._settings.global_batch_size is not None
             return self._wrap(loader, IndexedReading(loader, self._session) if fixed else StreamReading(loader))
+        if has_no_positions(loader):
+            check_settings_for_walk(self._settings)
+            return self._wrap(loader, WalkReading(loader, elastic=self._worker.elastic))
         return self._wrap(loader, SampleReading(loader, seeded=self._settings.deterministic))
 
     def _wrap(self, dataloader: DataLoader[Any] | JointLoader, reading: Reading) -> ElasticLoader:
@@ -466,6 +476,19 @@ class Fit:
         # A loader without a batch size is refused where it is wrapped.
         batch_size = dataloader.batch_size or size
         return global_batches.global_batch(size, batch_size, deterministic=self._settings.deterministic)
+
+    def settle_length(self) -> None:
+        """Lightning has set up the training loader: tell it if nobody knows how many batches there are."""
+        loader = self.train_loader
+        if loader is None or not loader.is_endless:
+            return
+        if hooks.validates_in_fractions(self._trainer):
+            raise UsageError(
+                "val_check_interval is a fraction of an epoch, and the training data are a stream of unknown length. "
+                "Give the number of batches between two validations, or a time. "
+                f"Received: val_check_interval={self._trainer.val_check_interval}"
+            )
+        hooks.set_num_batches(self._trainer, math.inf)
 
     def _set_up_global_step(self, loader: ElasticLoader) -> None:
         if self._settings.deterministic and self._deterministic_reducer is None:

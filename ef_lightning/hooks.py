@@ -265,6 +265,30 @@ def set_module_modes(trainer: Any, modes: dict[str, Any]) -> None:
 # ---------------------------------------------------------------- loaders and their lengths
 
 
+def settle_after_setup(trainer: Any, settle: Callable[[], None]) -> None:
+    """Call `settle` each time that the training loop has set up its loader, and has asked for its length."""
+
+    def make(original: Callable[[], None]) -> Callable[[], None]:
+        def setup_data() -> None:
+            original()
+            settle()
+
+        return setup_data
+
+    replace(trainer.fit_loop, "setup_data", make)
+
+
+def leave_setup(trainer: Any) -> None:
+    """Undo `settle_after_setup`."""
+    put_back(trainer.fit_loop, "setup_data")
+
+
+def validates_in_fractions(trainer: Any) -> bool:
+    """Whether `val_check_interval` is a fraction of an epoch."""
+    interval = getattr(trainer, "val_check_interval", None)
+    return isinstance(interval, float) and interval != 1.0
+
+
 def reload_epoch(trainer: Any) -> float | None:
     """The epoch in which the user was asked for the training loader, if later epochs ask again."""
     return trainer.fit_loop._last_train_dl_reload_epoch if trainer.reload_dataloaders_every_n_epochs else None
@@ -324,7 +348,7 @@ def step_back(trainer: Any, num_batches: int) -> None:
             setattr(counts, name, max(0, getattr(counts, name) - num_batches))
 
 
-def set_train_limit(trainer: Any, num_batches: int) -> None:
+def set_train_limit(trainer: Any, num_batches: float) -> None:
     """Set the batches of the resumed epoch, which Lightning asked for before it knew where it continues."""
     trainer.fit_loop._combined_loader.limits = [num_batches]
 
@@ -414,7 +438,7 @@ def _within(surround: Callable[[], AbstractContextManager[None]], act: Callable[
         act(*args)
 
 
-def set_evaluation_length(loop: Any, index: int, num_batches: int) -> None:
+def set_evaluation_length(loop: Any, index: int, num_batches: float) -> None:
     """Tell an evaluation loop and progress bars how many batches it will take from one of its loaders."""
     lengths = loop._max_batches if hasattr(loop, "_max_batches") else loop.max_batches  # a prediction has the latter
     lengths[index] = num_batches

@@ -51,7 +51,6 @@ class Reading(Protocol):
     Attributes:
         given: The user's loaders, as users see them.
         batch_size: Positions that a worker reads in a step.
-        num_samples: Samples of a full batch.
         planned: Reads them.
         is_computed: Their order is a function of seed and epoch; else samplers of the user's draw it.
         keeps_workers: Data workers are kept from epoch to epoch.
@@ -59,10 +58,13 @@ class Reading(Protocol):
 
     given: Any
     batch_size: int
-    num_samples: int
     planned: Planned
     is_computed: bool
     keeps_workers: bool
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of a full batch."""
 
     def length(self, limit: float, batch_size: int) -> int:
         """Positions of an epoch, limited by the Trainer's fraction of batches of this size."""

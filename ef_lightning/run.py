@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from ef_common.collectives import torch_operations as operations
 from ef_common.collectives.torch_default_group import DefaultGroup, install, remove
+from ef_common.data.torch_loader import plain
 from ef_common.errors import UnsupportedError
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.launch.process import Worker
@@ -27,6 +28,8 @@ from ef_lightning.metrics import MetricSync, leaving_no_trace
 from ef_lightning.progress import Progress
 from ef_lightning.start import agree_on_trainer
 from ef_lightning.stream_evaluation import StreamEvaluationLoader
+from ef_lightning.walk_evaluation import WalkEvaluationLoader
+from ef_lightning.walk_reading import has_no_positions, tell_cost
 
 if TYPE_CHECKING:
     from ef_lightning.strategy import ElasticMixin
@@ -58,7 +61,8 @@ class Run:
         self._logs: Logs | None = None
         self._metrics: MetricSync | None = None
         self._default_group: DefaultGroup | None = None
-        self._evaluation_loaders: list[EvaluationLoader | StreamEvaluationLoader] = []
+        self._evaluation_loaders: list[EvaluationLoader | StreamEvaluationLoader | WalkEvaluationLoader] = []
+        self._has_told_cost = False
         self._to_wrap: list[str] = []
 
     @property
@@ -87,6 +91,7 @@ class Run:
         if self.fit is not None:
             self.fit.set_up_schedules()
             self.fit.set_up_requests()
+            self.fit.set_up_length()
         hooks.surround_stage(self._trainer, leaving_cleanly)
         hooks.combine_loaders(self._trainer, self._combine)
         hooks.surround_evaluation_steps(self._trainer, lambda: self.leaving_no_trace(self.padding))
@@ -207,8 +212,7 @@ class Run:
         if stage == "train" and fit is not None:
             return fit.wrap(dataloader, lambda loader: self._checked(loader, stage))
         checked = self._checked(dataloader, stage)
-        kind = StreamEvaluationLoader if is_stream(checked) else EvaluationLoader
-        loader = kind(
+        loader = self._evaluation_loader_for(checked)(
             checked,
             self._session,
             self._trainer,
@@ -220,6 +224,13 @@ class Run:
         self._evaluation_loaders.append(loader)
         return loader
 
+    def _evaluation_loader_for(
+        self, loader: DataLoader[Any]
+    ) -> type[EvaluationLoader | StreamEvaluationLoader | WalkEvaluationLoader]:
+        if is_stream(loader):
+            return StreamEvaluationLoader
+        return WalkEvaluationLoader if has_no_positions(loader) else EvaluationLoader
+
     def _checked(self, dataloader: object, stage: str) -> DataLoader[Any]:
         if not isinstance(dataloader, DataLoader):
             raise UnsupportedError(
@@ -227,7 +238,11 @@ class Run:
                 f"Received: {type(dataloader).__module__}.{type(dataloader).__qualname__}"
             )
         hooks.advise_on_workers(self._trainer, self._host, dataloader, stage=stage)
-        return dataloader
+        is_walked = has_no_positions(dataloader) and not is_stream(dataloader)
+        if is_walked and self._worker.elastic and not self._has_told_cost:
+            self._has_told_cost = True
+            tell_cost()
+        return plain(dataloader)
 
     def _close_evaluation_loaders(self) -> None:
         for loader in self._evaluation_loaders:

@@ -126,6 +126,9 @@ class Schedules:
             return
         if loader.progress.epoch != self._epoch or self._reference is None:
             self._begin_epoch(loader)
+        elif self._whole is not None and not self._by_steps and loader.progress.length < self._whole.length:
+            self._whole, self._by_steps = self._reference_epoch(loader)  # the end of a stream has been found
+            self._reference = self._whole
         self._limit(loader)
         if self._trainer.global_step:  # torch warns of schedulers that are stepped before their optimizer
             hooks.step_schedulers(self._trainer, self._due)

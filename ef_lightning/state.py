@@ -322,7 +322,7 @@ class TrainerState:
         for config, saved in zip(strategy.lr_scheduler_configs, checkpoint["lr_schedulers"], strict=True):
             config.scheduler.load_state_dict(saved)
 
-    def _set_up_optimizers(self, num_batches: int | None) -> None:
+    def _set_up_optimizers(self, num_batches: float | None) -> None:
         """Take over optimizers and schedulers of workers whose epochs have this many batches."""
         trainer = self._trainer
         if num_batches not in (None, self._num_batches_at_start):

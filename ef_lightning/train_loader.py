@@ -19,10 +19,12 @@ from torch.utils.data import DataLoader
 
 from ef_common.collectives.gradients.pieces import Pieces
 from ef_common.core import sharding
+from ef_common.core.epochs import ENDLESS
 from ef_common.core.sharding import EpochProgress, GlobalBatch, Range, Window
 from ef_common.core.view import View
 from ef_common.data.dealer import Dealer
 from ef_common.data.torch_loader import Sample
+from ef_common.data.walking import Walk
 from ef_common.errors import TrainingOver, UsageError
 from ef_common.events import EventLog
 from ef_common.launch.leaving import leaving_cleanly
@@ -32,6 +34,7 @@ from ef_lightning.data_workers import WrappedLoader
 from ef_lightning.joint_reading import JointLoader
 from ef_lightning.order import before_limit
 from ef_lightning.reading import Reading
+from ef_lightning.walk_reading import REMEDY, WalkReading
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +76,7 @@ class ElasticLoader(WrappedLoader):
         )
         self.dealer.samples_per_position = reading.num_samples / reading.batch_size
         self._seeded = seeded
+        self._walk = self._walks(reading) if isinstance(reading, WalkReading) else None
         self.dealer.on_returned = self._batches_returned
         self.dealer.num_epochs = self._num_epochs
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
@@ -94,6 +98,11 @@ class ElasticLoader(WrappedLoader):
         self.on_dealt: Callable[[], None] | None = None
         self.on_over: Callable[[], None] = lambda: None
 
+    def _walks(self, reading: WalkReading) -> Walk:
+        dealer, stream = self.dealer, reading.stream
+        dealer.is_open, dealer.is_alone, dealer.samples_at = True, False, stream.num_samples_at
+        return Walk(stream, dealer, self._session, log=self._log, remedy=REMEDY)
+
     def _num_epochs(self) -> int | None:
         trainer = self._trainer
         limit = trainer.max_epochs
@@ -112,6 +121,11 @@ class ElasticLoader(WrappedLoader):
         return self.dealer.progress
 
     @property
+    def is_endless(self) -> bool:
+        """Whether nobody knows how many batches an epoch has: neither the data, nor a limit."""
+        return self._length() >= ENDLESS and math.isinf(self._max_steps())
+
+    @property
     def user_loader(self) -> Any:
         """The loader that the user passed."""
         return self._reading.given
@@ -123,7 +137,7 @@ class ElasticLoader(WrappedLoader):
         progress = self.progress
         if self._wants_epoch:
             progress = EpochProgress(epoch=0, length=self._length())
-        return before_limit(self._num_steps(progress), self._trainer.limit_train_batches)
+        return before_limit(int(min(self._num_steps(progress), ENDLESS)), self._trainer.limit_train_batches)
 
     def __iter__(self) -> Iterator[Any]:
         self._wants_epoch = not (self._resumed or self._session.entering)
@@ -139,6 +153,8 @@ class ElasticLoader(WrappedLoader):
             if self._wants_epoch or (self._resumed and not self._goes_on()):
                 self._begin_epoch()
                 self.on_begin()
+            if self._walk is not None:
+                self._walk.tell_watermark()
             if self._session.may_change and not self.progress.uncommitted and self.progress.remaining > 0:
                 with leaving_cleanly():
                     self._session.boundary()
@@ -174,6 +190,8 @@ class ElasticLoader(WrappedLoader):
 
     def _join(self) -> None:
         try:
+            if self._walk is not None:
+                self._walk.catch_up()
             self._session.join()
         except TrainingOver:
             self.on_over()
@@ -190,10 +208,10 @@ class ElasticLoader(WrappedLoader):
             if self._resumed:
                 hooks.set_train_limit(self._trainer, num_steps)
 
-    def steps_in_world(self, world_size: int) -> int:
-        """Batches of an epoch that this many workers begin with."""
+    def steps_in_world(self, world_size: int) -> float:
+        """Batches of an epoch that this many workers begin with; infinite if nobody knows."""
         progress = EpochProgress(epoch=0, length=self._length())
-        return int(min(self.dealer.num_steps(progress, world_size), self._max_steps()))
+        return math.inf if self.is_endless else min(self.dealer.num_steps(progress, world_size), self._max_steps())
 
     def even_shares(self) -> bool:
         """From the next step on, give batches of one step the same size in all workers.
@@ -229,10 +247,12 @@ class ElasticLoader(WrappedLoader):
         limit = self._trainer.limit_train_batches
         return limit if isinstance(limit, int) and self.is_limited(self._length()) else math.inf
 
-    def _num_steps(self, progress: EpochProgress) -> int:
+    def _num_steps(self, progress: EpochProgress) -> float:
+        if progress.length >= ENDLESS and self.is_endless:
+            return math.inf
         if self.planned_steps is not None and self._wants_epoch:
             return self.planned_steps(self._length())
-        return int(min(self.dealer.num_steps(progress), self._max_steps()))
+        return min(self.dealer.num_steps(progress), self._max_steps())
 
     def _batches_returned(self) -> None:
         hooks.set_epoch_length(self._trainer, self._num_steps(self.progress), in_batch=True)
@@ -242,12 +262,21 @@ class ElasticLoader(WrappedLoader):
         self._planned.begin()
         epoch = self._trainer.current_epoch
         length = self._length()
+        if self._walk is not None:
+            self._follow_seed()
+            self._walk.begin(epoch)
         self.dealer.begin(epoch, length)
         self._order = self._reading.order(self._session, seed=self.seed, epoch=epoch, length=length)
         self._plan_of = None
 
+    def _follow_seed(self) -> None:
+        if isinstance(self._reading, WalkReading):
+            self._reading.follow_seed(self.seed)
+
     def _deal(self) -> Any:
         dealer = self.dealer
+        if self._walk is not None and self._walk.finds_end():
+            self._plan_of = None
         if dealer.is_alone and self._plan_of is not None and dealer.deal_alone():
             self.padding = self._is_filled = False
             return self._planned.next()
@@ -268,6 +297,10 @@ class ElasticLoader(WrappedLoader):
             self._planned.read(lambda start: self._batches(before, members, start))
             self.on_plan()
             hooks.set_epoch_length(self._trainer, self._num_steps(before), in_batch=False)
+        if self._walk is not None:
+            with leaving_cleanly():
+                self._walk.follow(window)
+            dealer.samples_per_position = self._reading.num_samples
         if dealer.global_batch is not None:
             self.padding = not dealer.pieces.mine
             return self._planned.next()
@@ -357,17 +390,21 @@ class ElasticLoader(WrappedLoader):
 
     def state(self) -> dict[str, Any]:
         """The state that a newcomer needs to continue with the others."""
-        return {**self.dealer.state(), "seed": self.seed, "order": self._order, "even": self.is_even}
+        walk = None if self._walk is None else self._walk.state()
+        return {**self.dealer.state(), "seed": self.seed, "order": self._order, "even": self.is_even, "walk": walk}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from the others' state."""
         self._set(state)
         self.dealer.log_admission()
 
-    def _set(self, state: dict[str, Any]) -> None:
+    def _set(self, state: dict[str, Any], *, saved: bool = False) -> None:
         self.seed = state["seed"]
         self.is_even = bool(state.get("even", False))
         self.dealer.load_state(state)
+        if self._walk is not None and state["epoch"] >= 0 and self.progress.remaining > 0:
+            self._follow_seed()
+            self._walk.load_state(state.get("walk"), saved=saved)
         if state["epoch"] < 0:
             self._order = np.arange(0)
         elif state["order"] is None:
@@ -397,20 +434,20 @@ class ElasticLoader(WrappedLoader):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue in the middle of the epoch of a checkpoint, with any number of workers."""
         in_epoch = state["epoch"] >= 0 and state["cursor"] < state["length"] + len(state["returned"])
-        if in_epoch and state["length"] != self._length():
+        if in_epoch and self._walk is None and state["length"] != self._length():
             raise UsageError(
                 "the checkpoint was made in the middle of an epoch of another length: the data set or "
                 "limit_train_batches has changed. Use a checkpoint of the end of an epoch. "
                 f"Expected: {state['length']} samples. Received: {self._length()}"
             )
-        self._set(state)
+        self._set(state, saved=True)
         hooks.step_back(self._trainer, state.get("open_batches", 0))
         self._resumed = True
         hooks.set_train_limit(self._trainer, self._num_steps(self.progress))
 
     def go_back(self, state: dict[str, Any]) -> None:
         """Continue in the middle of the epoch of a checkpoint, while the loops are running."""
-        self._set(state)
+        self._set(state, saved=True)
         self.dealer.log_rollback()
 
     def _goes_on(self) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.environment import clean
-from tests.tiers.marks import mark
+from tests.tiers.marks import COLLECTED, mark
 
 clean(os.environ)  # before anything that reads it is imported
 
@@ -22,8 +22,9 @@ settings.load_profile("tests")
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     mark(items)
+    config.stash[COLLECTED] = list(items)  # before any is left out
 
 
 @pytest.fixture(autouse=True)

@@ -401,13 +401,18 @@ def test_limit_of_the_batch_counts_for_an_update(make: Any) -> None:
     assert [dealt(job, scaler, accumulation=2).local_batch(size) for size in (1, 2, 4)] == [32, 24, 12]
 
 
-def test_batches_that_cannot_be_divided_stay_as_they_are(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_batches_that_cannot_be_divided_stay_as_they_are(
+    make: Any, caplog: pytest.LogCaptureFixture, *, is_stream: bool
+) -> None:
     job = Job(2)
     scaler, _, _ = make(job, max_global_batch_size=64)
-    dealer = Dealer(job, log=EventLog(None, "w0"), batch_size=1)  # type: ignore[arg-type]
-    dealer.samples_per_position = 32
+    size = 32 if is_stream else 1
+    dealer = Dealer(job, log=EventLog(None, "w0"), batch_size=size)  # type: ignore[arg-type]
+    dealer.samples_per_position = 32 // size
+    dealer.parts = object() if is_stream else None  # type: ignore[assignment]
     scaler.follow(dealer)
-    assert dealer.local_batch(8) == 1
+    assert dealer.local_batch(8) == size
     assert "max_global_batch_size has no effect" in caplog.text
 
 

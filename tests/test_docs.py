@@ -26,6 +26,7 @@ from ef_common.launch import environment
 from tests.benchmarks.__main__ import NAMES
 from tests.pages.blocks import PAGES, ROOT, blocks
 
+MPIRUN = {"--hostfile", "--host"}
 SBATCH = {"--partition", "--gpus-per-node", "--time"}
 """Options of sbatch in the documentation."""
 
@@ -76,13 +77,21 @@ def check_command(words: list[str]) -> None:
             check_launch(arguments, launch_options())
         case ["torchrun", *arguments]:
             check_launch(arguments, launch_options() - {"--checkpoint", "--run-dir"})
-        case ["elasticflow", "slurm", "submit", *arguments]:
-            submission = main.commands["slurm"]
+        case ["elasticflow", ("slurm" | "yarn") as launcher, "submit", *arguments]:
+            submission = main.commands[launcher]
             assert isinstance(submission, click.Group)
             own = {name for parameter in submission.commands["submit"].params for name in parameter.opts}
             end = next(number for number, word in enumerate(arguments) if word.endswith(".py"))
             assert set(options(arguments[:end])) <= own | launch_options() | SBATCH, "unknown option"
             check_script(arguments[end:])
+        case ["elasticflow", "mpi", *arguments]:
+            start = arguments.index("elasticflow")
+            own = {name for parameter in main.commands["mpi"].params for name in parameter.opts}
+            assert set(options(arguments[:start])) <= own | MPIRUN, "unknown option"
+            check_command(arguments[start:])
+        case ["elasticflow", "kubernetes", "submit", *arguments]:
+            end = next(number for number, word in enumerate(arguments) if word.endswith(".py"))
+            check_click(main, ["kubernetes", "submit", *arguments[:end]])
         case ["elasticflow", *arguments]:
             check_click(main, arguments)
         case ["make", target, *_]:

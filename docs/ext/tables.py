@@ -106,8 +106,8 @@ def run_options() -> Iterator[tuple[str, str]]:
     """The options that `elasticflow run` adds to those of torchrun, and what they mean."""
     from ef_common.launch.run import parser
 
-    (group,) = [group for group in parser()._action_groups if group.title == "ElasticFlow"]
-    for action in group._group_actions:
+    groups = [group for group in parser()._action_groups if (group.title or "").startswith("ElasticFlow")]
+    for action in (action for group in groups for action in group._group_actions):
         yield f"{action.option_strings[0]} {action.metavar}", action.help or ""
 
 

@@ -15,7 +15,10 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from ef_common import __version__
+from ef_common.cli.kubernetes import kubernetes
+from ef_common.cli.mpi import mpi
 from ef_common.cli.slurm import slurm
+from ef_common.cli.yarn import yarn
 from ef_common.terminal import mark
 
 if TYPE_CHECKING:
@@ -394,6 +397,9 @@ def scale(arguments: tuple[str, ...], wait: bool) -> None:
 
 
 main.add_command(slurm)
+main.add_command(mpi)
+main.add_command(yarn)
+main.add_command(kubernetes)
 
 
 @main.group()

@@ -14,7 +14,7 @@ are not divided: single positions, or micro-batches if the sums must not depend 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -302,12 +302,15 @@ def commit(progress: EpochProgress, contributors: Iterable[str]) -> tuple[EpochP
     return EpochProgress(epoch, length, cursor, behind, (), steps), Commit(tuple(committed), tuple(returned))
 
 
-def weights(uncommitted: Sequence[Window], members: Sequence[str]) -> list[float]:
+def weights(
+    uncommitted: Sequence[Window], members: Sequence[str], *, samples: Callable[[Range], int] | None = None
+) -> list[float]:
     """Weight of each member's mean gradient, so that their sum is the mean over all samples.
 
     Args:
         uncommitted: Windows whose gradients are reduced together.
         members: Ids of the contributors in rank order.
+        samples: Number of samples at these places, if it is not that of the places.
 
     Returns:
         One weight per member; they sum to one. In a reduction that no window belongs to, all weigh the same; if none
@@ -320,7 +323,8 @@ def weights(uncommitted: Sequence[Window], members: Sequence[str]) -> list[float
     for window in uncommitted:
         shares = window.shares()
         for rank, member in enumerate(members):
-            counts[rank] += shares.get(member, 0)
+            if member in shares:
+                counts[rank] += shares[member] if samples is None else samples(window.slice_of(member))
     total = sum(counts)
     if total == 0:
         return [0.0 if uncommitted else 1.0 / len(members)] * len(members)

@@ -97,7 +97,7 @@ class Autoscaler:
         limit = None if self._settings is None else self._settings.max_global_batch_size
         if limit is not None:
             dealer.max_batch = self._positions(dealer, limit)
-            if dealer.samples_per_position > 1:
+            if dealer.samples_per_position > 1 or dealer.parts is not None:
                 logger.warning(
                     "max_global_batch_size has no effect, because batches of these data cannot be divided. Pass one "
                     "DataLoader, arrays or an ef_keras.dataset. Received: max_global_batch_size=%d",

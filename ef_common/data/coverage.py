@@ -65,14 +65,14 @@ class Coverage:
         self._done, self._length, self._logged = [], length, logged
         return self._share(np.arange(length), self._session.completed_in.ids)
 
-    def begin_open(self) -> tuple[int, int]:
+    def begin_open(self, *, logged: bool = True) -> tuple[int, int]:
         """Deal positions whose number is not known yet; `end_open` tells it.
 
         Returns:
             This worker's first position, and the distance from each of its positions to the next.
         """
         members = self._session.completed_in.ids
-        self._done, self._length, self._logged = [], 0, True
+        self._done, self._length, self._logged = [], 0, logged
         self._every = members.index(self._session.worker.id), len(members)
         return self._every
 

@@ -58,6 +58,7 @@ class Dealer:
         max_batch: The most positions of a step of all members; None: each member has its own batch. A global batch of
             fixed size is not concerned.
         chosen_batch: Likewise, as the training has chosen it below that; the same in all members.
+        samples_at: Samples at a position that no update has used yet, where positions may differ in it.
         is_alone: `deal_alone` may be called.
         is_open: Nobody knows how long an epoch is before its end has come; its length is what it has at most.
         parts: What positions are parts of, if they are dealt with `deal_counts`.
@@ -86,6 +87,7 @@ class Dealer:
         self.samples_per_position = 1.0
         self.max_batch: int | None = None
         self.chosen_batch: int | None = None
+        self.samples_at: Callable[[int], int] | None = None
         self.is_open = False
         self.parts: Parts | None = None
         self.num_epochs: Callable[[], int | None] = lambda: None
@@ -114,7 +116,7 @@ class Dealer:
 
     def local_batch(self, num_members: int) -> int:
         """Positions of one member in a whole step of so many members."""
-        limit = self.max_batch
+        limit = self.max_batch if self.parts is None else None
         if limit is not None and self.chosen_batch is not None:
             limit = min(limit, self.chosen_batch)
         return sharding.local_batch(self.batch_size, num_members, limit)
@@ -259,7 +261,10 @@ class Dealer:
         A second reduction on the same batch (another optimizer's, say) weighs them as the first one did.
         """
         self._newest = self.progress.uncommitted or self._newest
-        return sharding.weights(self._newest, view.ids)
+        return sharding.weights(self._newest, view.ids, samples=None if self.samples_at is None else self._samples)
+
+    def _samples(self, places: Range) -> int:
+        return 0 if self.samples_at is None else sum(map(self.samples_at, self.progress.positions(places)))
 
     def commit(self, contributors: View, loss: float | None = None) -> None:
         """A gradient reduction with these contributors has completed."""

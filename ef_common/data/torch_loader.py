@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import copy
-import functools
 import logging
-import math
 from collections.abc import Callable, Iterator
-from multiprocessing import connection
 from typing import Any, NamedTuple, Protocol
 
-import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
+from ef_common.data import torch_processes as processes
 from ef_common.data.torch_determinism import seed_everything
 from ef_common.errors import DataWorkersLost
 
@@ -21,12 +18,9 @@ logger = logging.getLogger(__name__)
 Plan = Callable[[int], Iterator[list[Any]]]
 """`plan(k)` yields the batches (as indices in the dataset, or samples to read) from the k-th one on."""
 
+_TORCHDATA = "torchdata.stateful_dataloader."
 _MAP_STYLE = 0  # `_DatasetKind.Map`
 _MAX_RESTARTS = 3
-_DEATH_S = 2.0
-"""How long a data worker whose connection has ended may take to end."""
-_NOTICE_S = 0.25
-"""How long `next` waits for a batch before it looks whether the data workers live."""
 
 
 class _PlannedBatches:
@@ -63,6 +57,26 @@ class SeededDataset(Dataset[Any]):
         """Read a sample."""
         seed_everything(sample.key)
         return self._dataset[sample.at]
+
+
+def is_stateful(loader: DataLoader[Any]) -> bool:
+    """Whether this is torchdata's `StatefulDataLoader`, which differs from a DataLoader only by a state of its own."""
+    return type(loader).__iter__.__module__.startswith(_TORCHDATA)
+
+
+def plain(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """The same loader, or a DataLoader with the settings of a `StatefulDataLoader`: the place is our own state."""
+    if not is_stateful(loader):
+        return loader
+    found = DataLoader.__new__(DataLoader)
+    settings = {**vars(loader), "_DataLoader__multiprocessing_context": loader.multiprocessing_context}
+    sampler: Any = loader.sampler
+    if type(sampler).__name__ == "RandomSampler" and type(sampler).__module__.startswith(_TORCHDATA):
+        sampler = RandomSampler(sampler.data_source, sampler.replacement, sampler._num_samples, sampler.generator)
+    if type(loader.batch_sampler).__module__.startswith(_TORCHDATA):
+        settings["batch_sampler"] = BatchSampler(sampler, loader.batch_size or 1, loader.drop_last)
+    vars(found).update(settings, sampler=sampler)
+    return found
 
 
 class BatchSource(Protocol):
@@ -145,9 +159,7 @@ class PlannedLoader:
             try:
                 batch = next(self._iterator)
             except (RuntimeError, ConnectionError, EOFError) as error:
-                # A connection of the worker's may end a moment before the worker itself does.
-                patience_s = 0.0 if isinstance(error, RuntimeError) else _DEATH_S
-                if not self._worker_died(patience_s):
+                if not processes.died_with(self._iterator, error):
                     raise
                 if self._restarts >= _MAX_RESTARTS:
                     raise DataWorkersLost(f"data workers died {_MAX_RESTARTS + 1} times in a row ({error})") from error
@@ -171,41 +183,14 @@ class PlannedLoader:
         """End the worker processes."""
         iterator, self._iterator = self._iterator, None
         object.__setattr__(self._inner, "_iterator", None)
-        if iterator is not None and hasattr(iterator, "_shutdown_workers"):
-            vars(iterator).pop("_try_get_data", None)  # else it would refer to itself, and stay
-            iterator._shutdown_workers()
+        processes.shut_down(iterator)
 
     def _open(self) -> None:
         try:
             self._iterator = iter(self._inner)
         except RuntimeError:
-            if self._iterator is None or not self._worker_died():
+            if self._iterator is None or not processes.died(self._iterator):
                 raise
             self.close()
             self._iterator = iter(self._inner)
-        self._ignore_child_signals()
-
-    def _ignore_child_signals(self) -> None:
-        """Leave it to `next` alone to notice a dead data worker.
-
-        torch's handler of SIGCHLD raises in whatever the main thread does at that moment; in the middle of an
-        optimizer step, that would leave half of an update applied.
-        """
-        iterator = self._iterator
-        if getattr(iterator, "_worker_pids_set", False):
-            torch._C._remove_worker_pids(id(iterator))
-            iterator._worker_pids_set = False
-            iterator._try_get_data = functools.partial(_try_often, iterator._try_get_data)
-
-    def _worker_died(self, patience_s: float = 0.0) -> bool:
-        sentinels = [worker.sentinel for worker in getattr(self._iterator, "_workers", [])]
-        return bool(sentinels and connection.wait(sentinels, patience_s))
-
-
-def _try_often(try_once: Callable[[float], tuple[bool, Any]], timeout: float = _NOTICE_S) -> tuple[bool, Any]:
-    """Wait this long for a batch, and check often whether the data workers live."""
-    for _ in range(math.ceil(timeout / _NOTICE_S) - 1):
-        found = try_once(_NOTICE_S)
-        if found[0]:
-            return found
-    return try_once(_NOTICE_S)
+        processes.ignore_child_signals(self._iterator)

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from ef_common.data.adapters.recognition import shards_of
 from ef_common.data.ordered_stream import OrderedStream
 
 
@@ -47,5 +48,13 @@ class StreamDataset(OrderedStream, IterableDataset[Any]):
 
 
 def stream_dataset_of(dataset: Any) -> StreamDataset:
-    """The data set itself, or a stream with the ordinary settings."""
-    return dataset if isinstance(dataset, StreamDataset) else StreamDataset(dataset)
+    """The data set itself, or a stream with the ordinary settings.
+
+    Raises:
+        UnsupportedError: It is another library's, and cannot be dealt as it is set up.
+        UsageError: It is no stream of shards.
+    """
+    if isinstance(dataset, StreamDataset):
+        return dataset
+    stream, shuffle = shards_of(dataset) or (dataset, False)
+    return StreamDataset(stream, shuffle=shuffle)

@@ -32,7 +32,7 @@ class Child:
     def __init__(self, arguments: Sequence[str], *, output: int, environ: Mapping[str, str] | None = None) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", __name__, str(os.getpid()), *arguments],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(_paths()), **(environ or {})},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths()), **(environ or {})},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -55,7 +55,7 @@ class Child:
         self.process.send_signal(signal.SIGINT)
 
 
-def _paths() -> list[str]:
+def paths() -> list[str]:
     """Where this program finds modules, except the paths of its interpreter, which the child has anyway.
 
     The processes that the workers start inherit them, and may be of another Python.

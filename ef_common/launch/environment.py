@@ -34,6 +34,8 @@ ELASTICFLOW_STANDBY            set by the launcher                 Port on this 
                                                                    agent runs.
 ELASTICFLOW_NODE               set by the launcher, else the       Name of the node. The workers of a node are admitted
                                host name                           together.
+ELASTICFLOW_HOST               set by `run --hosts`                The host, as the list has it.
+ELASTICFLOW_RANK_STATUS        set by `elasticflow mpi`            `1`: a rank of MPI says with which status it ends.
 ELASTICFLOW_AGENT              set by the launcher                 Process of the agent. Workers leave when it ends.
 ELASTICFLOW_ADDRESS            set by the launcher, else as the    Address at which the other workers reach this one.
                                coordinator sees it
@@ -67,6 +69,8 @@ TOKEN = "ELASTICFLOW_TOKEN"
 TLS = "ELASTICFLOW_TLS"
 CREDENTIALS = "ELASTICFLOW_CREDENTIALS"
 NODE = "ELASTICFLOW_NODE"
+HOST = "ELASTICFLOW_HOST"
+RANK_STATUS = "ELASTICFLOW_RANK_STATUS"
 ADDRESS = "ELASTICFLOW_ADDRESS"
 STANDBY = "ELASTICFLOW_STANDBY"
 RUN_DIR = "ELASTICFLOW_RUN_DIR"

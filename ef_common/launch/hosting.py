@@ -96,7 +96,7 @@ class Hosting:
         if self._options.doors:
             self._ask_around(Listed(self._options.doors))
             return
-        if self._options.is_host is None and names_a_group(host):
+        if self._options.is_group or (self._options.is_host is None and names_a_group(host)):
             self._ask_around(Resolved(host, port))
             return
         self._is_here = is_this_machine(host) if self._options.is_host is None else self._options.is_host

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from ef_common.data.provisioners import Orders, Provisioner, ScaleCommand
 from ef_common.errors import UsageError
-from ef_common.launch import run_directory
-from ef_common.launch.environment import WorkerEnvironment
+from ef_common.launch import run_directory, yarn
+from ef_common.launch.environment import HOST, WorkerEnvironment
+from ef_common.launch.host_folder import wish_for
 from ef_common.launch.slurm import SlurmJob, job_in, limit
 
 _NUM_SPARES = 1  # one that replaces a straggler; it is no member until that has gone
@@ -60,6 +61,46 @@ class SlurmArray:
         """Slurm answers soon, or not at all."""
 
 
+class ListedHosts:
+    """The hosts of `elasticflow run --hosts`: its launcher, on another machine, hears of an order.
+
+    Args:
+        run_dir: Directory of the run on this host.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+
+    def provide(self, nodes: int, *, present: int) -> None:
+        """Order the workers of so many hosts, as far as the list names them."""
+        wish_for(self._run_dir, nodes)
+
+    def stop(self) -> None:
+        """An order is given at once."""
+
+
+class YarnService:
+    """The containers of a service that `elasticflow yarn submit` has submitted.
+
+    Args:
+        job: The service.
+    """
+
+    def __init__(self, job: yarn.YarnJob) -> None:
+        self._job = job
+
+    def provide(self, nodes: int, *, present: int) -> None:
+        """Flex the service.
+
+        Raises:
+            UsageError: YARN refuses it.
+        """
+        yarn.scale(self._job, nodes)
+
+    def stop(self) -> None:
+        """YARN answers soon, or not at all."""
+
+
 def provisioner_for(environment: WorkerEnvironment) -> Provisioner | None:
     """The provisioner of a worker's job; None where nothing starts nodes for it."""
     if environment.scale_command is not None:
@@ -69,6 +110,10 @@ def provisioner_for(environment: WorkerEnvironment) -> Provisioner | None:
         return None
     if (array := job_in(environment.run_dir)) is not None:
         return Orders(SlurmArray(array), name=f"Slurm (array {array.number})", repeats=True)
+    if (service := yarn.job_in(environment.run_dir)) is not None:
+        return Orders(YarnService(service), name=f"YARN (service {service.name})", repeats=True)
+    if HOST in os.environ:
+        return Orders(ListedHosts(environment.run_dir), name="`elasticflow run --hosts`", repeats=True)
     if _is_local(environment.run_dir):
         return Orders(LocalJob(environment.run_dir), name="`elasticflow run`", repeats=True)
     return None

@@ -17,6 +17,8 @@ join_timeout       `600`                                   Seconds that a node w
 on_minority        `wait`                                  `wait` or `continue`: what workers do that have lost contact
                                                            with others and cannot be sure that those have stopped.
 is_host            found from the endpoint                 Whether this agent hosts the coordinator (`1` or `0`).
+is_group           found from the endpoint                 Whether the host of the endpoint is a name for all nodes
+                                                           (`1`), although it may not have their addresses yet.
 join               `0`                                     Only join a job that runs (`1`), as `--join` does.
 =================  ======================================  ===========================================================
 """
@@ -85,6 +87,7 @@ class Options:
         tls: Whether connections are encrypted, and where the certificates are; see `certificates.trust_of`.
         registry: URL at which the agents find each other, in place of the endpoint; "" for none.
         doors: All endpoints, if there are several: any of them may found the job, or not be there.
+        is_group: The host of the endpoint is a name for all nodes, even if it has no address yet.
         stands_in: The coordinator was there before this agent: if nobody listens at the endpoint any more, its standby
             does, so that others find somebody there.
         join_timeout_s: How long this agent waits for the coordinator of an endpoint.
@@ -98,6 +101,7 @@ class Options:
     hang_timeout_s: float | None
     settings: Settings
     tls: str = ""
+    is_group: bool = False
     stands_in: bool = False
     registry: str = ""
     doors: tuple[Address, ...] = ()
@@ -118,6 +122,12 @@ class Options:
             raise UsageError(
                 f"is_host is for an endpoint HOST:PORT. Received: --rdzv-endpoint={redact(params.endpoint)}"
             )
+        is_group = bool(_flag(config, "is_group"))
+        if is_group and (registry or doors or config.get("is_host") is not None):
+            raise UsageError(
+                "is_group is for an endpoint HOST:PORT, and without is_host. "
+                f"Received: --rdzv-endpoint={redact(params.endpoint)}"
+            )
         endpoint = doors[0] if doors else (LOOPBACK, 0) if registry else endpoint_of(params.endpoint)
         token_file = config.get("token_file")
         variables = environment.read_environment()
@@ -136,6 +146,7 @@ class Options:
                 on_minority=_choice(config, "on_minority", ("wait", "continue")),
             ),
             tls=str(config.get("tls", variables.tls)),
+            is_group=is_group,
             stands_in=bool(_flag(config, "stands_in")),
             registry=registry,
             doors=doors,

@@ -24,10 +24,9 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType
 
 import psutil
 import torch
@@ -36,15 +35,17 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from ef_common.errors import AuthenticationError, CoordinatorLost, JobFinished, UsageError
-from ef_common.launch import environment, joining, run_directory
+from ef_common.launch import environment, hosts_job, joining, run_directory
 from ef_common.launch.certificates import trust_of
 from ef_common.launch.child import end_with_parent
 from ef_common.launch.coordinator_process import start_coordinator
 from ef_common.launch.departure import SIGNAL
+from ef_common.launch.mpi import rank_in
+from ef_common.launch.mpirun import tell_status
 from ef_common.launch.rendezvous_options import BACKEND, DEFAULT_NNODES, joined_conf, options_of_a_local_job
 from ef_common.launch.restarts import Restarts
 from ef_common.launch.run_directory import Launcher
-from ef_common.launch.signals import handled, to_end
+from ef_common.launch.signals import GENTLE, listening, to_end
 from ef_common.launch.surroundings import meeting_in
 from ef_common.protocol.addresses import LOOPBACK, format_address
 from ef_common.protocol.auth import Token
@@ -64,7 +65,6 @@ INTERRUPTED = KILLED + signal.SIGINT
 REFUSED = 2
 """Exit status if the command cannot be run as it is."""
 _NONE = "\0"  # stands for a script that is not named
-_GENTLE = (signal.SIGHUP, SIGNAL)
 _LOOK_S = 0.1
 
 
@@ -198,6 +198,7 @@ def parser() -> argparse.ArgumentParser:
         choices=FORMATS,
         help="how ElasticFlow writes its lines to the terminal (default: text); json: one object in each line",
     )
+    hosts_job.add_options(made)
     for name, value in (
         ("nnodes", DEFAULT_NNODES),
         ("rdzv_backend", BACKEND),
@@ -250,15 +251,20 @@ def main(argv: list[str]) -> int:
     Returns:
         Exit status.
     """
+    status, rank = _main(argv), rank_in(os.environ)
+    if rank is not None:
+        tell_status(status, rank.number, os.environ)
+    return status
+
+
+def _main(argv: list[str]) -> int:
     try:
+        args = _parse(parser(), argv)
+        if hosts_job.is_asked_for(args):
+            _prepare(args)
+            return hosts_job.main(args, argv)
         options = Options.parse(argv)
-        if options.torchrun.log_format:
-            os.environ[LOG_FORMAT] = options.torchrun.log_format
-        if options.torchrun.tls:
-            os.environ[environment.TLS] = options.torchrun.tls
-        environment.check_log_format(os.environ)
-        outlive_reader()
-        log_as_json()
+        _prepare(options.torchrun)
         script = [options.torchrun.training_script, *options.torchrun.training_script_args]
         run_dir = run_directory.create(
             script[0], options.run_dir, local=options.local, joins=bool(options.torchrun.join)
@@ -268,7 +274,7 @@ def main(argv: list[str]) -> int:
             os.environ[environment.CHECKPOINT] = options.checkpoint
         os.environ.update(options.variables)
         launcher = run_directory.this_launcher(script, max_workers=options.max_nodes, local=options.local)
-        with _listening() as signals, _Agents(options) as agents:
+        with listening() as signals, _Agents(options) as agents:
             if not options.torchrun.join:
                 joining.write(run_dir, options.torchrun, script, local=options.local, token=agents.token_to_join)
             return _Supervisor(options, run_dir, agents, launcher, signals).run()
@@ -280,22 +286,15 @@ def main(argv: list[str]) -> int:
         return REFUSED
 
 
-@contextlib.contextmanager
-def _listening() -> Iterator[list[int]]:
-    """Record the signals that ask this process to end, instead of ending by them.
-
-    SIGHUP, the end of the terminal or of the process that has launched this one, and SIGUSR1, which schedulers send
-    ahead, count only as the first signal: a job that is about to stop then has the time for its checkpoint. Whoever
-    ignores SIGHUP (nohup) goes on ignoring it.
-    """
-    signals: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        if number not in _GENTLE or not signals:
-            signals.append(number)
-
-    with handled([*to_end(), SIGNAL], note):
-        yield signals
+def _prepare(args: argparse.Namespace) -> None:
+    """What lines and connections look like."""
+    if args.log_format:
+        os.environ[LOG_FORMAT] = args.log_format
+    if args.tls:
+        os.environ[environment.TLS] = args.tls
+    environment.check_log_format(os.environ)
+    outlive_reader()
+    log_as_json()
 
 
 @dataclass(slots=True)
@@ -396,7 +395,7 @@ class _Agents:
             lives: How many there have been in its place, with this one.
             notes: Directory for what is noted in its place.
         """
-        device = self._free_device() if self._options.local else None
+        device = self._free_device() if self._options.local else self._device_of_rank()
         if notes is None:
             notes = self._directory / str(self._num_started)
             notes.mkdir()
@@ -462,6 +461,13 @@ class _Agents:
             return None
         taken = [self._agents[number].device for number in self.alive]
         return min(range(num_devices), key=taken.count)
+
+    def _device_of_rank(self) -> int | None:
+        """The GPU of a rank of MPI that has one worker, and shares its machine with others."""
+        rank, num_devices = rank_in(os.environ), torch.cuda.device_count()
+        if rank is None or rank.local_size == 1 or self._options.num_workers > 1 or not num_devices:
+            return None
+        return rank.local_number % num_devices
 
     @property
     def alive(self) -> list[int]:
@@ -611,7 +617,8 @@ class _Supervisor:
 
     def run(self) -> int:
         """Supervise the job; returns the exit status."""
-        say(f"the event log is in {self._run_dir}", event="run_directory", run_dir=str(self._run_dir))
+        if environment.HOST not in os.environ:  # else its launcher has the log
+            say(f"the event log is in {self._run_dir}", event="run_directory", run_dir=str(self._run_dir))
         for _ in range(self._options.num_workers if self._options.local else 1):
             if not self._signals:
                 self._agents.start()
@@ -634,7 +641,7 @@ class _Supervisor:
     @property
     def _is_killed(self) -> bool:
         """Whether a second signal asks to end the workers at once."""
-        return len([number for number in self._signals if number not in _GENTLE]) > 1
+        return len([number for number in self._signals if number not in GENTLE]) > 1
 
     @property
     def _replaces(self) -> bool:
@@ -644,7 +651,8 @@ class _Supervisor:
         if self._signals and self._launcher.state == "running":
             self._tell(state="stopping")
             what = "saving a checkpoint and stopping" if os.environ.get(environment.CHECKPOINT) else "stopping"
-            say(f"{what}. Press Ctrl-C again to kill the workers.", color="yellow", event="stopping")
+            again = "" if environment.HOST in os.environ else ". Press Ctrl-C again to kill the workers."
+            say(f"{what}{again}", color="yellow", event="stopping")
         if self._is_killed:
             say("killing the workers", event="killing")
             self._agents.kill()

@@ -23,3 +23,24 @@ def handled(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType
     finally:
         for number, one in before.items():
             signal.signal(number, one)
+
+
+GENTLE = (signal.SIGHUP, signal.SIGUSR1)
+"""They count only as the first signal: the end of the terminal or of the process that has launched this one, and what
+schedulers send ahead. A job that is about to stop then has the time for its checkpoint."""
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[list[int]]:
+    """Record the signals that ask this process to end, instead of ending by them.
+
+    Whoever ignores SIGHUP (nohup) goes on ignoring it.
+    """
+    signals: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if number not in GENTLE or not signals:
+            signals.append(number)
+
+    with handled([*to_end(), signal.SIGUSR1], note):
+        yield signals

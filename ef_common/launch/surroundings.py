@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ef_common.errors import UsageError
+from ef_common.launch import mpi
 from ef_common.launch.environment import COORDINATOR, TOKEN
+from ef_common.launch.mpi import Hosts, Rank, rank_in
 from ef_common.launch.rendezvous_options import DEFAULT_PORT
 from ef_common.launch.slurm import hostnames
-from ef_common.protocol.addresses import format_address, is_loopback, parse_address
+from ef_common.protocol.addresses import LOOPBACK, format_address, is_loopback, parse_address
 
 _MASTER_ADDR, _MASTER_PORT, _NNODES, _NODE_RANK = "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_NNODES", "PET_NODE_RANK"
 _STEP = "a Slurm step"
@@ -20,11 +22,15 @@ _TASKS = {
     _STEP: ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
     "an MPI job": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     "an MPI launcher": ("PMI_SIZE", "PMI_RANK"),
+    "MVAPICH": ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
+    "jsrun": ("JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK"),
+    "Flux": ("FLUX_JOB_SIZE", "FLUX_TASK_RANK"),
 }
 """Who starts the same command several times: the variables of how often, and of which one this is."""
 _TRAINER = "a pod of Kubeflow's Trainer"
 _NUM_DOORS = 5
 """Hosts of a step at which its tasks meet; more than half of them must be there, and each is asked by all."""
+AskForHosts = Callable[[Rank, Mapping[str, str]], Hosts]
 _PORTS = range(20000, 30000)
 """Those of steps, so that several can be on a machine."""
 
@@ -46,12 +52,18 @@ class Meeting:
     num_nodes: int = 0
 
 
-def meeting_in(environ: Mapping[str, str], *, hosts_of: Callable[[str], list[str]] = hostnames) -> Meeting | None:
-    """Where the nodes meet, as Kubeflow's Trainer or Slurm tells them; None for a job on this machine.
+def meeting_in(
+    environ: Mapping[str, str],
+    *,
+    hosts_of: Callable[[str], list[str]] = hostnames,
+    hosts_of_ranks: AskForHosts = mpi.hosts_of,
+) -> Meeting | None:
+    """Where the nodes meet, as Kubeflow's Trainer, MPI or Slurm tells them; None for a job on this machine.
 
     Args:
         environ: The variables.
         hosts_of: Takes a list of nodes apart that Slurm has written.
+        hosts_of_ranks: Asks MPI's process manager for the hosts of all ranks.
 
     Raises:
         UsageError: This is one of several tasks, and nothing says where they meet; or a variable is malformed.
@@ -62,6 +74,9 @@ def meeting_in(environ: Mapping[str, str], *, hosts_of: Callable[[str], list[str
         address = parse_address(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", what=_MASTER_ADDR)
         rank = environ.get(_NODE_RANK, "").strip()
         return Meeting(_TRAINER, format_address(address), is_host=rank == "0" if rank else None)
+    mpi_rank = rank_in(environ)  # before Slurm, which may have started MPI's daemons
+    if mpi_rank is not None:
+        return _meeting_of_ranks(mpi_rank, environ, hosts_of_ranks)
     for what, number, rank in _tasks_in(environ):
         task = f"task {environ.get(rank, '?')} of {number} of {what}"
         nodes = environ.get("SLURM_STEP_NODELIST", "") if what == _STEP else ""
@@ -75,6 +90,25 @@ def meeting_in(environ: Mapping[str, str], *, hosts_of: Callable[[str], list[str
             f"--rdzv-endpoint=file:///shared/folder{by_itself}"
         )
     return None
+
+
+def _meeting_of_ranks(
+    rank: Rank, environ: Mapping[str, str], ask: Callable[[Rank, Mapping[str, str]], Hosts]
+) -> Meeting:
+    """Where the ranks of MPI meet: on one machine at its loopback interface, else at the first hosts."""
+    _check_token_of(rank, environ)
+    hosts = ask(rank, environ)
+    port = hosts.port(_PORTS)
+    names = [LOOPBACK] if rank.is_on_one_machine else hosts.names[:_NUM_DOORS]
+    return Meeting(str(rank), ",".join(format_address((name, port)) for name in names), num_nodes=rank.size)
+
+
+def _check_token_of(rank: Rank, environ: Mapping[str, str]) -> None:
+    if not rank.is_on_one_machine and not environ.get(TOKEN, "").strip():
+        raise UsageError(
+            f"this is {rank} on several machines, which need one secret: set {TOKEN}, and pass it on "
+            f"(`{mpi.PASS_ON[rank.launcher]}`), or start them with `elasticflow mpi`"
+        )
 
 
 def _port_in(environ: Mapping[str, str]) -> int:
@@ -108,6 +142,8 @@ class Place:
 _HERE = "`elasticflow run train.py` or `torchrun --nnodes=1:8 train.py` is a job of this machine"
 _SRUN = "`srun --ntasks-per-node=1 elasticflow run --rdzv-endpoint=HOST:29400 train.py` is one of all nodes"
 _ARRAY = "with `--rdzv-endpoint=file:///shared/folder`, all tasks of the array are nodes of one job"
+_HOSTS = "`elasticflow run --hosts=hosts.txt train.py` is one of the machines that the file names, if ssh reaches them"
+_CONTAINERS = "with `--rdzv-endpoint=file:///shared/folder`, all containers of the service are nodes of one job"
 _PODS = "with `--rdzv-endpoint=SERVICE:29400`, the name of a headless service, it is one of all of its pods"
 
 
@@ -115,6 +151,9 @@ def place_in(environ: Mapping[str, str]) -> Place:
     """Which launcher has started this process, and how a job would start from here."""
     if "TORCHELASTIC_RUN_ID" in environ:
         return _place_under_torchrun(environ)
+    of_mpi = rank_in(environ)
+    if of_mpi is not None:
+        return _place_of(of_mpi, environ)
     try:
         meeting = meeting_in(environ)
     except UsageError as error:
@@ -135,7 +174,19 @@ def place_in(environ: Mapping[str, str]) -> Place:
         return Place(f"Slurm job {environ['SLURM_JOB_ID']} on {nodes}", f"{_HERE}; {_SRUN}")
     if "KUBERNETES_SERVICE_HOST" in environ:
         return Place("a pod of Kubernetes", f"{_HERE}; {_PODS}")
-    return Place("none", _HERE)
+    if environ.get("CONTAINER_ID", "").startswith("container_"):
+        return Place(f"a container of YARN ({environ['CONTAINER_ID']})", f"{_HERE}; {_CONTAINERS}")
+    return Place("none", f"{_HERE}; {_HOSTS}")
+
+
+def _place_of(rank: Rank, environ: Mapping[str, str]) -> Place:
+    """A rank of MPI, whose process manager is not asked."""
+    try:
+        _check_token_of(rank, environ)
+    except UsageError:
+        start = "the ranks are on several machines, which need one secret"
+        return Place(str(rank), start, "elasticflow mpi -np … elasticflow run train.py")
+    return Place(str(rank), "`elasticflow run train.py` is one node of the job of all ranks")
 
 
 def _place_in_array(environ: Mapping[str, str]) -> Place:

@@ -44,6 +44,7 @@ NAMES = (
     "autoscale",
     "straggler",
     "streams",
+    "launchers",
 )
 RESULTS = ROOT / "build" / "bench.json"
 NOISE = dict.fromkeys(

@@ -33,6 +33,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, trial.Wei
     return {}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("cell", [pytest.param(cell, marks=marks_of(cell.host), id=str(cell)) for cell in _chosen()])
 def test_job_survives(cell: Cell, undisturbed: dict[str, trial.Weights], tmp_path: Path) -> None:
     if reason := trial.why_it_cannot_run(cell):

@@ -60,8 +60,8 @@ def test_kill_and_join_by_hand_goes_as_told(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_stream_of_files_is_read_once_though_a_worker_is_killed_and_one_joins(tmp_path: Path) -> None:
-    script, run = str(EXAMPLES / "12-streams" / "train.py"), tmp_path / "run"
-    command = ("elasticflow", "run", "--nproc-per-node=2", f"--run-dir={run}", script, "--epochs=3")
+    script, run = str(EXAMPLES / "16-streams" / "train.py"), tmp_path / "run"
+    command = ("elasticflow", "run", "--nproc-per-node=2", f"--run-dir={run}", script, "--epochs=1")
     process = subprocess.Popen(command, cwd=tmp_path, env=environment())
     try:
         victim = until_step(run, 20)["worker"]

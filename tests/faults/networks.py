@@ -55,6 +55,20 @@ def inside(node: int) -> tuple[str, ...]:
     return ("ip", "netns", "exec", _name(os.getpid(), node))
 
 
+def inside_as(node: int, host: str) -> tuple[str, ...]:
+    """The same under a host name of its own. Other than `ip netns exec`, it leaves cgroups to be seen."""
+    name = _name(os.getpid(), node)
+    mounts = (f"mount --bind {_FILES}/{name}/{file} /etc/{file}" for file in ("hosts", "nsswitch.conf"))
+    as_host = " && ".join([f"hostname {host}", *mounts, 'exec "$@"'])
+    return ("nsenter", f"--net=/run/netns/{name}", "unshare", "--uts", "--mount", "sh", "-c", as_host, "sh")
+
+
+def processes(node: int) -> list[int]:
+    """Those of a node."""
+    done = subprocess.run(["ip", "netns", "pids", _name(os.getpid(), node)], capture_output=True, text=True)
+    return [int(pid) for pid in done.stdout.split()]
+
+
 def set_link(node: int, state: str) -> None:
     """Take a node's interface "down", as if its cable was pulled out, or "up" again."""
     _run("ip", "-n", _name(os.getpid(), node), "link", "set", "eth0", state)

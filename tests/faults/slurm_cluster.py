@@ -145,11 +145,8 @@ class Cluster:
             )
 
     def _inside(self, node: int) -> tuple[str, ...]:
-        """Prefix of a command on a node, under its host name. `ip netns exec` would hide the cgroups from Slurm."""
-        name = networks.inside(node)[-1]
-        mounts = (f"mount --bind /etc/netns/{name}/{file} /etc/{file}" for file in ("hosts", "nsswitch.conf"))
-        as_host = " && ".join([f"hostname {self._hosts[node]}", *mounts, 'exec "$@"'])
-        return ("nsenter", f"--net=/run/netns/{name}", "unshare", "--uts", "--mount", "sh", "-c", as_host, "sh")
+        """Prefix of a command on a node. Slurm needs to see the cgroups."""
+        return networks.inside_as(node, self._hosts[node])
 
     def _kill_all(self, node: int) -> None:
         """End what still runs on a node: Slurm has no cgroup here in which it would find all."""
@@ -160,6 +157,11 @@ class Cluster:
     # ------------------------------------------------------------ in use
 
     @property
+    def inside(self) -> tuple[str, ...]:
+        """Prefix of a command on the login node."""
+        return self._inside(self._control)
+
+    @property
     def environ(self) -> dict[str, str]:
         """Of its commands, and so of its jobs: what a launcher, or another Slurm, has set is not in it."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "ELASTICFLOW_", "SLURM_", "SBATCH_"))}
@@ -168,9 +170,7 @@ class Cluster:
 
     def processes(self, node: int) -> list[int]:
         """Those of a node."""
-        prefix = networks.inside(node)
-        done = subprocess.run(["ip", "netns", "pids", prefix[-1]], capture_output=True, text=True)
-        return [int(pid) for pid in done.stdout.split()]
+        return networks.processes(node)
 
     def node_of(self, host: str) -> int:
         """The number of a node with this name."""

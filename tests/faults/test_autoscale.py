@@ -115,6 +115,7 @@ def test_command_that_starts_a_node(run: Callable[..., Launched]) -> None:
     finish(job)
 
 
+@pytest.mark.thorough
 def test_death_of_rank_zero_after_a_decision_orders_nothing_twice(run: Callable[..., Launched]) -> None:
     job = run("--nproc-per-node=2", "--nnodes=1:3", f"--autoscale=max=3,threshold=0.5,every_steps={EVERY}", cap=3.0)
     first = job.wait_for("autoscale")[0]
@@ -190,6 +191,27 @@ def speed(job: Launched, *, since: float = 0.0) -> float:
     return float(num_samples / (steps[-1]["time"] - steps[0]["time"]))
 
 
+NOTE = 'echo "$ELASTICFLOW_NODES $ELASTICFLOW_WANTED" >> "$ELASTICFLOW_RUN_DIR/orders"'
+"""A command that would start nodes."""
+
+
+def test_job_asks_for_the_node_that_it_wants_and_for_no_other(make_job: Callable[..., TrainingJob]) -> None:
+    job = make_job()
+    # A second node is worth it on a machine with much else to do, too, although the steps are short.
+    environ = {environment.SCALE_COMMAND: NOTE, environment.AUTOSCALE: f"max=2,threshold=0.1,every_steps={EVERY}"}
+    options = {**job.patient, "step_sleep_s": 0.2, "length": 100_003}
+    first = job.start(job.train, options, environ=environ)
+    orders = job.directory / "orders"
+    job.wait_until(lambda _: orders.exists() and orders.read_text() == "1 2\n", "an order")
+    second = job.start(job.train, options, environ=environ)
+    job.view(2)
+    wait_for_steps(job, 3 * EVERY)
+    assert decisions(job) == [(1, 2)]
+    assert orders.read_text() == "1 2\n"
+    check_run(job, [first, second])
+    check_gentle(job)
+
+
 @pytest.fixture
 def job(make_job: Callable[..., TrainingJob]) -> TrainingJob:
     job = make_job(settings=Settings(max_nodes=3, last_call_s=60.0), heartbeat_timeout_s=5.0)
@@ -202,8 +224,7 @@ def job(make_job: Callable[..., TrainingJob]) -> TrainingJob:
 @in_each_framework_but_jax
 def test_straggler_is_replaced_by_a_node_that_is_asked_for(job: TrainingJob) -> None:
     """Without autoscale: with `evict_stragglers`, and something that starts nodes."""
-    note = 'echo "$ELASTICFLOW_NODES $ELASTICFLOW_WANTED" >> "$ELASTICFLOW_RUN_DIR/orders"'
-    environ = {environment.SCALE_COMMAND: note}
+    environ = {environment.SCALE_COMMAND: NOTE}
     options = {**job.patient, "evict_stragglers": True, "length": 803}
     slow, *others = (
         job.start(job.train, {**options, "step_sleep_s": step_s}, environ=environ)

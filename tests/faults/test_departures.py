@@ -33,6 +33,7 @@ def start(job: TorchrunJob, number: int) -> list[Node]:
     return job.nodes
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "number", [signal.SIGUSR1, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.thorough)]
 )

@@ -1,6 +1,7 @@
 """Agents of one machine that find their job at a list of addresses, or in a folder.
 
-What comes of them when nodes, or the network between them, fail is in `test_every_door.py`.
+Without a training this is in `tests/launch/test_meeting.py`; what comes of them when nodes, or the network between
+them, fail is in `test_every_door.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ef_common.testing.ports import reserve_port
 from tests.faults.torchrun_nodes import OPTIONS, SCRIPT, finish
 from tests.waiting import poll_until
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.thorough, pytest.mark.timeout(300)]
 
 Run = Callable[[str], TorchrunJob]
 
@@ -78,7 +79,6 @@ def test_agents_that_start_at_the_same_time_found_one_job(run: Run, listed: str)
     finish(job, nodes)
 
 
-@pytest.mark.thorough
 def test_agent_that_lacks_a_majority_says_so_once_and_starts_with_it(run: Run, listed: str) -> None:
     job = run(listed)
     first = start(job)
@@ -106,7 +106,6 @@ def test_agents_that_start_at_the_same_time_make_one_job_and_a_latecomer_hears_o
     assert len(job.events("start")) == 3
 
 
-@pytest.mark.thorough
 def test_job_that_all_were_told_to_leave_is_started_again_at_once(run: Run, folder: str, tmp_path: Path) -> None:
     place = {"checkpoint": f"file://{tmp_path}/store", "last_call_s": 2.0}
     first = run(folder)

@@ -68,6 +68,7 @@ def test_two_workers_with_sigusr1_leave_at_once(job: TrainingJob, finish: Finish
     check_gentle(job)
 
 
+@pytest.mark.thorough
 def test_ten_of_ten_workers_that_leave_under_load_lose_nothing(job: TrainingJob, finish: Finish, load: None) -> None:
     dice = random.Random(10)
     here = job.start_world(3, job.train, PATIENT)

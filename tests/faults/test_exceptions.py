@@ -64,6 +64,7 @@ def check_traceback(job: TorchrunJob) -> None:
     assert everything.count('raise ValueError("this is a bug")\n') == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("where", ["forward", "validation"])
 def test_exception_in_the_middle_rank_ends_the_job_everywhere(start: Start, where: str) -> None:
     job = start()

@@ -71,6 +71,7 @@ def test_horovod_under_torch_survives_a_kill_within_a_step_and_a_join(job: Train
     assert view_sizes(job)[:3] == [3, 2, 3]
 
 
+@pytest.mark.thorough
 @hosted("keras-tensorflow")
 @pytest.mark.parametrize("shared", [{}, {"global_batch": 24}], ids=["each", "shared"])
 def test_steps_that_xla_compiles_survive_a_kill_and_a_join(

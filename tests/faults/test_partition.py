@@ -140,6 +140,7 @@ def test_half_that_reaches_etcd_goes_on_without_any_checkpoints(make, tmp_path):
         nodes.finish()
 
 
+@pytest.mark.thorough
 def test_half_that_is_left_when_the_coordinators_node_is_killed_goes_on(make, tmp_path):
     nodes = make(2)
     begin(nodes, 2, checkpoint=str(tmp_path / "store"), checkpoint_steps=5)

@@ -121,20 +121,21 @@ def run(cluster: Cluster, tmp_path: Path) -> Iterator[Submitted]:
 
 
 def test_training_starts_with_the_nodes_that_are_free_and_grows(run: Submitted, cluster: Cluster) -> None:
+    cluster.occupy()
     other = cluster.occupy()
-    said = run.submit("1:3")
+    said = run.submit("1:2")
     assert f"  elasticflow status {run.directory} " in said
-    first = run.wait_for_world(2)
+    first = run.wait_for_world(1)
     run.wait_for_steps()
-    assert cluster.states(run.job) == ["RUNNING", "RUNNING", "PENDING"]
+    assert cluster.states(run.job) == ["RUNNING", "PENDING"]
     cluster.ask("scancel", other)
-    run.wait_for_world(3, after=first)
+    run.wait_for_world(2, after=first)
     run.wait_for_steps()
     check_gentle(run)
     status = json.loads(cluster.elasticflow("status", "--json", str(run.directory)))
-    assert len(status["workers"]) == 3
+    assert len(status["workers"]) == 2
     assert "worker" in cluster.elasticflow("logs", str(run.directory))
-    run.finish("COMPLETED", "COMPLETED", "COMPLETED")
+    run.finish("COMPLETED", "COMPLETED")
     assert "finished" in cluster.elasticflow("status", "--once", str(run.directory))
 
 
@@ -318,3 +319,33 @@ def test_tasks_of_a_step_meet_without_a_host_or_place_and_lose_one(run: Submitte
     (run.directory / ENOUGH).touch()
     cluster.wait_until(lambda: not cluster.ask("squeue", "--noheader", f"--jobs={job}"))
     run.audit()
+
+
+@pytest.mark.thorough
+def test_tasks_whose_time_ends_leave_with_a_checkpoint_and_are_queued_again(run: Submitted, cluster: Cluster) -> None:
+    run.submit("1:2", "--time=3", checkpoint=f"file://{run.directory}")  # minutes; the notice comes a minute earlier
+    run.wait_for_world(2)
+    run.wait_until(lambda _: len(run.events("notice")) == 2, "the end of the time")
+    tasks = run.wait_for_tasks(lambda tasks: _restarts(tasks) == 2)
+    assert {task["JobState"] for task in tasks.values()} == {"PENDING"}
+    last = max(event["step"] for event in run.events("step"))
+    assert max(event["step"] for event in run.events("checkpoint")) in (last, last + 1)
+    check_gentle(run)
+
+
+@pytest.mark.thorough
+def test_job_that_depends_on_the_first_task_starts_when_the_training_has_ended_well(
+    run: Submitted, cluster: Cluster
+) -> None:
+    run.submit("1:2")
+    run.wait_for_world(2)
+    options = ("--parsable", f"--dependency=afterok:{run.job}_0", "--output=/dev/null")
+    other = cluster.ask("sbatch", *options, "--wrap=true")
+
+    def state() -> str:
+        return cluster.ask("scontrol", "--oneliner", "show", "job", other).partition("JobState=")[2].split()[0]
+
+    run.wait_for_steps()
+    assert state() == "PENDING"
+    run.finish("COMPLETED", "COMPLETED")
+    cluster.wait_until(lambda: state() == "COMPLETED")

@@ -50,6 +50,7 @@ def test_straggler_is_reported_and_kept(job: TrainingJob) -> None:
     assert spare.wait() == 0
 
 
+@pytest.mark.thorough
 @in_each_framework
 def test_straggler_is_replaced_by_a_spare_and_stays_out(job: TrainingJob) -> None:
     slow, others = start(job, evict=True)

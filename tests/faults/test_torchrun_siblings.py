@@ -34,6 +34,7 @@ def start(job: TorchrunJob, framework: str, *options: str) -> tuple[Node, list[i
     return node, node.worker_pids()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_sibling_of_a_killed_worker_goes_on_and_the_job_ends_well(job: TorchrunJob, framework: str) -> None:
     node, (victim, survivor) = start(job, framework)

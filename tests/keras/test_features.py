@@ -63,12 +63,8 @@ SOME = {
         "logs_on_disk",
         "gradient_accumulation",
         "global_batch_that_is_a_batch_of_a_stream",
-        "input_that_is_missing",
         "no_trainable_weights",
-        "no_trainable_weights_at_all_and_adam",
         "no_trainable_weights_and_several_steps_at_a_time",
-        "no_trainable_weights_and_a_stop_of_one_worker",
-        "no_trainable_weights_and_a_global_batch",
         "evaluation_of_several_steps_at_a_time",
     ],
     "torch": [

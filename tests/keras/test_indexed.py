@@ -20,7 +20,7 @@ from ef_common.session.crash_record import CrashRecord
 
 keras = pytest.importorskip("keras")
 
-from ef_keras.epochs import Epochs  # noqa: E402
+from ef_common.core.epochs import Epochs  # noqa: E402
 from ef_keras.hooks import Indexed  # noqa: E402
 from ef_keras.indexed import IndexedSource  # noqa: E402
 from ef_keras.training_data import TrainingData  # noqa: E402

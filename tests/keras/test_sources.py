@@ -19,8 +19,8 @@ from ef_common.session.crash_record import CrashRecord
 
 pytest.importorskip("keras")
 
-from ef_keras.epochs import ENDLESS, Epochs
-from ef_keras.sources import StreamSource
+from ef_common.core.epochs import ENDLESS, Epochs
+from ef_common.data.walked_stream import WalkedStream
 from ef_keras.training_data import TrainingData, num_samples
 
 LENGTH = 40
@@ -43,21 +43,23 @@ class Stream:
             yield number, position
 
 
-def stream(length: int = LENGTH, *, endless: bool = False) -> tuple[StreamSource, Stream]:
+def stream(length: int = LENGTH, *, endless: bool = False) -> tuple[WalkedStream, Stream]:
     data = Stream(10**6 if endless else length)
-    source = StreamSource(lambda: data, Epochs(ENDLESS, limit=length) if endless else Epochs(length), is_open=endless)
+    source = WalkedStream(
+        lambda number: data, Epochs(ENDLESS, limit=length) if endless else Epochs(length), is_open=endless
+    )
     source.first()  # a newcomer builds its model with it
     return source, data
 
 
-def walk(source: StreamSource, position: Watermark) -> None:
+def walk(source: WalkedStream, position: Watermark) -> None:
     while source.lag(position):
         before = source.lag(position)
         source.approach(position)
         assert source.lag(position) == before - 1
 
 
-def rest_of(source: StreamSource, progress: EpochProgress, members: tuple[str, ...]) -> dict[int, Any]:
+def rest_of(source: WalkedStream, progress: EpochProgress, members: tuple[str, ...]) -> dict[int, Any]:
     """What an admitted worker reads from here to the end of the epoch, as `TrainingData` asks for it."""
     found = {}
     source.begin(progress.epoch, seed=0, cursor=progress.cursor)
@@ -124,10 +126,10 @@ def test_place_that_lies_behind_is_reached() -> None:
 # ---------------------------------------------------------------- data of unknown length
 
 
-def unknown(length: int, limit: int | None = None, *, once: bool = False) -> StreamSource:
+def unknown(length: int, limit: int | None = None, *, once: bool = False) -> WalkedStream:
     """Batches named by their pass and their number, whose end nobody foretells."""
     data = Stream(length)
-    return StreamSource(lambda: data, Epochs(ENDLESS, limit), is_open=True, once=once)
+    return WalkedStream(lambda number: data, Epochs(ENDLESS, limit), is_open=True, once=once)
 
 
 class Trains(SimpleNamespace):
@@ -146,10 +148,11 @@ class Trains(SimpleNamespace):
         self.when_confirmed = lambda act: act()
 
 
-def trained(source: StreamSource, session: Any, num_epochs: int) -> list[list[Any]]:
+def trained(source: WalkedStream, session: Any, num_epochs: int) -> list[list[Any]]:
     """What a worker trains on in each epoch."""
     data = TrainingData(source, session, log=EventLog(None, "a"))
-    data._compare = lambda *read: []  # type: ignore[method-assign]
+    assert data._walk is not None
+    data._walk._check = lambda: None  # type: ignore[method-assign]
     found: list[list[Any]] = []
     for data.epoch in range(num_epochs):
         found.append([])
@@ -258,7 +261,7 @@ class Others:
         ends_after: So many batches.
     """
 
-    def __init__(self, source: StreamSource, *, ahead: int, speed: float, ends_after: int = 10**9) -> None:
+    def __init__(self, source: WalkedStream, *, ahead: int, speed: float, ends_after: int = 10**9) -> None:
         self.worker = Member("new", "n", "")
         self.newcomer, self.is_alone = True, False
         self.training = 1
@@ -274,7 +277,7 @@ class Others:
         return Watermark(*divmod(cursor, self._source.epochs.length))
 
 
-def catch_up(source: StreamSource, others: Any) -> None:
+def catch_up(source: WalkedStream, others: Any) -> None:
     TrainingData(source, others, log=EventLog(None, "new")).catch_up()
 
 

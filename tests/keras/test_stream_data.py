@@ -18,9 +18,9 @@ from ef_common.session import Session
 keras = pytest.importorskip("keras")
 
 import ef_keras  # noqa: E402
+from ef_common.core.epochs import ENDLESS, Epochs  # noqa: E402
 from ef_common.data.lane_ahead import LaneAhead  # noqa: E402
 from ef_keras.checks import global_batch_for  # noqa: E402
-from ef_keras.epochs import ENDLESS, Epochs  # noqa: E402
 from ef_keras.shard_source import ShardSource  # noqa: E402
 from ef_keras.stream_data import StreamData, stream_data_of  # noqa: E402
 from ef_keras.training_data import TrainingData  # noqa: E402

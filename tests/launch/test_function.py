@@ -44,7 +44,7 @@ def test_workers_find_the_modules_of_the_program_and_other_pythons_find_nothing_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "path", ["/program", *sys.path])
-    found = child._paths()
+    found = child.paths()
     assert found[0] == "/program"
     assert os.path.dirname(os.__file__) not in found
     assert str(Path(pytest.__file__).parents[1]) not in found

@@ -13,6 +13,7 @@ from ef_common.data.provisioners import Orders
 from ef_common.errors import UsageError
 from ef_common.launch import environment, run_directory
 from ef_common.launch.environment import read_environment
+from ef_common.launch.host_folder import read_wish
 from ef_common.launch.provisioning import LocalJob, provisioner_for
 from ef_common.launch.run import Options
 from ef_common.launch.run_directory import Launcher, read_order, this_launcher, write_launcher
@@ -87,3 +88,27 @@ def test_options_become_variables_of_the_workers(monkeypatch: pytest.MonkeyPatch
 def test_options_that_are_wrong_are_refused_before_a_worker_is_started(text: str) -> None:
     with pytest.raises(UsageError, match="--autoscale"):
         Options.parse([f"--autoscale={text}", "train.py"])
+
+
+def test_job_on_listed_hosts_tells_their_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELASTICFLOW_HOST", "node1")
+    found = provisioner_for(read_environment({"ELASTICFLOW_RUN_DIR": str(tmp_path)}))
+    assert found is not None
+    assert read_wish(tmp_path) is None
+    for number, nodes in ((1, 3), (2, 3), (3, 2)):  # an order that is given again is one more wish
+        found.scale_to(nodes, present=1)
+        while (thread := getattr(found, "_thread")) is not None:  # noqa: B009
+            thread.join(10)
+        assert read_wish(tmp_path) == (number, nodes)
+
+
+def test_service_of_yarn_is_flexed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+    monkeypatch.setattr("ef_common.launch.yarn.scale", lambda job, nodes: asked.append((job.name, nodes)))
+    run_directory.write_json(tmp_path / "yarn.json", {"url": "http://rm:8088", "name": "train", "max_nodes": 4})
+    found = provisioner_for(read_environment({"ELASTICFLOW_RUN_DIR": str(tmp_path)}))
+    assert found is not None
+    found.scale_to(3, present=1)
+    while (thread := getattr(found, "_thread")) is not None:  # noqa: B009
+        thread.join(10)
+    assert asked == [("train", 3)]

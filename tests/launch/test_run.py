@@ -25,6 +25,7 @@ from ef_common.core.membership import Settings
 from ef_common.errors import UsageError
 from ef_common.launch import joining, run_directory
 from ef_common.launch import run as launcher
+from ef_common.launch.signals import listening
 from ef_common.protocol.auth import Token
 from ef_common.storage.checkpoints import Checkpoints
 from ef_common.storage.store import Store
@@ -192,6 +193,7 @@ def test_lightning_announces_itself_once_in_a_job(job: Callable[..., Launched]) 
     assert {line: text.count(line) for line in announced} == dict.fromkeys(announced, 1)
 
 
+@pytest.mark.thorough
 def test_interrupt_leaves_with_a_checkpoint_and_the_same_command_goes_on(
     job: Callable[..., Launched], tmp_path: Path
 ) -> None:
@@ -230,7 +232,7 @@ def test_end_of_the_terminal_lets_the_workers_leave_and_never_kills_them(
     sent: list[signal.Signals], noted: list[signal.Signals], request: pytest.FixtureRequest
 ) -> None:
     request.addfinalizer(partial(signal.signal, signal.SIGHUP, signal.signal(signal.SIGHUP, signal.SIG_DFL)))
-    with launcher._listening() as signals:
+    with listening() as signals:
         for number in sent:
             signal.raise_signal(number)
     assert signals == noted
@@ -240,7 +242,7 @@ def test_end_of_the_terminal_lets_the_workers_leave_and_never_kills_them(
 def test_launcher_that_is_to_outlive_its_terminal_goes_on_ignoring_its_end() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with launcher._listening() as signals:
+        with listening() as signals:
             signal.raise_signal(signal.SIGHUP)
         assert signals == []
     finally:
@@ -292,6 +294,7 @@ def test_two_nodes_with_an_endpoint_train_together_and_share_a_directory(job: Ca
     reserved.close()
 
 
+@pytest.mark.thorough
 def test_node_that_joins_by_the_run_directory_needs_no_option_and_no_script(job: Callable[..., Launched]) -> None:
     run = job("--nproc-per-node=2", "--nnodes=1:4", *script())
     run.wait_for_world(2)

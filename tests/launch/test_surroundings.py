@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from ef_common.errors import UsageError
+from ef_common.launch.mpi import Hosts, Rank
 from ef_common.launch.run import Options
 from ef_common.launch.surroundings import Meeting, Place, meeting_in, place_in
 
@@ -16,6 +19,14 @@ STEP = {
     "SLURM_PROCID": "2",
     "ELASTICFLOW_TOKEN": "secret",
 }
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "2",
+    "OMPI_COMM_WORLD_SIZE": "8",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "2",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+}
+SEVERAL = OPEN_MPI | {"ELASTICFLOW_TOKEN": "secret"}
+ONE_MACHINE = OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "8"}
 ARRAY = {"SLURM_JOB_ID": "15", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "8"}
 
 
@@ -48,6 +59,30 @@ def test_tasks_of_a_slurm_step_with_a_secret_meet_at_its_first_hosts(number: int
     assert asked == ["n[1-8]"]
 
 
+@pytest.mark.parametrize(("number", "some"), [(2, ["n1", "n2"]), (7, ["n1", "n2", "n3", "n4", "n5"])])
+def test_ranks_of_mpi_meet_at_their_first_hosts(number: int, some: list[str]) -> None:
+    hosts = Hosts([f"n{i}" for i in range(1, number + 1)], "a job")
+    port = hosts.port(range(20000, 30000))
+    expected = Meeting("rank 2 of 8 of Open MPI", ",".join(f"{host}:{port}" for host in some), num_nodes=8)
+    assert meeting_in(SEVERAL, hosts_of_ranks=lambda rank, environ: hosts) == expected
+
+
+def test_ranks_of_mpi_on_one_machine_need_no_secret() -> None:
+    def ask(rank: Rank, environ: Mapping[str, str]) -> Hosts:
+        return Hosts(["vm"], "a job")
+
+    meeting = meeting_in(ONE_MACHINE, hosts_of_ranks=ask)
+    assert meeting is not None
+    assert meeting.endpoint.startswith("127.0.0.1:2")
+    assert meeting.num_nodes == 8
+
+
+def test_ranks_of_mpi_count_more_than_the_step_of_its_daemons() -> None:
+    meeting = meeting_in(STEP | SEVERAL, hosts_of_ranks=lambda rank, environ: Hosts(["vm"], "a job"))
+    assert meeting is not None
+    assert meeting.place == "rank 2 of 8 of Open MPI"
+
+
 def test_tasks_of_a_slurm_step_without_a_secret_are_told_of_it() -> None:
     with pytest.raises(UsageError, match="or set ELASTICFLOW_TOKEN to one secret for all of them"):
         meeting_in({name: value for name, value in STEP.items() if name != "ELASTICFLOW_TOKEN"})
@@ -56,7 +91,9 @@ def test_tasks_of_a_slurm_step_without_a_secret_are_told_of_it() -> None:
 def test_run_in_a_task_of_a_slurm_step_is_one_node_of_at_most_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable, value in STEP.items():
         monkeypatch.setenv(variable, value)
-    monkeypatch.setattr(meeting_in, "__kwdefaults__", {"hosts_of": lambda nodes: ["n1", "n2"]})
+    monkeypatch.setattr(
+        meeting_in, "__kwdefaults__", {**(meeting_in.__kwdefaults__ or {}), "hosts_of": lambda nodes: ["n1", "n2"]}
+    )
     options = Options.parse(["train.py"])
     assert options.torchrun.rdzv_endpoint == "n1:20123,n2:20123"
     assert (options.local, options.min_nodes, options.max_nodes) == (False, 1, 8)
@@ -67,8 +104,12 @@ def test_run_in_a_task_of_a_slurm_step_is_one_node_of_at_most_as_many(monkeypatc
     ("environ", "message"),
     [
         ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2"}, "this is task 2 of 4 of a Slurm step"),
+        (OPEN_MPI, "this is rank 2 of 8 of Open MPI on several machines.*set ELASTICFLOW_TOKEN.*-x ELASTICFLOW_TOKEN"),
         ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, "this is task 0 of 2 of an MPI job"),
         ({"PMI_SIZE": "3"}, r"this is task \? of 3 of an MPI launcher"),
+        ({"MV2_COMM_WORLD_SIZE": "3", "MV2_COMM_WORLD_RANK": "1"}, "this is task 1 of 3 of MVAPICH"),
+        ({"JSM_NAMESPACE_SIZE": "3", "JSM_NAMESPACE_RANK": "1"}, "this is task 1 of 3 of jsrun"),
+        ({"FLUX_JOB_SIZE": "3", "FLUX_TASK_RANK": "1"}, "this is task 1 of 3 of Flux"),
         (KUBEFLOW | {"PET_MASTER_PORT": "http"}, "PET_MASTER_ADDR must be HOST:PORT"),
     ],
 )
@@ -102,7 +143,14 @@ def test_run_with_an_endpoint_asks_nobody_else(monkeypatch: pytest.MonkeyPatch) 
         ({}, "none", "`torchrun --nnodes=1:8 train.py` is a job of this machine"),
         (KUBEFLOW, "a pod of Kubeflow's Trainer", "one node of the job that meets at job-node-0-0.job:29500"),
         (KUBEFLOW | {"PET_MASTER_PORT": "http"}, "a pod of Kubeflow's Trainer", "PET_MASTER_ADDR must be HOST:PORT"),
+        (SEVERAL, "rank 2 of 8 of Open MPI", "one node of the job of all ranks"),
         ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "a pod of Kubernetes", "--rdzv-endpoint=SERVICE:29400"),
+        (
+            {"CONTAINER_ID": "container_e3_1_0008_01_2"},
+            "a container of YARN (container_e3_1_0008_01_2)",
+            "of the service",
+        ),
+        ({}, "none", "`elasticflow run --hosts=hosts.txt train.py`"),
         ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4"}, "Slurm job 7 on 4 nodes", "srun --ntasks-per-node=1"),
         ({"SLURM_JOB_ID": "7"}, "Slurm job 7 on one node", "is a job of this machine"),
         (ARRAY, "task 3 of 8 of Slurm array 12", "all tasks of the array are nodes of one job"),
@@ -123,6 +171,12 @@ def test_place_is_recognized(environ: dict[str, str], name: str, start: str) -> 
     place = place_in(environ)
     assert (place.name, place.missing) == (name, "")
     assert start in place.start
+
+
+def test_place_of_a_rank_without_a_secret_lacks_it() -> None:
+    place = place_in(OPEN_MPI)
+    assert place.name == "rank 2 of 8 of Open MPI"
+    assert place.missing == "elasticflow mpi -np … elasticflow run train.py"
 
 
 @pytest.mark.parametrize(

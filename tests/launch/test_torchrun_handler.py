@@ -21,6 +21,7 @@ from ef_common.control.client import CoordinatorClient
 from ef_common.core.doors import Standing
 from ef_common.core.view import Member
 from ef_common.errors import CoordinatorLost, JobFailed, UsageError
+from ef_common.launch import doors
 from ef_common.launch.environment import read_environment
 from ef_common.launch.registry import Registry
 from ef_common.launch.rendezvous_options import Options
@@ -97,6 +98,7 @@ def test_options_limit_of_silence_is_given_or_in_the_environment(monkeypatch, va
         ("heartbeat_timeout", "soon"),
         ("last_call_timeout", "-1"),
         ("hang_timeout", "-1"),
+        ("is_group", "maybe"),
         ("is_host", "maybe"),
         ("token_file", "/does/not/exist"),
     ],
@@ -154,6 +156,14 @@ def test_options_malformed_list_is_one_error(endpoint, what):
 def test_options_of_a_list_name_no_host():
     with pytest.raises(UsageError, match="is_host is for an endpoint HOST:PORT"):
         Options.parse(parameters("h1:1,h2:1", is_host="1"))
+
+
+def test_options_name_of_a_group_is_a_host_that_nobody_has_alone():
+    assert Options.parse(parameters("workers:1", is_group="1")).is_group
+    assert not Options.parse(parameters("workers:1")).is_group
+    for endpoint, more in (("h1:1,h2:1", {}), ("s3://bucket/run", {}), ("h1:1", {"is_host": "1"})):
+        with pytest.raises(UsageError, match="is_group is for an endpoint HOST:PORT"):
+            Options.parse(parameters(endpoint, is_group="1", **more))
 
 
 # ---------------------------------------------------------------- one agent, in this process
@@ -217,6 +227,19 @@ def test_handlers_at_a_list_make_one_job_and_a_latecomer_hears_of_its_end(caplog
     finally:
         for handler in reversed(handlers):
             assert handler.shutdown()
+
+
+def test_handler_waits_for_the_name_of_its_group_to_have_an_address(monkeypatch):
+    (port,) = free_ports(1)
+    answers = [[], [], ["127.0.0.1"]]
+    monkeypatch.setattr(doors, "addresses_of", lambda host: answers.pop(0) if len(answers) > 1 else answers[0])
+    monkeypatch.setattr(doors.Resolved, "settle_s", 0.0)
+    handler = create_handler(parameters(f"workers.test:{port}", is_group="1"))
+    try:
+        assert os.environ["ELASTICFLOW_COORDINATOR"] == f"127.0.0.1:{port}"
+        assert answers == [["127.0.0.1"]]
+    finally:
+        assert handler.shutdown()
 
 
 def test_handler_at_a_registry_hears_of_the_end_while_workers_are_still_there(tmp_path, caplog):
@@ -589,6 +612,7 @@ def test_torchrun_killed_node_leaves_the_other_worker_in_its_process_and_a_new_o
     assert job.wait_exit(first) == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_torchrun_crashed_worker_is_restarted_and_rejoins(job, start_two):
     first, host, second, guest = start_two("--max-restarts=1")

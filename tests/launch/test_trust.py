@@ -69,6 +69,7 @@ def environ_of(pid: int) -> dict[str, str]:
     return dict(one.split("=", 1) for one in path.read_text().split("\0") if "=" in one)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["environment", "file"])
 def test_token_of_a_job_is_in_no_log_event_file_or_command_line(
     launch: Callable[..., Launched], tmp_path: Path, how: str

@@ -196,6 +196,7 @@ def test_torchrun_with_a_named_backend_has_it(job: Job, options: list[str]) -> N
     assert "names no rendezvous" not in job.logs()
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_torchrun_with_a_number_of_nodes_waits_for_them(job: Job) -> None:
     options = ("--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={job.endpoint.rpartition(':')[2]}")
@@ -218,6 +219,7 @@ def test_plain_script_on_one_machine_trains_as_under_torchruns_own_rendezvous(tm
     assert "names no rendezvous" in output
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_plain_script_that_loses_a_worker_ends_as_under_torchruns_own_rendezvous(tmp_path: Path) -> None:
     then = "import signal, time\nif dist.get_rank(): os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)"
@@ -227,6 +229,7 @@ def test_plain_script_that_loses_a_worker_ends_as_under_torchruns_own_rendezvous
     assert "ChildFailedError" in output
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_plain_script_on_one_of_several_nodes_is_told_that_it_trains_by_itself(job: Job, tmp_path: Path) -> None:
     then = f"import pathlib, time\nwhile not pathlib.Path({str(tmp_path)!r}, 'end').exists(): time.sleep(0.05)"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, Sampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Sampler, SequentialSampler
 
 from ef_common.errors import MixedImportsError, UnsupportedError, UsageError
 from ef_lightning import strategy_for
@@ -33,11 +33,6 @@ pytestmark = [
 class Predicting(Regression):  # type: ignore[misc, valid-type]
     def predict_step(self, batch: Any) -> None:
         pass
-
-
-class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[Any]:
-        return iter(training.data(8))
 
 
 class OwnLoader(DataLoader[Any]):
@@ -64,7 +59,6 @@ def sequential() -> SequentialSampler:
 
 
 LOADERS: dict[str, tuple[Callable[[], Any], str]] = {
-    "stream": (lambda: DataLoader(Stream(), 2), "map-style dataset"),
     "no_batches": (lambda: training.loader(8, None), "give it `batch_size=`"),
     "own_batches": (
         lambda: DataLoader(training.data(8), batch_sampler=OwnBatches(sequential(), 2, False)),

@@ -42,8 +42,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="weights-count-the-lost",
         file="ef_common/core/sharding.py",
-        old="    total = sum(counts)\n",
-        new="    total = sum(window.stop - window.start for window in uncommitted)\n",
+        old="    total = sum(counts)\n    if total == 0:\n",
+        new="    total = sum(window.stop - window.start for window in uncommitted)\n    if total == 0:\n",
         harm="The update in which a worker is lost is too small, as its samples are counted though they are not in it.",
     ),
     Mutant(

@@ -6,6 +6,8 @@ defines and leaves to the reader to use is used by the functions of `tests.pages
 
 from __future__ import annotations
 
+import csv
+import json
 import os
 import time
 from functools import partial
@@ -20,7 +22,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import ef_keras
 import ef_lightning
@@ -130,13 +132,54 @@ def files() -> dict[str, Any]:
     return {**of_keras(), "ef_keras": ef_keras, "np": np, "paths": range(len(x)), "labels": y, "load": load}
 
 
-def files_of_samples() -> dict[str, Any]:
+def files_of_arrays() -> dict[str, Any]:
     """Files with several samples each."""
     x, y = arrays()
     Path("data").mkdir(exist_ok=True)
     for number in range(4):
         np.savez(f"data/{number}.npz", x=x[number::4], y=y[number::4])
     return of_keras()
+
+
+def rows_of_csv() -> dict[str, Any]:
+    """A file of numbers, and a model of them."""
+    x, y = arrays()
+    np.savetxt("train.csv", np.column_stack([x, y]), delimiter=",")
+    return {**_on_streams(), "csv": csv, "torch": torch, "IterableDataset": IterableDataset, "Trainer": pl.Trainer}
+
+
+def files_of_samples() -> dict[str, Any]:
+    """Samples in files of lines and in a table."""
+    import pyarrow
+    from pyarrow import parquet
+
+    x, y = arrays()
+    Path("data").mkdir(exist_ok=True)
+    for number, rows in enumerate(np.array_split(np.column_stack([x, y]), 3)):
+        lines = [json.dumps({"x": [float(value) for value in row[:-1]], "y": [float(row[-1])]}) for row in rows]
+        Path(f"data/{number}.jsonl").write_text("\n".join(lines))
+        parquet.write_table(pyarrow.table({"text": rows[:, 0], "label": rows[:, -1]}), f"data/{number}.parquet")
+    return {**_on_streams(), "trainer": pl.Trainer(strategy=ef_lightning.ElasticFlowStrategy(), max_epochs=1)}
+
+
+def _on_streams() -> dict[str, Any]:
+    return {"DataLoader": DataLoader, "model": Regressor()}
+
+
+class Regressor(pl.LightningModule):
+    """Takes what the streams of the guides yield."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(_FEATURES, 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch.values() if isinstance(batch, dict) else batch
+        x, y = (torch.stack(tuple(part), -1) if isinstance(part, (list, tuple)) else part for part in (x, y))
+        return F.mse_loss(self.net(x.float()), y.float())
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.01)
 
 
 def notebook() -> dict[str, Any]:

@@ -32,7 +32,10 @@ class Program:
 
 PROGRAMS = {
     "docs/guides/streams.md: A stream of your own": Program("nothing"),
-    "docs/guides/streams.md: Keras": Program("files_of_samples"),
+    "docs/guides/streams.md: Keras": Program("files_of_arrays"),
+    "docs/guides/streams-sources.md: Streams without shards": Program("rows_of_csv"),
+    "docs/guides/streams-sources.md: What is recognized": Program("files_of_samples", thorough=True),
+    "docs/guides/streams-sources.md: What is recognized (2)": Program("files_of_samples", thorough=True),
     "README.md: Lightning": Program("lightning"),
     "README.md: Keras": Program("of_keras"),
     "README.md: Or one `forward`": Program("forward"),
@@ -43,6 +46,7 @@ PROGRAMS = {
     "docs/get-started/notebook.md: In a notebook": Program("notebook", thorough=True),
     "docs/guides/autoscaling.md: A job that chooses its size (2)": Program("both"),
     "docs/guides/autoscaling.md: Policies": Program("both"),
+    "docs/guides/autoscaling.md: The batch": Program("both"),
     "docs/guides/batch-and-learning-rate.md: The learning rate follows the batch": Program("both"),
     "docs/guides/batch-and-learning-rate.md: A fixed global batch": Program("nothing"),
     "docs/guides/batch-and-learning-rate.md: A fixed global batch (2)": Program("nothing"),
@@ -95,7 +99,11 @@ ELSEWHERE = {
     r"elasticflow coordinator --rdzv-endpoint=HOST:29400": "tests/faults/test_coordinator_alone.py",
     r"elasticflow run .*--autoscale=.* train\.py": "tests/faults/test_autoscale.py",
     r"elasticflow slurm submit .*|scancel .*|scontrol .*|sbatch .*|srun .*": "tests/faults/test_slurm.py",
+    r"(printf .* > hosts\.txt|elasticflow run --(hosts|host-discovery-script)=.*)": "tests/faults/test_hosts.py",
+    r"elasticflow mpi .*": "tests/faults/test_mpi.py",
+    r"elasticflow yarn .*": "tests/launch/test_yarn.py",
     r"elasticflow status elasticflow-runs/train-…": "tests/faults/test_slurm.py",
+    r"elasticflow kubernetes .*|kubectl .*": "tests/kubernetes/test_cluster.py",
     r"elasticflow run --join=elasticflow-runs/train-…": "tests/launch/test_run.py",
     r"torchrun .* --rdzv-endpoint=node-1:29400,node-2:29400,node-3:29400 .*": "tests/faults/test_doors.py",
     r"elasticflow status (runs/1 )?--serve( --address 0\.0\.0\.0:8642)?": "tests/report/test_serve.py",
@@ -103,7 +111,9 @@ ELSEWHERE = {
 """Commands that the tests of this file give."""
 
 NOT_RUN = {
+    r"yarn app .*": "it needs a cluster of Hadoop",
     r"pip install .*|python -m venv \.venv|\. \.venv/bin/activate|elasticflow horovod build": "it installs something",
+    r"podman build .*": "it downloads images",
     r"python examples/04-convergence/experiment\.py( --sweep)?": "it takes half an hour",
 }
 """Commands of which `tests/test_docs.py` alone knows that they and their options exist, and why."""
@@ -157,6 +167,6 @@ SHOWN = {
         "tests/examples/test_run.py"
     ),
     "examples/09-by-hand/README.md: Kill and join by hand (5)": "tests/examples/test_run.py",
-    "examples/12-streams/README.md: A stream of files (2)": "tests/examples/test_run.py",
+    "examples/16-streams/README.md: A stream of files (2)": "tests/examples/test_run.py",
 }
 """What prints a block of output: commands of its page or of another one, or a test; or why nothing does."""

@@ -16,8 +16,8 @@ from ef_common.testing.simulation.schedule import FAMILIES
 from tests.simulation.mutations import forget_the_replay
 
 NUM_SCHEDULES = 20_000
-PARTS = pytest.mark.parametrize("part", [0.05, pytest.param(1.0, marks=[pytest.mark.thorough, pytest.mark.slow])])
-"""`make test` runs a twentieth of the schedules."""
+PARTS = pytest.mark.parametrize("part", [0.02, pytest.param(1.0, marks=[pytest.mark.thorough, pytest.mark.slow])])
+"""`make test` runs a fiftieth of the schedules."""
 ROOT = Path(__file__).parents[2]
 
 # In how many of the schedules each rare case is to be seen, at least.

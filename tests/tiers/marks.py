@@ -8,31 +8,43 @@ import pytest
 
 from tests.tiers.choice import Case, chosen
 
+COSTS = {"keras-tensorflow": 2.0, "tensorflow": 2.0, "keras-torch": 1.2, "lightning-horovod": 1.2}
+"""CPU time of a worker of these hosts and backends, where others take 1: TensorFlow traces steps in each process."""
+SERVERS = ("keras-tensorflow", "keras-torch")
+"""Hosts whose forkservers take longest to start."""
 SHARED = ("ceph", "etcd")
 """Fixtures of a session that take seconds to start. All tests that use one run in one process of pytest's."""
 
+COLLECTED = pytest.StashKey[list[pytest.Item]]()
+"""All tests that pytest has found, with their marks, also those that it does not run."""
+
 
 def mark(items: list[pytest.Item]) -> None:
-    """Mark what `make test` leaves out, keep together what shares a fixture, and put slow tests first."""
-    items.sort(key=lambda item: not any(item.get_closest_marker(name) for name in ("slow", "thorough")))
+    """Mark what `make test` leaves out, keep together what shares a fixture or a server, and put slow tests first."""
+    functions = [item for item in items if isinstance(item, pytest.Function)]
     files = defaultdict(list)
-    for item in items:
-        if isinstance(item, pytest.Function):
-            if any(item.get_closest_marker(name) for name in ("processes", "turns")):
-                files[item.path].append(item)
-            if group := _group(item):
-                item.add_marker(pytest.mark.xdist_group(group))
-    for functions in files.values():
-        names = chosen(_case(item) for item in functions)
-        for item in functions:
+    for item in functions:
+        if any(item.get_closest_marker(name) for name in ("processes", "turns")):
+            files[item.path].append(item)
+    for together in files.values():
+        names = chosen(_case(item) for item in together)
+        for item in together:
             if item.nodeid not in names:
                 item.add_marker(pytest.mark.thorough)
+    first = set()
+    for item in functions:
+        if group := _group(item):
+            item.add_marker(pytest.mark.xdist_group(group))
+        if group in SERVERS or any(item.get_closest_marker(name) for name in ("slow", "thorough")):
+            first.add(item)
+    items.sort(key=lambda item: item not in first)
 
 
 def _case(item: pytest.Function) -> Case:
     skipped = any(mark.args[:1] == (True,) for mark in item.iter_markers("skipif"))
     runs = not skipped and item.get_closest_marker("thorough") is None
-    return Case(item.nodeid, item.originalname, tuple(sorted(_indices(item).items())), runs)
+    cost = max((COSTS.get(value, 1.0) for value in _params(item).values() if isinstance(value, str)), default=1.0)
+    return Case(item.nodeid, item.originalname, tuple(sorted(_indices(item).items())), runs, cost)
 
 
 def _indices(item: pytest.Function) -> dict[str, int]:
@@ -40,14 +52,33 @@ def _indices(item: pytest.Function) -> dict[str, int]:
     return item.callspec.indices if hasattr(item, "callspec") else {}
 
 
+def _params(item: pytest.Function) -> dict[str, object]:
+    """The values of its parameters."""
+    return item.callspec.params if hasattr(item, "callspec") else {}
+
+
 def _group(item: pytest.Function) -> str:
-    """Tests that use a fixture of their own module run in one process: what it makes is made once."""
+    """Name of what the test shares with others, which run in the same process for it: it is made once."""
     definitions = item._fixtureinfo.name2fixturedefs
-    params = item.callspec.params if hasattr(item, "callspec") else {}
     for name in SHARED:
-        if name in definitions or params.get("place") == name:
+        if name in definitions or _params(item).get("place") == name:
             return name
+    return _server(item) or _module(item)
+
+
+def _server(item: pytest.Function) -> str:
+    """The forkserver of a Keras, if it is a test of `make test`: all others would be too many for one process."""
+    if item.get_closest_marker("thorough") or not item.get_closest_marker("processes"):
+        return ""
+    values = [value for value in _params(item).values() if isinstance(value, str)]
+    if "tests/keras/" in item.nodeid:
+        values = [f"keras-{value}" for value in values]
+    return next((server for server in SERVERS if server in values), "")
+
+
+def _module(item: pytest.Function) -> str:
+    """Its file, with the cases of the file's own fixtures, if it uses such."""
     file = item.nodeid.partition("::")[0]
+    definitions, indices = item._fixtureinfo.name2fixturedefs, _indices(item)
     own = [name for name, (*_, last) in definitions.items() if last.scope == "module" and last.baseid == file]
-    indices = _indices(item)
     return "-".join([file, *(str(indices[name]) for name in own if name in indices)]) if own else ""

@@ -16,6 +16,12 @@ def test_choice_of_several_tests_takes_turns() -> None:
     assert found == {"a[x]", "b[y]", "c[z]", "d[x]"}
 
 
+def test_choice_takes_what_costs_twice_as_much_half_as_often() -> None:
+    dear = [Case(f"{function}[y]", function, (("host", "y"),), cost=2.0) for function in "abcdef"]
+    found = [*(case for function in "abcdef" for case in cases(function, "x")), *dear]
+    assert chosen(found) == {"a[x]", "b[x]", "c[y]", "d[x]", "e[x]", "f[y]"}
+
+
 def test_choice_with_two_parameters_prefers_what_is_new_in_both() -> None:
     grid = [
         Case(f"{function}[{host}-{size}]", function, (("host", host), ("size", size)))

@@ -10,6 +10,7 @@ import pytest
 
 from tests.collectives.seats import ENGINES
 from tests.faults.hosts import CPU_HOSTS, is_there
+from tests.tiers.marks import COLLECTED
 from tests.tiers.places import ROOT
 
 pytestmark = pytest.mark.timeout(300)  # another pytest imports the frameworks
@@ -19,8 +20,16 @@ THERE = [e.values[0] for e in ENGINES if not any(mark.name == "skipif" and mark.
 
 
 @pytest.fixture(scope="module")
-def fast() -> str:
+def fast(request: pytest.FixtureRequest) -> str:
     """Names of the tests with real processes that `make test` runs."""
+    if request.config.args == ["tests"]:  # this pytest knows them all
+        return "\n".join(
+            item.nodeid
+            for item in request.config.stash[COLLECTED]
+            if item.get_closest_marker("processes")
+            and not item.get_closest_marker("thorough")
+            and item.nodeid.startswith(("tests/faults/", "tests/collectives/"))
+        )
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "processes and not thorough"]
     found = subprocess.run(
         [*command, "tests/faults", "tests/collectives"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -44,18 +53,34 @@ def test_each_engine_is_tried(fast: str, engine: str) -> None:
 
 
 def test_each_test_is_tried_once(fast: str) -> None:
-    names = [line.partition("[")[0] for line in fast.splitlines() if "::" in line and "memory-" not in line]
+    names = [re.split(r"[\[@]", line)[0] for line in fast.splitlines() if "::" in line and "memory-" not in line]
     assert len(names) > 80
     assert len(names) == len(set(names))
 
 
-def test_tests_that_use_a_fixture_of_their_module_run_in_one_process(tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text(
-        "import os, pytest\n\n"
-        "@pytest.fixture(scope='module')\ndef made():\n    return os.getpid()\n\n"
-        "@pytest.mark.parametrize('number', range(6))\ndef test_it(made, number):\n"
-        f"    open({str(tmp_path / 'made')!r}, 'a').write(f'{{made}} ')\n"
-    )
+FIXTURE = """
+@pytest.fixture(scope='module')
+def made():
+    pass
+
+@pytest.mark.parametrize('number', range(6))
+def test_it(made, number):
+    note()
+"""
+HOST = """
+@pytest.mark.processes
+@pytest.mark.parametrize('host', ['keras-torch'])
+def test_{number}(host):
+    note()
+"""
+
+
+@pytest.mark.parametrize(
+    "tests", [FIXTURE, "".join(HOST.format(number=number) for number in range(6))], ids=["fixture", "forkserver"]
+)
+def test_tests_that_share_what_takes_long_to_start_run_in_one_process(tmp_path: Path, tests: str) -> None:
+    note = f"def note():\n    open({str(tmp_path / 'made')!r}, 'a').write(f'{{os.getpid()}} ')\n"
+    (tmp_path / "test_it.py").write_text(f"import os, pytest\n\n{note}{tests}")
     command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup", "-p", "tests.conftest"]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([*command, str(tmp_path)], cwd=tmp_path, env=environ, capture_output=True, check=True)

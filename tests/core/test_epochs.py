@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("keras")
-
-from ef_keras.epochs import ENDLESS, Epochs
+from ef_common.core.epochs import ENDLESS, Epochs
 
 
 def keras_steps(length: int, limit: int | None, num_epochs: int) -> list[int]:

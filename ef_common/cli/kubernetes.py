@@ -1,0 +1,272 @@
+"""`elasticflow kubernetes`: trainings in a cluster of Kubernetes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from ef_common.kubernetes.api import Api
+
+_DEFAULT_IMAGE = "elasticflow-controller:latest"
+
+
+@click.group()
+def kubernetes() -> None:
+    """Train in a cluster of Kubernetes, in the pods for which there is room."""
+
+
+@contextmanager
+def _refusing(command: str) -> Iterator[None]:
+    """Print what is wrong as one line: exit with status 2 if the user can fix it, else with 1."""
+    from ef_common.errors import ClusterFailed, UsageError
+
+    try:
+        yield
+    except UsageError as error:
+        click.echo(f"elasticflow kubernetes {command}: {error}", err=True)
+        sys.exit(2)
+    except ClusterFailed as error:
+        click.echo(f"elasticflow kubernetes {command}: {error}", err=True)
+        sys.exit(1)
+
+
+@contextmanager
+def _explaining() -> Iterator[None]:
+    """Say how to install what is missing."""
+    from ef_common.errors import UsageError
+
+    try:
+        yield
+    except ImportError as error:
+        raise UsageError(
+            f"this needs a client of Kubernetes ({error}). Install it with "
+            "`pip install 'elasticflow-training[kubernetes]'`"
+        ) from None
+
+
+@contextmanager
+def _connected(kubeconfig: str) -> Iterator[Api]:
+    with _explaining():
+        from ef_common.kubernetes.api import Api
+
+    api = Api(kubeconfig)
+    try:
+        yield api
+    finally:
+        api.close()
+
+
+_kubeconfig = click.option(
+    "--kubeconfig", default="", metavar="FILE", help="Says where the cluster is. Default: as for kubectl."
+)
+_namespace = click.option("--namespace", "-n", default="", help="Default: that of the current context.")
+
+
+@kubernetes.command()
+@click.option("--image", default=_DEFAULT_IMAGE, show_default=True, help="Image of the controller.")
+@click.option("--namespace", "-n", default="elasticflow", show_default=True, help="Where the controller runs.")
+@click.option("--replicas", type=click.IntRange(1), default=2, show_default=True, help="One acts, others take over.")
+@click.option("--dry-run", is_flag=True, help="Print what would be applied, as YAML for kubectl.")
+@_kubeconfig
+def install(image: str, namespace: str, replicas: int, dry_run: bool, kubeconfig: str) -> None:
+    """Install the resource ElasticJob and its controller: `elasticflow kubernetes install --image=IMAGE`.
+
+    With --dry-run, nothing is changed: `elasticflow kubernetes install --dry-run | kubectl apply -f -` does the same.
+    """
+    from ef_common.kubernetes.installation import manifests
+
+    things = manifests(image=image, namespace=namespace, replicas=replicas)
+    with _refusing("install"):
+        if dry_run:
+            click.echo(_as_yaml(things), nl=False)
+            return
+        with _connected(kubeconfig) as api:
+            from ef_common.kubernetes.applying import apply_all
+
+            for line in apply_all(api, things):
+                click.echo(line)
+
+
+@kubernetes.command()
+@click.option("--namespace", "-n", default="", help="Where the lease of the controllers is. Default: the pod's own.")
+@click.option("--page", default="127.0.0.1:8080", show_default=True, help="Where /healthz, /readyz and /metrics are.")
+@click.option("--lease-s", type=click.FloatRange(2.0), default=15.0, show_default=True, help="A lost one is replaced.")
+@_kubeconfig
+def controller(namespace: str, page: str, lease_s: float, kubeconfig: str) -> None:
+    """Run the controller, which starts and deletes the pods of all ElasticJobs.
+
+    Several may run: one of them acts. SIGTERM ends it; jobs go on without it, with the pods that they have.
+    """
+    from ef_common.protocol.addresses import parse_address
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    with _refusing("controller"), _connected(kubeconfig) as api:
+        from ef_common.kubernetes.controller import Controller
+        from ef_common.kubernetes.metrics import Metrics, Page
+
+        metrics = Metrics()
+        acts = Controller(api, namespace=namespace or api.namespace, metrics=metrics, lease_s=lease_s)
+        host, port = parse_address(page, what="--page")
+        server = Page(host, port, metrics=metrics, is_ready=lambda: acts.is_ready)
+        server.start()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: acts.stop())
+        click.echo(f"the controller answers at http://{host}:{server.port}/metrics", err=True)
+        acts.run()
+        server.stop()
+    sys.stdout.flush()
+    os._exit(0)  # watches that wait for the API server would be waited for
+
+
+@kubernetes.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--workers", metavar="MIN:MAX", default="1:8", show_default=True, help="Worker pods of the training.")
+@click.option("--nproc-per-node", "per_pod", default="1", show_default=True, help="Workers of a pod, or `gpu`.")
+@click.option("--image", required=True, help="Image of the pods, which has the script.")
+@click.option("--name", default="", help="Name of the job. Default: that of the script.")
+@click.option("--resource", "resources", multiple=True, metavar="NAME=AMOUNT", help="Of a pod: nvidia.com/gpu=1 …")
+@click.option("--env", "environ", multiple=True, metavar="NAME=VALUE", help="A variable of the pods.")
+@click.option("--checkpoint", metavar="URL", default="", help="Where checkpoints are, which all pods reach.")
+@click.option("--priority-class", default="", help="Priority class of the pods.")
+@click.option("--dry-run", is_flag=True, help="Print the job as YAML, and do nothing.")
+@_namespace
+@_kubeconfig
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF RUN] SCRIPT [ARGUMENTS]...")
+def submit(
+    workers: str,
+    per_pod: str,
+    image: str,
+    name: str,
+    resources: tuple[str, ...],
+    environ: tuple[str, ...],
+    checkpoint: str,
+    priority_class: str,
+    dry_run: bool,
+    namespace: str,
+    kubeconfig: str,
+    arguments: tuple[str, ...],
+) -> None:
+    """Submit a training: `elasticflow kubernetes submit --workers=1:8 --image=IMAGE train.py`.
+
+    The training starts with the pods for which there is room, and grows. SCRIPT is a path in the image. Options of
+    `elasticflow run` are accepted before it as --name=value.
+    """
+    from ef_common.errors import UsageError
+    from ef_common.kubernetes.submission import Submission, name_for, pairs
+    from ef_common.launch.rendezvous_options import nodes_of
+
+    with _refusing("submit"):
+        number = next((i for i, one in enumerate(arguments) if not one.startswith("-")), len(arguments))
+        run, command = arguments[:number], arguments[number:]
+        if not command:
+            raise UsageError("expected options, each as --name=value, then a script. Received: no script")
+        low, high = nodes_of(workers, option="--workers")
+        submission = Submission(
+            *(name or name_for(command[0]), namespace, low, high, image, command, per_pod),
+            resources=pairs(resources, option="--resource"),
+            checkpoint=checkpoint,
+            priority_class=priority_class,
+            environ=pairs(environ, option="--env"),
+            run=run,
+        )
+        job = submission.job()
+        if dry_run:
+            if not namespace:
+                del job["metadata"]["namespace"]
+            click.echo(_as_yaml([job]), nl=False)
+            return
+        with _connected(kubeconfig) as api:
+            from ef_common.kubernetes.kinds import JOBS
+
+            job["metadata"]["namespace"] = namespace or api.namespace
+            api.create(JOBS, job)
+    where = f" --namespace={namespace}" if namespace else ""
+    rows = (
+        (f"elasticflow kubernetes status{where} {submission.name}", "which pods it has, and why"),
+        (f"elasticflow kubernetes logs --follow{where} {submission.name}", "what it prints"),
+        (f"elasticflow kubernetes scale{where} {submission.name} WORKERS", "no more pods than this"),
+        (f"kubectl delete elasticjob{where} {submission.name}", "end it"),
+    )
+    click.echo(f"ElasticJob {submission.name} starts with {low} to {high} pods. What next:")
+    width = max(len(text) for text, _ in rows)
+    for text, meaning in rows:
+        click.echo(f"  {text:{width}}  {meaning}")
+
+
+@kubernetes.command()
+@click.argument("name", default="")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each job.")
+@_namespace
+@_kubeconfig
+def status(name: str, as_json: bool, namespace: str, kubeconfig: str) -> None:
+    """Show the job NAME, or all jobs of the namespace."""
+    with _refusing("status"), _connected(kubeconfig) as api:
+        from ef_common.kubernetes.kinds import JOBS
+        from ef_common.kubernetes.submission import row
+
+        where = namespace or api.namespace
+        jobs = [api.get(JOBS, where, name)] if name else api.list(JOBS, where)[0]
+        rows = [row(job) for job in jobs]
+    if as_json:
+        for one in rows:
+            click.echo(json.dumps(one))
+        return
+    if not rows:
+        click.echo(f"there are no ElasticJobs in namespace {where}")
+    for one in rows:
+        why = f": {one['reason']}" if one["reason"] else ""
+        pods = f"{one['running']} of {one['wanted']} pods run (at least {one['min']}, at most {one['max']})"
+        click.echo(f"{one['name']}  {one['phase']}{why}; {pods}")
+
+
+@kubernetes.command()
+@click.argument("name")
+@click.argument("workers", type=click.IntRange(0))
+@_namespace
+@_kubeconfig
+def scale(name: str, workers: int, namespace: str, kubeconfig: str) -> None:
+    """Let the job NAME have at most so many worker pods; 0 suspends it.
+
+    The same as `kubectl scale elasticjob/NAME --replicas=WORKERS`.
+    """
+    with _refusing("scale"), _connected(kubeconfig) as api:
+        from ef_common.kubernetes.kinds import JOBS
+
+        job = api.change(JOBS, namespace or api.namespace, name, {"spec": {"workers": workers}})
+    low, high = job["spec"].get("minWorkers", 1), job["spec"]["maxWorkers"]
+    if workers == 0:
+        click.echo(f"{name} is suspended: its pods save a checkpoint, if there is a place for it, and leave")
+    elif not low <= workers <= high:
+        click.echo(f"{name} has {low} to {high} pods, so it has at most {max(low, min(high, workers))}")
+    else:
+        click.echo(f"{name} has at most {workers} pods from now on")
+
+
+@kubernetes.command()
+@click.argument("name")
+@click.option("--follow", "-f", is_flag=True, help="Go on until the pods have ended.")
+@_namespace
+@_kubeconfig
+def logs(name: str, follow: bool, namespace: str, kubeconfig: str) -> None:
+    """Print what the pods of the job NAME have written, each line with the name of its pod."""
+    with _refusing("logs"), _connected(kubeconfig) as api:
+        from ef_common.kubernetes.following import lines
+
+        for pod, line in lines(api, namespace or api.namespace, name, follow=follow):
+            click.echo(f"{pod}  {line}")
+
+
+def _as_yaml(things: list[dict[str, object]]) -> str:
+    with _explaining():
+        import yaml
+
+    return "".join(f"---\n{yaml.safe_dump(thing, sort_keys=False)}" for thing in things)

@@ -1,0 +1,210 @@
+"""What the controller of a cluster does: a pure rule, asked again whenever something has changed.
+
+It looks at everything, and decides everything anew. Whatever was missed, or not done because the controller died, is
+done the next time. It is safe for several controllers, and for one that acts on what it saw a while ago:
+
+* **Never more than the maximum.** A pod has one of as many names as the job may have pods, and the API server gives a
+  name once. So no order of events, and no number of controllers, makes more of them.
+* **Never below the minimum.** Pods that are to go are first put on record. The record is written only if nobody has
+  written it since it was read, and if the pods that were read after it are those of which the decision knows
+  (:func:`agrees`). Whoever decides next counts them as gone, and deletes those that are still there. Two controllers
+  therefore agree on the pods that go, whichever of them deletes them.
+* **Counted once.** A pod that was lost is put on record, in the same way, before it is deleted.
+
+============  =========================================================================================================
+phase         becomes
+============  =========================================================================================================
+`PENDING`     `RUNNING` when the minimum of pods runs
+`RUNNING`     `PENDING` when no pod is left
+both          `SUSPENDED` when the user wants no pods; `SUCCEEDED` when a pod says that the training is over; `FAILED`
+              when a pod says that it has failed, or too many pods are lost in a row
+`SUSPENDED`   `PENDING` when the user wants pods again
+============  =========================================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ef_common.core.cluster.shares import Share, shares
+from ef_common.core.cluster.state import FAILED, FINISHED, LEFT, Decision, Doom, Job, Node, Phase, Pod, Record, Refusal
+
+TRY_S = 15.0
+"""How long a pod may be unschedulable before it is taken back."""
+RETRY_S = 120.0
+"""After a refusal, no more pods are tried in this time."""
+END_S = 60.0
+"""How long the other pods of a job may take to end by themselves when it is over."""
+STEADY_S = 600.0
+"""A pod that is lost so long after the last one is the first in a row."""
+MAX_PAUSE_S = 60.0
+LOST_S = 30.0
+"""So long after a pod should have gone, nobody is expected to end it."""
+
+
+def decide(jobs: Sequence[Job], nodes: Sequence[Node], now: float) -> dict[str, Decision]:
+    """What is to be done for each job.
+
+    Args:
+        jobs: All jobs, with their pods.
+        nodes: The nodes on which pods may be started.
+        now: Time of the day, in seconds. Clocks of controllers that differ only make waits longer or shorter.
+    """
+    read = [replace(job, record=_advance(job, now)) for job in jobs]
+    open_jobs = [job for job in read if not job.record.is_over and not job.suspended]
+    taking = [pod for job in read for pod in job.pods if not pod.ended]
+    limits = {job.key: _limit(job) for job in open_jobs}
+    dealt = {share.job.key: share for share in shares(open_jobs, nodes, taking=taking, limits=limits)}
+    return {job.key: _decision(job, dealt.get(job.key), now) for job in read}
+
+
+def agrees(job: Job, pods: Sequence[Pod]) -> bool:
+    """Whether pods that were read after the record of a job are those with which it was decided upon.
+
+    What a controller knows by watching may be older than the record that it has. A pod that has left, and is on record
+    no more, would be taken for one that is there, and one that is there, or has found a node, would be missing.
+    """
+    return {(pod.uid, pod.node) for pod in job.pods if pod.alive} == {(pod.uid, pod.node) for pod in pods if pod.alive}
+
+
+# ------------------------------------------------------------ what has happened
+
+
+def _advance(job: Job, now: float) -> Record:
+    """The record, with what has happened since."""
+    there = {pod.uid for pod in job.pods}
+    record = _count(job, now)
+    record = replace(record, leaving=record.leaving & there, counted=record.counted & there)
+    if record.is_over:
+        return record
+    if job.problem:
+        return replace(record, phase=Phase.FAILED, ended_at=now, why=job.problem)
+    statuses = {pod.status for pod in job.pods if pod.ended}
+    if FINISHED in statuses:
+        return replace(record, phase=Phase.SUCCEEDED, ended_at=now, why="the training is over")
+    if FAILED in statuses:
+        names = ", ".join(pod.name for pod in job.pods if pod.ended and pod.status == FAILED)
+        return replace(record, phase=Phase.FAILED, ended_at=now, why=f"the training has failed, as {names} says")
+    if record.crashes > job.backoff_limit:
+        why = f"{record.crashes} pods were lost in a row, and backoffLimit is {job.backoff_limit}: {record.lost}"
+        return replace(record, phase=Phase.FAILED, ended_at=now, why=why)
+    return replace(_begin(job, record), refusal=_refusal(job, record, now))
+
+
+def _begin(job: Job, record: Record) -> Record:
+    """Whether the training runs."""
+    there = [pod for pod in job.pods if not pod.ended]
+    if job.suspended and not there:
+        return replace(record, phase=Phase.SUSPENDED, crashes=0)
+    if record.phase is Phase.RUNNING and there:
+        return record
+    if sum(pod.running for pod in there) >= job.minimum:
+        return replace(record, phase=Phase.RUNNING, starts=record.starts + 1)
+    return replace(record, phase=Phase.PENDING)
+
+
+def _count(job: Job, now: float) -> Record:
+    """Count pods that were lost since."""
+    record = job.record
+    lost = [pod for pod in job.pods if _is_lost(pod) and pod.uid not in record.counted | record.leaving]
+    if not lost:
+        return record
+    before = 0 if now - record.crashed_at > STEADY_S else record.crashes
+    last = lost[-1]
+    ended = f"ended with status {last.status}" if last.status is not None else "was lost"
+    return replace(
+        record,
+        counted=record.counted | {pod.uid for pod in lost},
+        crashes=before + len(lost),
+        crashed_at=now,
+        lost=f"{last.name} {ended}",
+    )
+
+
+def _is_lost(pod: Pod) -> bool:
+    return pod.ended and pod.gone_by is None and pod.status not in (FINISHED, FAILED, LEFT)
+
+
+def _refusal(job: Job, record: Record, now: float) -> Refusal | None:
+    """Whether the scheduler finds no node for pods of this job, by rules that the shares do not know."""
+    alive = [pod for pod in job.alive if pod.uid not in record.leaving]
+    if any(pod.unschedulable_since is not None and now - pod.unschedulable_since > TRY_S for pod in alive):
+        placed = sum(bool(pod.node) for pod in alive)
+        return Refusal(placed, now + RETRY_S, "the scheduler finds no node for more pods")
+    return record.refusal if record.refusal is not None and now < record.refusal.until else None
+
+
+def _limit(job: Job) -> int:
+    refusal = job.record.refusal
+    return job.maximum if refusal is None else min(job.maximum, refusal.limit)
+
+
+# ------------------------------------------------------------ what is done about it
+
+
+def _decision(job: Job, share: Share | None, now: float) -> Decision:
+    if share is None:
+        return _end(job, now)
+    kept = {pod.uid for pod in share.kept}
+    go = [pod for pod in job.alive if pod.uid not in kept]
+    size, why = len(job.alive), _reason(job, share)
+    record = replace(job.record, leaving=job.record.leaving | {pod.uid for pod in go}, why=_why(job, share))
+    delete = [*_dooms(job, go, why=f"shrinks from {size} to {len(kept)} pods"), *_leftovers(job, now)]
+    create = _free_indexes(job)[: share.new] if now >= job.record.crashed_at + _pause_s(job.record) else []
+    return Decision(record, tuple(delete), tuple(create), wanted=share.size, why=why)
+
+
+def _end(job: Job, now: float) -> Decision:
+    """A job that is over, or suspended, has no pods; those of one that is over may first end by themselves."""
+    record = job.record
+    why = record.why if record.is_over else "its user wants no pods"
+    patient = record.is_over and now < (record.ended_at or 0.0) + END_S
+    go = [pod for pod in job.alive if not (patient and pod.running)]
+    new = replace(record, leaving=record.leaving | {pod.uid for pod in go})
+    others = [doom for doom in _leftovers(job, now) if doom.force or not record.is_over]  # the others show their logs
+    remove = record.is_over and job.ttl_s is not None and now >= (record.ended_at or 0.0) + job.ttl_s
+    return Decision(new, (*_dooms(job, go, why=why), *others), why=why, remove=remove)
+
+
+def _dooms(job: Job, go: Sequence[Pod], *, why: str) -> list[Doom]:
+    """These pods, and those on record that nobody has deleted yet."""
+    again = [pod for pod in job.pods if pod.alive and pod.uid in job.record.leaving]
+    return [Doom(pod, why) for pod in (*go, *again)]
+
+
+def _leftovers(job: Job, now: float) -> list[Doom]:
+    """Pods that have ended, and are in the way of new ones; and those that nobody ends."""
+    ended = [Doom(pod, f"{pod.name} has ended") for pod in job.pods if pod.ended and pod.gone_by is None]
+    stuck = [pod for pod in job.pods if pod.gone_by is not None and now > pod.gone_by + LOST_S]
+    return [*ended, *(Doom(pod, f"the node of {pod.name} does not answer", force=True) for pod in stuck)]
+
+
+def _free_indexes(job: Job) -> list[int]:
+    taken = {pod.index for pod in job.pods}
+    return [index for index in range(job.maximum) if index not in taken]
+
+
+def _pause_s(record: Record) -> float:
+    """How long pods that were lost are not replaced: the first time not at all."""
+    return 0.0 if record.crashes < 2 else min(MAX_PAUSE_S, 2.0 ** (record.crashes - 2))
+
+
+def _why(job: Job, share: Share) -> str:
+    record = job.record
+    if share.waits and record.refusal is not None and record.refusal.limit < job.minimum:
+        return record.refusal.why
+    if share.waits:
+        return f"there is no room for {job.minimum} pods, the minimum"
+    return record.lost
+
+
+def _reason(job: Job, share: Share) -> str:
+    size = len(job.alive)
+    if share.waits:
+        return _why(job, share)
+    if share.size == size:
+        return f"{size} pods, as it shall be"
+    how = "grows" if share.size > size else "shrinks"
+    later = f", {share.later} of them when there is room" if share.later else ""
+    return f"{how} from {size} to {share.size} pods{later}"

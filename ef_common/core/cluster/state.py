@@ -1,0 +1,206 @@
+"""What the controller of a cluster knows of nodes, pods and jobs, and what it decides, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+Resources = Mapping[str, int]
+"""How much of each resource, in the smallest unit of each (thousandths of a core, bytes, pieces)."""
+
+FINISHED = 0
+"""Exit status of a pod whose training is over."""
+FAILED = 1
+"""Exit status of a pod whose training has failed: all of the job's pods end with it."""
+LEFT = 75
+"""Exit status of a pod that was told to go, and has gone."""
+
+
+class Phase(Enum):
+    """What a job does."""
+
+    PENDING = "Pending"  # it has less than its minimum, and has not trained since its last start
+    RUNNING = "Running"  # it has had its minimum, and pods are left
+    SUSPENDED = "Suspended"  # its user wants it to have no pods
+    SUCCEEDED = "Succeeded"  # its training is over
+    FAILED = "Failed"  # it is not started again
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of the cluster.
+
+    Args:
+        name: Its name.
+        free: What the pods of others leave of it. Those count that run there, or that the scheduler will put there.
+    """
+
+    name: str
+    free: Resources
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A worker pod.
+
+    Args:
+        name: Its name.
+        uid: What tells it from others that have had the name.
+        index: Its number in its job, from which its name follows.
+        request: What it needs of a node.
+        node: Where it is; "" if it is nowhere yet.
+        running: Its container runs.
+        ended: It has ended by itself.
+        status: Exit status; None if it still runs, or nobody knows.
+        gone_by: When it should be gone, if somebody has deleted it.
+        unschedulable_since: Since when the scheduler finds no node for it; None if it does, or has not looked.
+        created: When it was created, in seconds.
+    """
+
+    name: str
+    uid: str
+    index: int
+    request: Resources
+    node: str = ""
+    running: bool = False
+    ended: bool = False
+    status: int | None = None
+    gone_by: float | None = None
+    unschedulable_since: float | None = None
+    created: float = 0.0
+
+    @property
+    def alive(self) -> bool:
+        """Whether it works, or will."""
+        return not self.ended and self.gone_by is None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The scheduler, or a quota, has refused more pods.
+
+    Args:
+        limit: How many the job has had then, and has at most.
+        until: When more are tried again.
+        why: In words.
+    """
+
+    limit: int
+    until: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What is on record of a job, in its status; it is written before the pods are touched that it names.
+
+    Args:
+        phase: What the job does.
+        starts: How often its training was started: with at least its minimum, after it had no pods.
+        leaving: Pods (uid) that are to go. One that was named once is never kept.
+        counted: Pods (uid) that have ended, and are counted in `crashes`.
+        crashes: Pods that were lost in a row, each soon after the one before.
+        crashed_at: When the last one was.
+        lost: What has become of it.
+        refusal: That of more pods, or None.
+        ended_at: When the job has succeeded or failed.
+        why: Reason for the phase.
+    """
+
+    phase: Phase = Phase.PENDING
+    starts: int = 0
+    leaving: frozenset[str] = frozenset()
+    counted: frozenset[str] = frozenset()
+    crashes: int = 0
+    crashed_at: float = 0.0
+    lost: str = ""
+    refusal: Refusal | None = None
+    ended_at: float | None = None
+    why: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job has ended, well or not."""
+        return self.phase in (Phase.SUCCEEDED, Phase.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """An elastic job.
+
+    Args:
+        key: Its name, which no other job has.
+        minimum: Pods, without which it does not train.
+        maximum: Pods, of which it has no more.
+        request: What a pod needs of a node.
+        nodes: Names of the nodes on which its pods may be.
+        priority: Of two that wait, that of the higher one is served first.
+        created: When it was created, in seconds.
+        suspended: It shall have no pods.
+        backoff_limit: It fails if more pods than this are lost in a row.
+        ttl_s: How long it stays after its end; None for ever.
+        problem: What is wrong with what the user has written; "" for nothing.
+        pods: Its pods, those that have ended, too.
+        record: What is on record of it.
+    """
+
+    key: str
+    minimum: int
+    maximum: int
+    request: Resources
+    nodes: frozenset[str]
+    priority: int = 0
+    created: float = 0.0
+    suspended: bool = False
+    backoff_limit: int = 6
+    ttl_s: float | None = None
+    problem: str = ""
+    pods: tuple[Pod, ...] = ()
+    record: Record = Record()
+
+    @property
+    def alive(self) -> list[Pod]:
+        """Pods that work, or will, and are not to go."""
+        return [pod for pod in self.pods if pod.alive and pod.uid not in self.record.leaving]
+
+    @property
+    def rank(self) -> tuple[int, float, str]:
+        """Its place among those that wait."""
+        return (-self.priority, self.created, self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class Doom:
+    """A pod that is to be deleted.
+
+    Args:
+        pod: It.
+        why: In words.
+        force: Nobody can be asked to end it: its node does not answer.
+    """
+
+    pod: Pod
+    why: str
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What is to be done for a job, in this order.
+
+    Args:
+        record: What is written first. If somebody has written since, nothing else of this is done.
+        delete: Pods to delete.
+        create: Numbers of pods to create.
+        wanted: How many pods it shall have.
+        why: One line.
+        remove: The job itself is to be deleted.
+    """
+
+    record: Record
+    delete: tuple[Doom, ...] = ()
+    create: tuple[int, ...] = ()
+    wanted: int = 0
+    why: str = ""
+    remove: bool = False

@@ -1,0 +1,56 @@
+"""The worker processes of a DataLoader's iterator: their deaths, and their end."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from multiprocessing import connection
+from typing import Any
+
+import torch
+
+_DEATH_S = 2.0
+"""How long a data worker whose connection has ended may take to end."""
+_NOTICE_S = 0.25
+"""How long `next` waits for a batch before it looks whether the data workers live."""
+
+
+def ignore_child_signals(iterator: Any) -> None:
+    """Leave it to `next` alone to notice a dead data worker.
+
+    torch's handler of SIGCHLD raises in whatever the main thread does at that moment; in the middle of an
+    optimizer step, that would leave half of an update applied.
+    """
+    if getattr(iterator, "_worker_pids_set", False):
+        torch._C._remove_worker_pids(id(iterator))
+        iterator._worker_pids_set = False
+        iterator._try_get_data = functools.partial(_try_often, iterator._try_get_data)
+
+
+def died_with(iterator: Any, error: BaseException) -> bool:
+    """Whether an error of `next` comes from the death of a data worker."""
+    # A connection of the worker's may end a moment before the worker itself does.
+    return died(iterator, 0.0 if isinstance(error, RuntimeError) else _DEATH_S)
+
+
+def died(iterator: Any, patience_s: float = 0.0) -> bool:
+    """Whether a data worker dies within this time, or has died."""
+    sentinels = [worker.sentinel for worker in getattr(iterator, "_workers", [])]
+    return bool(sentinels and connection.wait(sentinels, patience_s))
+
+
+def shut_down(iterator: Any) -> None:
+    """End the data workers of an iterator, if it has any."""
+    if hasattr(iterator, "_shutdown_workers"):
+        vars(iterator).pop("_try_get_data", None)  # else it would refer to itself, and stay
+        iterator._shutdown_workers()
+
+
+def _try_often(try_once: Callable[[float], tuple[bool, Any]], timeout: float = _NOTICE_S) -> tuple[bool, Any]:
+    """Wait this long for a batch, and check often whether the data workers live."""
+    for _ in range(math.ceil(timeout / _NOTICE_S) - 1):
+        found = try_once(_NOTICE_S)
+        if found[0]:
+            return found
+    return try_once(_NOTICE_S)

@@ -1,0 +1,184 @@
+"""The API server's verbs on JSON objects.
+
+lightkube knows where it is, how to prove who we are, and how to keep a token of a service account fresh. Its requests
+for objects are not used: they cannot delete a pod on the condition that it is still the same one, and they drop fields
+that its models do not have.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import httpx2
+from lightkube import KubeConfig
+from lightkube.config.client_adapter import Client, ConnectionParams
+from lightkube.core.exceptions import ConfigError
+
+from ef_common.errors import ClusterConflict, ClusterFailed, ClusterNotFound, ClusterRefused, UsageError
+from ef_common.kubernetes.kinds import PODS, Kind
+from ef_common.kubernetes.resource import Json
+
+_TIMEOUT_S = 10.0
+_MERGE, _APPLY = "application/merge-patch+json", "application/apply-patch+yaml"
+_GONE = 410
+
+
+class Api:
+    """A connection to an API server. Threads may share it.
+
+    Args:
+        kubeconfig: File that says where it is; "" for that of the environment, as kubectl finds it, or of the pod.
+        manager: Who changes objects, for people who look at them.
+        timeout_s: How long one call may take.
+
+    Raises:
+        UsageError: Nothing says where it is.
+
+    Attributes:
+        namespace: The one of the current context, or of the pod.
+    """
+
+    def __init__(self, kubeconfig: str = "", *, manager: str = "elasticflow", timeout_s: float = _TIMEOUT_S) -> None:
+        try:
+            config = (KubeConfig.from_file(kubeconfig) if kubeconfig else KubeConfig.from_env()).get()
+        except (ConfigError, OSError) as error:
+            raise UsageError(f"no cluster can be found: {error}. Set KUBECONFIG, as kubectl needs it") from None
+        self.namespace: str = config.namespace or "default"
+        self._manager = {"fieldManager": manager}
+        self._client = Client(config, ConnectionParams(timeout=httpx2.Timeout(timeout_s)))
+
+    def close(self) -> None:
+        """End it."""
+        self._client.close()
+
+    def get(self, kind: Kind, namespace: str | None, name: str) -> Json:
+        """One object.
+
+        Raises:
+            ClusterNotFound: It is not there.
+        """
+        return self._ask("GET", kind.path(namespace, name))
+
+    def list(self, kind: Kind, namespace: str | None = None, *, labels: str = "") -> tuple[list[Json], str]:
+        """All objects, and the version of the list."""
+        found = self._ask("GET", kind.path(namespace), params={"labelSelector": labels} if labels else {})
+        return found.get("items") or [], found["metadata"]["resourceVersion"]
+
+    def watch(self, kind: Kind, version: str, *, limit_s: int) -> Iterator[tuple[str, Json]]:
+        """Changes since a version: `ADDED`, `MODIFIED`, `DELETED` or `BOOKMARK`, and the object; it ends after a while.
+
+        Raises:
+            ClusterFailed: The API server has gone, or knows that version no more.
+        """
+        params = {
+            "watch": "true",
+            "resourceVersion": version,
+            "timeoutSeconds": str(limit_s),
+            "allowWatchBookmarks": "true",
+        }
+        timeout = httpx2.Timeout(_TIMEOUT_S, read=limit_s + _TIMEOUT_S)
+        try:
+            with self._client.stream("GET", kind.path(), params=params, timeout=timeout) as answer:
+                if answer.is_error:
+                    answer.read()
+                    raise _error_of(answer)
+                for line in answer.iter_lines():
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        raise ClusterFailed(str(event["object"].get("message")))
+                    yield event["type"], event["object"]
+        except httpx2.HTTPError as error:
+            raise ClusterFailed(f"the API server does not answer: {error!r}") from error
+
+    def create(self, kind: Kind, thing: Mapping[str, Any]) -> Json:
+        """Make an object.
+
+        Raises:
+            ClusterConflict: Its name is taken.
+        """
+        path = kind.path(thing["metadata"].get("namespace"))
+        return self._ask("POST", path, body=thing, params=self._manager)
+
+    def replace(self, kind: Kind, thing: Mapping[str, Any], *, sub: str = "") -> Json:
+        """Write an object, or a part of it.
+
+        Raises:
+            ClusterConflict: Somebody has written it since it was read.
+        """
+        path = kind.path(thing["metadata"].get("namespace"), thing["metadata"]["name"], sub)
+        return self._ask("PUT", path, body=thing, params=self._manager)
+
+    def change(self, kind: Kind, namespace: str | None, name: str, patch: Mapping[str, Any]) -> Json:
+        """Change some fields of an object."""
+        return self._ask("PATCH", kind.path(namespace, name), body=patch, params=self._manager, form=_MERGE)
+
+    def apply(self, kind: Kind, thing: Mapping[str, Any]) -> Json:
+        """Make an object, or let it have these fields."""
+        path = kind.path(thing["metadata"].get("namespace"), thing["metadata"]["name"])
+        return self._ask("PATCH", path, body=thing, params={**self._manager, "force": "true"}, form=_APPLY)
+
+    def delete(
+        self, kind: Kind, namespace: str | None, name: str, *, uid: str = "", grace_s: int | None = None
+    ) -> Json:
+        """Delete an object; returns it if it does not go at once.
+
+        Args:
+            kind: Its kind.
+            namespace: Where it is.
+            name: Its name.
+            uid: It is only deleted if it is this one.
+            grace_s: How long a pod may take to end, at most; None for what the pod says.
+
+        Raises:
+            ClusterConflict: It is another one.
+            ClusterNotFound: It is not there.
+        """
+        body: Json = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
+        if uid:
+            body["preconditions"] = {"uid": uid}
+        if grace_s is not None:
+            body["gracePeriodSeconds"] = grace_s
+        return self._ask("DELETE", kind.path(namespace, name), body=body)
+
+    def log(self, namespace: str, pod: str, *, follow: bool = False) -> Iterator[str]:
+        """The lines that a pod has written."""
+        params = {"follow": "true"} if follow else {}
+        timeout = httpx2.Timeout(_TIMEOUT_S, read=None if follow else _TIMEOUT_S)
+        try:
+            with self._client.stream("GET", PODS.path(namespace, pod, "log"), params=params, timeout=timeout) as answer:
+                if answer.is_error:
+                    answer.read()
+                    raise _error_of(answer)
+                yield from answer.iter_lines()
+        except httpx2.HTTPError as error:
+            raise ClusterFailed(f"the API server does not answer: {error!r}") from error
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Mapping[str, Any] | None = None,
+        params: Mapping[str, str] | None = None,
+        form: str = "application/json",
+    ) -> Json:
+        content = None if body is None else json.dumps(body).encode()
+        try:
+            answer = self._client.request(method, path, params=params, content=content, headers={"Content-Type": form})
+        except httpx2.HTTPError as error:
+            raise ClusterFailed(f"the API server does not answer: {error!r}") from error
+        if answer.is_error:
+            raise _error_of(answer)
+        found: Json = answer.json()
+        return found
+
+
+def _error_of(answer: httpx2.Response) -> ClusterFailed:
+    try:
+        message = str(answer.json().get("message") or answer.text)
+    except ValueError:
+        message = answer.text or answer.reason_phrase
+    kinds = {404: ClusterNotFound, 409: ClusterConflict, 400: ClusterRefused, 403: ClusterRefused, 422: ClusterRefused}
+    return kinds.get(answer.status_code, ClusterFailed)(message)

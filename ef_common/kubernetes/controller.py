@@ -1,0 +1,313 @@
+"""The controller: it looks at all jobs, pods and nodes, decides (:mod:`ef_common.core.cluster`), and does it.
+
+Whatever changes only wakes it. It remembers nothing that matters: what must be known the next time is in the status of
+the jobs.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ef_common import threads
+from ef_common.core.cluster import Decision, Job, Phase, Refusal, agrees, decide
+from ef_common.core.cluster.decide import RETRY_S
+from ef_common.errors import ClusterConflict, ClusterFailed, ClusterNotFound, ClusterRefused
+from ef_common.kubernetes import kinds, reading, writing
+from ef_common.kubernetes import lease as leases
+from ef_common.kubernetes.lease import Lease
+from ef_common.kubernetes.metrics import Metrics
+from ef_common.kubernetes.resource import API_VERSION, JOB_LABEL, KIND, Json
+from ef_common.kubernetes.watching import Copy
+
+if TYPE_CHECKING:
+    from ef_common.kubernetes.api import Api
+
+logger = logging.getLogger(__name__)
+
+_TICK_S = 2.0
+"""How often it looks if nothing has changed: some of what it decides depends on time."""
+_COALESCE_S = 0.05
+_PAUSE_S = 1.0
+_PAUSES_S = (0.2, 30.0)
+_CALLS_PER_S, _BURST = 20.0, 40.0
+
+
+class Controller:
+    """A controller. There may be several: one acts at a time.
+
+    Args:
+        api: The cluster.
+        namespace: Where the lease is.
+        metrics: What it counts.
+        lease_s: How long the lease counts.
+    """
+
+    def __init__(self, api: Api, *, namespace: str, metrics: Metrics, lease_s: float = leases.DURATION_S) -> None:
+        self._api, self._metrics = api, metrics
+        self._wake = threading.Event()
+        self._stopped = threading.Event()
+        self._copies = {
+            kind: Copy(api, kind, on_change=self._wake.set)
+            for kind in (kinds.JOBS, kinds.PODS, kinds.NODES, kinds.CLASSES)
+        }
+        holder = f"{socket.gethostname()}-{secrets.token_hex(3)}"
+        self._lease = Lease(api, namespace, holder, clock=time.monotonic, wall=time.time, duration_s=lease_s)
+        self._renew_s = min(leases.RENEW_S, lease_s / 5)
+        self._pauses: dict[str, tuple[float, float]] = {}  # of jobs whose calls fail: how long, and until when
+        self._refusals: dict[str, Refusal] = {}  # which may not be on record yet
+        self._limiter = _Limiter(_CALLS_PER_S, _BURST, clock=time.monotonic, sleep=self._stopped.wait)
+        self._told: dict[str, str] = {}
+
+    def run(self) -> None:
+        """Act until `stop` is called."""
+        for copy in self._copies.values():
+            copy.start()
+        threads.start(self._keep_lease, name="elasticflow-lease", job="keeps the lease")
+        while not self._stopped.is_set():
+            self._wake.wait(_TICK_S)
+            self._stopped.wait(_COALESCE_S)
+            self._wake.clear()
+            if self._lease.is_mine and self.is_ready:
+                try:
+                    self._look()
+                    self._metrics.looked(time.time())
+                except ClusterFailed as error:
+                    logger.warning("the cluster cannot be changed now: %s", error)
+                    self._stopped.wait(_PAUSE_S)
+                except Exception:  # whoever restarts it would only meet the same
+                    logger.exception("the controller cannot look at the cluster")
+                    self._stopped.wait(_PAUSE_S)
+        self._lease.give_up()
+
+    def stop(self) -> None:
+        """Let `run` end."""
+        self._stopped.set()
+        self._wake.set()
+        for copy in self._copies.values():
+            copy.stop()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it knows the cluster."""
+        return all(copy.is_read for copy in self._copies.values())
+
+    @property
+    def leads(self) -> bool:
+        """Whether it is the one that acts."""
+        return self._lease.is_mine
+
+    def _keep_lease(self) -> None:
+        while not self._stopped.is_set():
+            before = self._lease.is_mine
+            if self._lease.keep() != before:
+                logger.info("this controller %s", "acts" if self._lease.is_mine else "stands by")
+                self._metrics.leads(self._lease.is_mine)
+                self._wake.set()
+            self._stopped.wait(self._renew_s)
+
+    # ------------------------------------------------------------ look, decide, act
+
+    def _look(self) -> None:
+        things = {reading.key_of(one): one for one in self._copies[kinds.JOBS].objects()}
+        jobs = self._read(things)
+        now = time.time()
+        nodes = reading.nodes_of(self._copies[kinds.NODES].objects(), self._others(things))
+        decisions = decide(list(jobs.values()), nodes, now)
+        self._metrics.decided(jobs, decisions)
+        order = sorted(jobs, key=lambda key: not decisions[key].delete)  # who gives room comes before who takes it
+        for key in order:
+            if not self._lease.is_mine:
+                return
+            if time.monotonic() >= self._pauses.get(key, (0.0, 0.0))[1]:
+                self._act_patiently(things[key], jobs[key], decisions[key], now)
+
+    def _read(self, things: Mapping[str, Json]) -> dict[str, Job]:
+        pods: dict[str, list[Json]] = {}
+        for pod in self._copies[kinds.PODS].objects():
+            key = reading.job_key_of(pod)
+            if key in things and reading.belongs(pod, things[key]):
+                pods.setdefault(key, []).append(pod)
+        nodes = self._copies[kinds.NODES].objects()
+        priorities = self._priorities()
+        jobs = {
+            key: reading.job_of(thing, pods.get(key, ()), nodes, priorities=priorities)
+            for key, thing in things.items()
+            if not thing["metadata"].get("deletionTimestamp")
+        }
+        now = time.time()
+        self._refusals = {key: one for key, one in self._refusals.items() if key in jobs and now < one.until}
+        for key, refusal in self._refusals.items():
+            jobs[key] = replace(jobs[key], record=replace(jobs[key].record, refusal=refusal))
+        return jobs
+
+    def _others(self, things: Mapping[str, Json]) -> list[Json]:
+        """Pods that are those of no job, or of one that is being deleted."""
+        return [
+            pod
+            for pod in self._copies[kinds.PODS].objects()
+            if (key := reading.job_key_of(pod)) not in things
+            or not reading.belongs(pod, things[key])
+            or things[key]["metadata"].get("deletionTimestamp")
+        ]
+
+    def _priorities(self) -> dict[str, int]:
+        classes = self._copies[kinds.CLASSES].objects()
+        found = {one["metadata"]["name"]: int(one["value"]) for one in classes}
+        return {**found, "": next((int(one["value"]) for one in classes if one.get("globalDefault")), 0)}
+
+    def _act_patiently(self, thing: Json, job: Job, decision: Decision, now: float) -> None:
+        try:
+            self._act(thing, job, decision, now)
+            self._pauses.pop(job.key, None)
+        except ClusterConflict as error:
+            logger.debug("%s has changed meanwhile: %s", job.key, error)
+            self._wake.set()
+        except ClusterFailed as error:
+            if not isinstance(error, (ClusterRefused, ClusterNotFound)):
+                raise
+            self._pause(thing, job, str(error))
+        except Exception as error:  # it must not keep the others waiting
+            logger.exception("%s cannot be carried out", job.key)
+            self._pause(thing, job, repr(error))
+
+    def _pause(self, thing: Json, job: Job, why: str) -> None:
+        """Try it again later."""
+        pause_s = min(_PAUSES_S[1], 2 * self._pauses.get(job.key, (_PAUSES_S[0] / 2, 0.0))[0])
+        self._pauses[job.key] = (pause_s, time.monotonic() + pause_s)
+        logger.warning("%s waits for %.1f s: %s", job.key, pause_s, why)
+        self._tell(thing, "Refused", why, kind="Warning")
+
+    def _act(self, thing: Json, job: Job, decision: Decision, now: float) -> None:
+        """Carry out a decision; see there for why in this order."""
+        status = writing.status_of(thing, job, decision, now=now)
+        if status != thing.get("status"):
+            if decision.record.leaving - job.record.leaving and not self._still_agrees(thing, job):
+                raise ClusterConflict("its pods are not those that were known")
+            self._limiter.wait()
+            thing = self._api.replace(kinds.JOBS, {**thing, "status": status}, sub="status")
+            self._copies[kinds.JOBS].update(thing)
+            self._tell_phase(thing, job, decision)
+        namespace = thing["metadata"]["namespace"]
+        for doom in decision.delete:
+            self._delete(namespace, doom.pod.name, doom.pod.uid, force=doom.force)
+        if decision.create:
+            self._prepare(thing)
+        for number, index in enumerate(decision.create):
+            try:
+                self._create(thing, index)
+            except ClusterRefused as error:  # a quota, or a template that is wrong: the next decision knows of it
+                limit = sum(pod.alive and pod.uid not in decision.record.leaving for pod in job.pods) + number
+                self._refusals[job.key] = Refusal(limit, time.time() + RETRY_S, str(error))
+                raise
+        if decision.delete or decision.create:
+            logger.info("%s %s", job.key, decision.why)
+            self._tell(thing, "Resized", decision.why)
+        if decision.remove:
+            self._api.delete(kinds.JOBS, namespace, thing["metadata"]["name"], uid=thing["metadata"]["uid"])
+
+    def _still_agrees(self, thing: Json, job: Job) -> bool:
+        """Read the pods of a job, after its record."""
+        meta = thing["metadata"]
+        found, _ = self._api.list(kinds.PODS, meta["namespace"], labels=f"{JOB_LABEL}={meta['name']}")
+        return agrees(job, [reading.pod_of(pod) for pod in found if reading.belongs(pod, thing)])
+
+    def _delete(self, namespace: str, name: str, uid: str, *, force: bool) -> None:
+        self._limiter.wait()
+        try:
+            gone = self._api.delete(kinds.PODS, namespace, name, uid=uid, grace_s=0 if force else None)
+            self._metrics.deleted()
+            if gone.get("metadata", {}).get("deletionTimestamp"):
+                self._copies[kinds.PODS].update(gone)
+        except (ClusterNotFound, ClusterConflict):  # it has gone, and another one may have its name
+            pass
+
+    def _prepare(self, thing: Json) -> None:
+        """What the pods need before they start. Whatever is there already stays as it is."""
+        things = [(kinds.SERVICES, writing.service_of(thing)), (kinds.SECRETS, writing.secret_of(thing))]
+        if thing["spec"].get("networkPolicy", True):
+            things.append((kinds.POLICIES, writing.network_policy_of(thing)))
+        for kind, one in things:
+            self._make(kind, one)
+
+    def _create(self, thing: Json, index: int) -> None:
+        made = self._make(kinds.PODS, writing.pod_of(thing, index))
+        if made is not None:
+            self._metrics.created()
+            self._copies[kinds.PODS].update(made)
+
+    def _make(self, kind: kinds.Kind, one: Json) -> Json | None:
+        self._limiter.wait()
+        try:
+            return self._api.create(kind, one)
+        except ClusterConflict:  # it is there
+            return None
+
+    # ------------------------------------------------------------ what people are told
+
+    def _tell_phase(self, thing: Json, job: Job, decision: Decision) -> None:
+        phase = decision.record.phase
+        if phase is job.record.phase and decision.record.why == job.record.why:
+            return
+        is_bad = phase is Phase.FAILED or bool(decision.record.why and not decision.record.is_over)
+        text = decision.record.why or decision.why
+        logger.info("%s is %s: %s", job.key, phase.value, text)
+        self._tell(thing, phase.value, text, kind="Warning" if is_bad else "Normal")
+
+    def _tell(self, thing: Json, reason: str, message: str, *, kind: str = "Normal") -> None:
+        """An event, which `kubectl describe` shows; the same one is not told twice in a row."""
+        meta = thing["metadata"]
+        if self._told.get(meta["uid"]) == reason + message:
+            return
+        self._told[meta["uid"]] = reason + message
+        now = reading.time_of(time.time())
+        about = {"apiVersion": API_VERSION, "kind": KIND, "name": meta["name"], "namespace": meta["namespace"]}
+        event = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"generateName": f"{meta['name']}.", "namespace": meta["namespace"]},
+            "involvedObject": {**about, "uid": meta["uid"], "resourceVersion": meta["resourceVersion"]},
+            "reason": reason,
+            "message": message[:1000],
+            "type": kind,
+            "count": 1,
+            "firstTimestamp": now[:19] + "Z",
+            "lastTimestamp": now[:19] + "Z",
+            "source": {"component": "elasticflow-controller"},
+        }
+        try:
+            self._api.create(kinds.EVENTS, event)
+        except ClusterFailed as error:
+            logger.debug("an event was lost: %s", error)
+
+
+class _Limiter:
+    """Lets so many calls pass in a second, and a number of them at once.
+
+    Args:
+        per_s: Calls in a second.
+        burst: Calls at once.
+        clock: Monotonic time in seconds.
+        sleep: Waits.
+    """
+
+    def __init__(
+        self, per_s: float, burst: float, *, clock: Callable[[], float], sleep: Callable[[float], object]
+    ) -> None:
+        self._per_s, self._burst, self._clock, self._sleep = per_s, burst, clock, sleep
+        self._left, self._at = burst, clock()
+
+    def wait(self) -> None:
+        """Wait until one more may be made."""
+        now = self._clock()
+        self._left = min(self._burst, self._left + (now - self._at) * self._per_s)
+        self._at = now
+        if self._left < 1:
+            self._sleep((1 - self._left) / self._per_s)
+        self._left -= 1

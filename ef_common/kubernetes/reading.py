@@ -1,0 +1,218 @@
+"""What the API server says of jobs, pods and nodes, as the values with which the rules of `core/cluster` work.
+
+Of what keeps a pod from a node, this knows resources, cordons, taints and `nodeSelector`. The rest (affinity,
+spreading, volumes, quotas) is found out by trying: a pod that finds no node is taken back after a while.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+from ef_common.core.cluster import Job, Node, Phase, Pod, Record, Refusal
+from ef_common.kubernetes.quantities import thousandths
+from ef_common.kubernetes.resource import DEFAULT_BACKOFF_LIMIT, INDEX_LABEL, JOB_LABEL, problem
+
+Object = Mapping[str, Any]
+_ENDED = ("Succeeded", "Failed")
+_MALFORMED = (AttributeError, KeyError, TypeError, ValueError)
+"""Templates are not checked before a pod is made of them."""
+_KEEPS_AWAY = ("NoSchedule", "NoExecute")
+
+
+def key_of(thing: Object) -> str:
+    """Namespace and name."""
+    return f"{thing['metadata']['namespace']}/{thing['metadata']['name']}"
+
+
+def job_key_of(pod: Object) -> str:
+    """Of the job to which a pod may belong; "" for none."""
+    name = (pod["metadata"].get("labels") or {}).get(JOB_LABEL)
+    return f"{pod['metadata']['namespace']}/{name}" if name else ""
+
+
+def belongs(pod: Object, job: Object) -> bool:
+    """Whether a pod belongs to this job, and not to one before it that had the same name."""
+    owners = pod["metadata"].get("ownerReferences") or ()
+    return any(owner["uid"] == job["metadata"]["uid"] and owner.get("controller") for owner in owners)
+
+
+def seconds(text: str | None) -> float:
+    """A time of Kubernetes's, in seconds; 0 for none."""
+    if not text:
+        return 0.0
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+
+
+def time_of(at: float) -> str:
+    """The same the other way round."""
+    return datetime.fromtimestamp(at, timezone.utc).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+# ------------------------------------------------------------ pods
+
+
+def request_of(spec: Object) -> dict[str, int]:
+    """What a pod needs of a node, in thousandths of each resource's unit."""
+    together: Counter[str] = Counter({"pods": 1000})
+    for container in spec.get("containers") or ():
+        together.update(_of_container(container))
+    for container in spec.get("initContainers") or ():  # they run before, one after the other
+        for name, amount in _of_container(container).items():
+            together[name] = max(together[name], amount)
+    together.update({name: thousandths(amount) for name, amount in (spec.get("overhead") or {}).items()})
+    return dict(together)
+
+
+def _of_container(container: Object) -> dict[str, int]:
+    resources = container.get("resources") or {}
+    amounts = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+    return {name: thousandths(amount) for name, amount in amounts.items()}
+
+
+def pod_of(pod: Object) -> Pod:
+    """A worker pod."""
+    meta, status = pod["metadata"], pod.get("status") or {}
+    phase = status.get("phase", "Pending")
+    return Pod(
+        name=meta["name"],
+        uid=meta["uid"],
+        index=int(meta["labels"].get(INDEX_LABEL, 0)),
+        request=request_of(pod["spec"]),
+        node=pod["spec"].get("nodeName") or "",
+        running=phase == "Running",
+        ended=phase in _ENDED,
+        status=_exit_status(pod) if phase in _ENDED else None,
+        gone_by=seconds(meta["deletionTimestamp"]) if meta.get("deletionTimestamp") else None,
+        unschedulable_since=_unschedulable_since(status),
+        created=seconds(meta.get("creationTimestamp")),
+    )
+
+
+def _exit_status(pod: Object) -> int | None:
+    """That of the first container of the template, which trains."""
+    name = pod["spec"]["containers"][0]["name"]
+    for container in (pod.get("status") or {}).get("containerStatuses") or ():
+        ended = (container.get("state") or {}).get("terminated")
+        if container["name"] == name and ended is not None:
+            return int(ended["exitCode"])
+    return None
+
+
+def _unschedulable_since(status: Object) -> float | None:
+    for condition in status.get("conditions") or ():
+        if condition["type"] == "PodScheduled" and condition.get("reason") == "Unschedulable":
+            return seconds(condition.get("lastTransitionTime"))
+    return None
+
+
+# ------------------------------------------------------------ nodes
+
+
+def nodes_of(nodes: Iterable[Object], others: Iterable[Object]) -> list[Node]:
+    """The nodes on which pods may be started.
+
+    Args:
+        nodes: Nodes.
+        others: Pods that are no worker pods.
+    """
+    taken: dict[str, Counter[str]] = {}
+    for pod in others:
+        status = pod.get("status") or {}
+        where = pod["spec"].get("nodeName") or status.get("nominatedNodeName")
+        if where and status.get("phase") not in _ENDED:
+            taken.setdefault(where, Counter()).update(request_of(pod["spec"]))
+    return [_node_of(node, taken.get(node["metadata"]["name"], Counter())) for node in nodes if _is_usable(node)]
+
+
+def _node_of(node: Object, taken: Mapping[str, int]) -> Node:
+    allocatable = (node.get("status") or {}).get("allocatable") or {}
+    free = {name: thousandths(amount) - taken.get(name, 0) for name, amount in allocatable.items()}
+    return Node(node["metadata"]["name"], free)
+
+
+def _is_usable(node: Object) -> bool:
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    is_ready = any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+    return is_ready and not bool((node.get("spec") or {}).get("unschedulable"))
+
+
+def places_of(spec: Object, nodes: Iterable[Object]) -> frozenset[str]:
+    """Names of the nodes that a pod may be put on."""
+    return frozenset(node["metadata"]["name"] for node in nodes if _suits(spec, node))
+
+
+def _suits(spec: Object, node: Object) -> bool:
+    labels = node["metadata"].get("labels") or {}
+    taints = [one for one in (node.get("spec") or {}).get("taints") or () if one["effect"] in _KEEPS_AWAY]
+    tolerations = spec.get("tolerations") or ()
+    return all(labels.get(name) == value for name, value in (spec.get("nodeSelector") or {}).items()) and all(
+        any(_tolerates(toleration, taint) for toleration in tolerations) for taint in taints
+    )
+
+
+def _tolerates(toleration: Object, taint: Object) -> bool:
+    if toleration.get("effect") not in (None, "", taint["effect"]):
+        return False
+    if toleration.get("operator", "Equal") == "Exists":
+        return toleration.get("key") in (None, "", taint["key"])
+    return (toleration.get("key"), toleration.get("value", "")) == (taint["key"], taint.get("value", ""))
+
+
+# ------------------------------------------------------------ jobs
+
+
+def job_of(job: Object, pods: Iterable[Object], nodes: Iterable[Object], *, priorities: Mapping[str, int]) -> Job:
+    """A job.
+
+    Args:
+        job: It.
+        pods: Its pods.
+        nodes: The nodes.
+        priorities: Those of the classes, by name; "" is the default one.
+    """
+    spec = job["spec"]
+    wrong = problem(job)
+    template: Object = {} if wrong else spec["template"]["spec"]
+    try:
+        request, places = request_of(template), places_of(template, nodes)
+    except _MALFORMED as error:
+        wrong, request, places = f"the template cannot be read: {error!r}", {}, frozenset()
+    high = spec.get("maxWorkers", 1)
+    workers = spec.get("workers", high)
+    low = spec.get("minWorkers", 1)
+    class_name = spec.get("priorityClassName") or template.get("priorityClassName") or ""
+    return Job(
+        key=key_of(job),
+        minimum=low,
+        maximum=max(low, min(high, workers)),
+        request=request,
+        nodes=places,
+        priority=priorities.get(class_name, 0),
+        created=seconds(job["metadata"].get("creationTimestamp")),
+        suspended=bool(spec.get("suspend")) or workers == 0,
+        backoff_limit=spec.get("backoffLimit", DEFAULT_BACKOFF_LIMIT),
+        ttl_s=spec.get("ttlSecondsAfterFinished"),
+        problem=wrong,
+        pods=tuple(sorted(map(pod_of, pods), key=lambda pod: pod.index)),
+        record=record_of(job.get("status") or {}),
+    )
+
+
+def record_of(status: Object) -> Record:
+    """What is on record of a job."""
+    refusal = status.get("refusal")
+    return Record(
+        phase=Phase(status.get("phase") or "Pending"),
+        starts=status.get("starts", 0),
+        leaving=frozenset(status.get("leaving") or ()),
+        counted=frozenset(status.get("counted") or ()),
+        crashes=status.get("crashes", 0),
+        crashed_at=seconds(status.get("crashedAt")),
+        lost=status.get("lost", ""),
+        refusal=Refusal(refusal["limit"], seconds(refusal["until"]), refusal["why"]) if refusal else None,
+        ended_at=seconds(status["endedAt"]) if status.get("endedAt") else None,
+        why=status.get("reason", ""),
+    )

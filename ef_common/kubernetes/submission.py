@@ -1,0 +1,129 @@
+"""A training, as a user submits it from the command line: an `ElasticJob` that could as well be written by hand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from ef_common.errors import UsageError
+from ef_common.kubernetes.resource import API_VERSION, KIND, MAX_NAME, Json
+
+_NAME = re.compile(rf"[a-z]([a-z0-9-]{{0,{MAX_NAME - 2}}}[a-z0-9])?")
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """An elastic training.
+
+    Args:
+        name: Of the job.
+        namespace: Where it is.
+        min_workers: Worker pods, without which it waits.
+        max_workers: Worker pods, of which it has no more.
+        image: Of the pods; it has ElasticFlow, the framework and the script.
+        command: The script in the image, and its arguments.
+        per_pod: Workers of a pod: a number, or `gpu`.
+        resources: What each pod needs, by its name in Kubernetes.
+        checkpoint: URL of the checkpoints; "" for none.
+        priority_class: Name of the priority class; "" for none.
+        environ: Variables of the pods.
+        run: Options for `elasticflow run`.
+    """
+
+    name: str
+    namespace: str
+    min_workers: int
+    max_workers: int
+    image: str
+    command: tuple[str, ...]
+    per_pod: str = "1"
+    resources: Mapping[str, str] | None = None
+    checkpoint: str = ""
+    priority_class: str = ""
+    environ: Mapping[str, str] | None = None
+    run: tuple[str, ...] = ()
+
+    def job(self) -> Json:
+        """The job.
+
+        Raises:
+            UsageError: Its name is none for a job.
+        """
+        if not _NAME.fullmatch(self.name):
+            raise UsageError(
+                f"the name of a job has at most {MAX_NAME} small letters, digits and hyphens, and begins with a "
+                f"letter. Received: {self.name}"
+            )
+        spec: Json = {"minWorkers": self.min_workers, "maxWorkers": self.max_workers, "nprocPerNode": self.per_pod}
+        if self.checkpoint:
+            spec["checkpoint"] = self.checkpoint
+        if self.priority_class:
+            spec["priorityClassName"] = self.priority_class
+        spec["template"] = {"spec": self._pod()}
+        meta = {"name": self.name, "namespace": self.namespace}
+        return {"apiVersion": API_VERSION, "kind": KIND, "metadata": meta, "spec": spec}
+
+    def _pod(self) -> Json:
+        """A pod that the strictest standard for pods allows."""
+        container: Json = {
+            "name": "worker",
+            "image": self.image,
+            "command": ["elasticflow", "run", "--run-dir=/run/elasticflow", *self.run],
+            "args": list(self.command),
+            "securityContext": {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            },
+            "volumeMounts": [{"name": "run", "mountPath": "/run/elasticflow"}, {"name": "tmp", "mountPath": "/tmp"}],
+        }
+        if self.resources:
+            container["resources"] = {"limits": dict(self.resources)}
+        if self.environ:
+            container["env"] = [{"name": name, "value": value} for name, value in self.environ.items()]
+        return {
+            "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [container],
+            "volumes": [{"name": "run", "emptyDir": {}}, {"name": "tmp", "emptyDir": {}}],
+        }
+
+
+def name_for(script: str) -> str:
+    """A name for the job of a script."""
+    stem = re.sub(r"[^a-z0-9]+", "-", PurePosixPath(script).stem.lower()).strip("-")
+    return (stem if stem[:1].isalpha() else f"job-{stem}".strip("-"))[:MAX_NAME].rstrip("-")
+
+
+def pairs(texts: Sequence[str], *, option: str) -> dict[str, str]:
+    """Read `NAME=VALUE`, as an option has it several times.
+
+    Raises:
+        UsageError: One of them is none.
+    """
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise UsageError(f"expected NAME=VALUE. Received: {option}={text}")
+        found[name] = value
+    return found
+
+
+def row(job: Mapping[str, Any]) -> dict[str, Any]:
+    """What `status` says of a job."""
+    spec, status = job["spec"], job.get("status") or {}
+    most = spec.get("maxWorkers", 0)
+    return {
+        "name": job["metadata"]["name"],
+        "namespace": job["metadata"]["namespace"],
+        "phase": status.get("phase", "Pending"),
+        "running": status.get("running", 0),
+        "wanted": status.get("wanted", 0),
+        "min": spec.get("minWorkers", 1),
+        "max": min(most, spec.get("workers", most)),
+        "starts": status.get("starts", 0),
+        "reason": status.get("reason", ""),
+    }

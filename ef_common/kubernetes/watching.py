@@ -1,0 +1,125 @@
+"""What a controller knows of the objects of one kind: a copy that follows the API server's."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ef_common import threads
+from ef_common.errors import ClusterFailed
+from ef_common.kubernetes.kinds import Kind
+from ef_common.kubernetes.resource import Json
+
+if TYPE_CHECKING:
+    from ef_common.kubernetes.api import Api
+
+logger = logging.getLogger(__name__)
+
+_WATCH_S = 300
+_PAUSES_S = (0.2, 15.0)
+_MAX_GONE = 512
+"""So many that have gone are remembered, as the answer to a call may come later than the news of the end."""
+
+
+class Copy:
+    """A copy, kept by a thread. If the API server goes away, it is kept as it is, and read anew afterwards.
+
+    Args:
+        api: Where the objects are.
+        kind: Their kind.
+        on_change: Called after each change.
+    """
+
+    def __init__(self, api: Api, kind: Kind, *, on_change: Callable[[], object]) -> None:
+        self._api, self._kind, self._on_change = api, kind, on_change
+        self._objects: dict[str, Json] = {}
+        self._gone: deque[str] = deque(maxlen=_MAX_GONE)
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._read = threading.Event()
+
+    def start(self) -> None:
+        """Start the thread."""
+        threads.start(self._run, name=f"elasticflow-{self._kind.plural}", job=f"watches {self._kind.plural}")
+
+    def stop(self) -> None:
+        """Let the thread end, which may take as long as a watch lasts."""
+        self._stopped.set()
+
+    @property
+    def is_read(self) -> bool:
+        """Whether it has been read once."""
+        return self._read.is_set()
+
+    def objects(self) -> list[Json]:
+        """The objects, which nobody may change."""
+        with self._lock:
+            return list(self._objects.values())
+
+    def update(self, thing: Json) -> None:
+        """Take what a call has returned, which may be newer than what was watched: nobody does the same again then."""
+        self._take("ADDED", thing)
+
+    def _run(self) -> None:
+        shortest, longest = _PAUSES_S
+        pause_s = shortest
+        while not self._stopped.is_set():
+            try:
+                version = self._read_all()
+                while not self._stopped.wait(shortest):  # an API server may end watches at once
+                    version = self._follow(version)
+                    pause_s = shortest
+            except ClusterFailed as error:
+                if self._stopped.is_set():
+                    return
+                logger.warning("%s cannot be watched: %s", self._kind.plural, error)
+                self._stopped.wait(pause_s * random.uniform(0.5, 1.0))
+                pause_s = min(longest, 2 * pause_s)
+
+    def _read_all(self) -> str:
+        found, version = self._api.list(self._kind)
+        with self._lock:
+            self._objects = {thing["metadata"]["uid"]: _slim(thing) for thing in found}
+        self._read.set()
+        self._on_change()
+        return version
+
+    def _follow(self, version: str) -> str:
+        for what, thing in self._api.watch(self._kind, version, limit_s=_WATCH_S):
+            if self._stopped.is_set():
+                raise ClusterFailed("it is not watched any more")
+            version = thing["metadata"]["resourceVersion"]
+            if what != "BOOKMARK":
+                self._take(what, thing)
+                self._on_change()
+        return version
+
+    def _take(self, what: str, thing: Json) -> None:
+        uid = thing["metadata"]["uid"]
+        with self._lock:
+            if what == "DELETED":
+                self._objects.pop(uid, None)
+                self._gone.append(uid)
+            elif uid not in self._gone:
+                self._objects[uid] = _newer(self._objects.get(uid), _slim(thing))
+
+
+def _newer(before: Json | None, thing: Json) -> Json:
+    """Versions are numbers that grow, in every API server that there is."""
+    if before is None:
+        return thing
+    try:
+        is_older = int(thing["metadata"]["resourceVersion"]) < int(before["metadata"]["resourceVersion"])
+    except ValueError:
+        is_older = False
+    return before if is_older else thing
+
+
+def _slim(thing: Json) -> Json:
+    """Without what takes half of the memory, and nobody here reads."""
+    thing["metadata"].pop("managedFields", None)
+    return thing

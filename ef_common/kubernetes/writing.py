@@ -1,0 +1,189 @@
+"""What the controller has decided, as the status of a job and as the objects of its pods."""
+
+from __future__ import annotations
+
+import copy
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from ef_common.core.cluster import Decision, Job, Phase
+from ef_common.kubernetes.reading import Object, time_of
+from ef_common.kubernetes.resource import API_VERSION, INDEX_LABEL, JOB_LABEL, KIND, PORT, Json
+
+TOKEN_KEY = "token"
+_DRAIN_S = 60
+"""Grace of a pod whose template says nothing: a step, and what a checkpoint takes."""
+_TOLERATION_S = 30
+"""How long a pod stays on a node that does not answer. The others of the job go on without it."""
+
+
+def status_of(thing: Object, job: Job, decision: Decision, *, now: float) -> Json:
+    """The status of a job after a decision.
+
+    Args:
+        thing: The job, as the API server has it.
+        job: The same, as it was decided upon.
+        decision: What was decided.
+        now: Time in seconds.
+    """
+    record = decision.record
+    alive = [pod for pod in job.pods if pod.alive and pod.uid not in record.leaving]
+    status: Json = {
+        "phase": record.phase.value,
+        "wanted": decision.wanted,
+        "workers": len(alive),
+        "running": sum(pod.running for pod in alive),
+        "starts": record.starts,
+        "crashes": record.crashes,
+        "leaving": sorted(record.leaving),
+        "counted": sorted(record.counted),
+        "selector": f"{JOB_LABEL}={thing['metadata']['name']}",
+        "observedGeneration": thing["metadata"].get("generation", 0),
+    }
+    # Without empty texts: API servers up to 1.20 take them for null, which is no text.
+    status.update({name: text for name, text in (("reason", record.why), ("lost", record.lost)) if text})
+    if record.crashed_at:
+        status["crashedAt"] = time_of(record.crashed_at)
+    if record.ended_at is not None:
+        status["endedAt"] = time_of(record.ended_at)
+    if record.refusal is not None:
+        refusal = record.refusal
+        status["refusal"] = {"limit": refusal.limit, "until": time_of(refusal.until), "why": refusal.why}
+    status["conditions"] = _conditions((thing.get("status") or {}).get("conditions") or (), status, now)
+    return status
+
+
+def _conditions(before: Any, status: Json, now: float) -> list[Json]:
+    """One for each phase that others wait for, as `kubectl wait --for=condition=Succeeded` does."""
+    old = {condition["type"]: condition for condition in before}
+    made = []
+    for phase in (Phase.RUNNING, Phase.SUCCEEDED, Phase.FAILED, Phase.SUSPENDED):
+        is_so = "True" if status["phase"] == phase.value else "False"
+        same = old.get(phase.value, {}).get("status") == is_so
+        since = old[phase.value]["lastTransitionTime"] if same else time_of(now)
+        condition = {"type": phase.value, "status": is_so, "reason": status["phase"], "lastTransitionTime": since}
+        message = {"message": status["reason"]} if is_so == "True" and "reason" in status else {}
+        made.append({**condition, **message})
+    return made
+
+
+# ------------------------------------------------------------ what a job consists of
+
+
+def _metadata(job: Object, name: str, **labels: str) -> Json:
+    meta = job["metadata"]
+    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": meta["name"], "uid": meta["uid"], "controller": True}
+    return {
+        "name": name,
+        "namespace": meta["namespace"],
+        "labels": {JOB_LABEL: meta["name"], **labels},
+        "ownerReferences": [{**owner, "blockOwnerDeletion": True}],
+    }
+
+
+def token_name(job: str) -> str:
+    """Name of the Secret with the token of a job."""
+    return f"{job}-token"
+
+
+def service_of(job: Object) -> Json:
+    """The name under which its pods find each other, also before they are ready."""
+    name = job["metadata"]["name"]
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": {JOB_LABEL: name},
+        "ports": [{"name": "elasticflow", "port": PORT}],
+    }
+    return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(job, name), "spec": spec}
+
+
+def secret_of(job: Object) -> Json:
+    """The token of its pods."""
+    meta = _metadata(job, token_name(job["metadata"]["name"]))
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": meta,
+        "type": "Opaque",
+        "immutable": True,
+        "stringData": {TOKEN_KEY: secrets.token_hex(16)},
+    }
+
+
+def network_policy_of(job: Object) -> Json:
+    """Nobody but its pods reaches its pods."""
+    name = job["metadata"]["name"]
+    ours = {"matchLabels": {JOB_LABEL: name}}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": _metadata(job, name),
+        "spec": {"podSelector": ours, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": ours}]}]},
+    }
+
+
+def pod_name(job: str, index: int) -> str:
+    """Name of a pod."""
+    return f"{job}-{index}"
+
+
+def pod_of(job: Object, index: int) -> Json:
+    """A worker pod: the template, and what the pod must know to find the others."""
+    spec = job["spec"]
+    template = copy.deepcopy(spec["template"])
+    pod = template["spec"]
+    pod["restartPolicy"] = "Never"
+    pod.setdefault("terminationGracePeriodSeconds", _DRAIN_S)
+    pod.setdefault("automountServiceAccountToken", False)
+    if spec.get("priorityClassName"):
+        pod["priorityClassName"] = spec["priorityClassName"]
+    pod["tolerations"] = [*(pod.get("tolerations") or ()), *_missing_tolerations(pod.get("tolerations") or ())]
+    container = pod["containers"][0]
+    container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+    container["env"] = _merged(container.get("env") or [], _variables(job))
+    meta = _metadata(job, pod_name(job["metadata"]["name"], index), **{INDEX_LABEL: str(index)})
+    given = template.get("metadata") or {}
+    meta["labels"] = {**(given.get("labels") or {}), **meta["labels"]}
+    if given.get("annotations"):
+        meta["annotations"] = given["annotations"]
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod}
+
+
+def _missing_tolerations(given: Any) -> list[Json]:
+    """The API server lets pods stay for five minutes on a node that is lost, unless they say otherwise."""
+    keys = [f"node.kubernetes.io/{what}" for what in ("not-ready", "unreachable")]
+    there = {toleration.get("key") for toleration in given}
+    common = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _TOLERATION_S}
+    return [{"key": key, **common} for key in keys if key not in there]
+
+
+def _variables(job: Object) -> list[Json]:
+    meta, spec = job["metadata"], job["spec"]
+    low, high = spec.get("minWorkers", 1), spec["maxWorkers"]
+    token = {"name": token_name(meta["name"]), "key": TOKEN_KEY}
+    variables: list[Json] = [
+        {"name": "ELASTICFLOW_TOKEN", "valueFrom": {"secretKeyRef": token}},
+        {"name": "PET_LOCAL_ADDR", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": "PET_NNODES", "value": f"{low}:{high}"},
+        {"name": "PET_NPROC_PER_NODE", "value": spec.get("nprocPerNode", "1")},
+        {"name": "PET_RDZV_CONF", "value": "is_group=1"},
+        {"name": "PET_RDZV_ENDPOINT", "value": f"{meta['name']}.{meta['namespace']}.svc:{PORT}"},
+    ]
+    if spec.get("checkpoint"):
+        variables.append({"name": "ELASTICFLOW_CHECKPOINT", "value": spec["checkpoint"]})
+    return variables
+
+
+def _merged(given: list[Json], ours: list[Json]) -> list[Json]:
+    """The user's variables, and ours that the user has not set; of the rendezvous, both."""
+    texts: Mapping[str, Json] = {variable["name"]: variable for variable in given}
+    made = list(given)
+    for variable in ours:
+        name = variable["name"]
+        if name == "PET_RDZV_CONF" and "value" in texts.get(name, {}):
+            made[made.index(texts[name])] = {"name": name, "value": f"{texts[name]['value']},{variable['value']}"}
+        elif name not in texts:
+            made.append(variable)
+    return made

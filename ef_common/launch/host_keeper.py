@@ -1,0 +1,90 @@
+"""Keeps the node of a host of `elasticflow run --hosts`, which outlives the connection of the launcher.
+
+If the launcher gives no sign of life for long, its machine may be lost. The workers then leave, with a checkpoint, so
+that none of them trains on without anybody knowing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from ef_common.launch.child import Child
+from ef_common.launch.host_folder import HostFolder
+from ef_common.launch.host_lines import KILL, LEAVE, Order
+
+LINGER_S = 600.0
+"""How long the folder is kept for a launcher that has not asked yet how the node has ended."""
+REFUSED = 2
+_LOOK_S = 0.1
+_AGAIN_S = 0.5
+
+
+class Keeper:
+    """The keeper of a node.
+
+    Args:
+        folder: That of the node.
+    """
+
+    def __init__(self, folder: HostFolder) -> None:
+        self._folder = folder
+        self._told = folder.told()
+        self._heard_at = time.monotonic()
+
+    def run(self) -> None:
+        """Run the node to its end, and wait until the launcher knows of it."""
+        folder = self._folder
+        order = Order(**folder.take())
+        with folder.output.open("ab", buffering=0) as output:
+            folder.keep(order.life)
+            try:
+                os.chdir(order.directory)
+            except OSError as error:
+                output.write(f"elasticflow: {order.directory} is not on this host: {error.strerror}\n".encode())
+                folder.end(REFUSED)
+            else:
+                folder.end(self._run(order, output.fileno()))
+        ended_at = time.monotonic()
+        while folder.path.exists() and time.monotonic() < ended_at + LINGER_S:
+            time.sleep(_LOOK_S)
+        folder.remove()
+
+    def _run(self, order: Order, output: int) -> int:
+        """Run the node; its exit status."""
+        asked = False
+        with Child(order.arguments, output=output, environ=order.environ) as child:
+            while (status := child.process.poll()) is None:
+                what = self._hear(order.orphan_s, output)
+                if what == LEAVE and not asked:
+                    asked = True  # while it ends, it heeds no further signal
+                    child.process.send_signal(signal.SIGUSR1)
+                elif what == KILL:
+                    child.process.terminate()  # the second one kills
+                time.sleep(_AGAIN_S if what == KILL else _LOOK_S)
+        return status if status >= 0 else 128 - status
+
+    def _hear(self, orphan_s: float, output: int) -> str:
+        """What the launcher says; that the node is to leave, if it says nothing for long."""
+        told, now = self._folder.told(), time.monotonic()
+        if told != self._told:
+            self._told, self._heard_at = told, now
+        if not told[0] and orphan_s and now >= self._heard_at + orphan_s:
+            os.write(output, f"elasticflow: no sign of life of the launcher for {orphan_s:g} s: leaving\n".encode())
+            self._folder.tell(LEAVE)
+            return LEAVE
+        return told[0]
+
+
+def main() -> None:
+    """The body of the process."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the end of a connection is not that of the node
+    Keeper(HostFolder(Path(sys.argv[1]))).run()
+
+
+if __name__ == "__main__":
+    main()

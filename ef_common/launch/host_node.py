@@ -1,0 +1,170 @@
+"""The far side of `elasticflow run --hosts`: what the remote shell of the launcher starts on a host.
+
+It starts the keeper of the node (:mod:`ef_common.launch.host_keeper`) unless there is one, sends on what the node
+writes, and hands over what the launcher says. If the connection is cut, it ends, and the node trains on; the next
+connection finds the same keeper, and goes on where this one has stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+
+from ef_common import __version__, threads
+from ef_common.errors import ElasticFlowError, UsageError
+from ef_common.launch import host_lines as lines
+from ef_common.launch.host_folder import HostFolder
+from ef_common.launch.host_lines import BEAT_S, KNOWN, SILENT_S, WISHES, Order
+from ef_common.protocol.addresses import format_address, is_loopback
+
+_LOOK_S = 0.05
+_CHUNK_BYTES = 1 << 18
+_START_S = 60.0
+_NOBODY = os.EX_TEMPFAIL
+"""Exit status of a node that is not there, and was not to be started: as of one that has left."""
+
+
+class FarSide:
+    """One connection.
+
+    Args:
+        order: What the launcher wants.
+
+    Raises:
+        UsageError: Nothing can be started here.
+    """
+
+    def __init__(self, order: Order) -> None:
+        if order.version != __version__:
+            raise UsageError(
+                f"all hosts need the same ElasticFlow. Received: {__version__} of {sys.executable} here, and "
+                f"{order.version} where the job was started"
+            )
+        self._order = order
+        self._folder = HostFolder.of(order.job, order.host)
+        self._sent: dict[str, int] = {}
+        self._heard_at = self._said_at = time.monotonic()
+        self._closed = self._is_over = self._is_known = False
+
+    def run(self) -> None:
+        """Serve the launcher until the node has ended, or the connection."""
+        with self._folder.locked():
+            if not self._folder.life:
+                if not self._order.starts:
+                    self._folder.remove()
+                    self._say(lines.answer("ended", status=_NOBODY))
+                    return
+                self._start()
+        life = self._folder.life
+        self._sent = dict(self._order.known) if life == self._order.life else {}
+        threads.start(self._listen, name="elasticflow-launcher", job="hears what the launcher says")
+        self._say(lines.answer("runs", life=life))
+        while not self._is_cut():
+            status = self._folder.status
+            self._pass_wish_on()
+            num_bytes = self._send()
+            if status is not None and not num_bytes:
+                self._is_over = True
+                self._say(lines.answer("ended", status=status))
+                self._wait_until_known()
+                return
+            if time.monotonic() >= self._said_at + BEAT_S:
+                self._say(lines.answer("runs", life=life))
+            if not num_bytes:
+                time.sleep(_LOOK_S)
+
+    def _start(self) -> None:
+        """Start the keeper, and wait until it is known to others."""
+        order, folder = self._order, self._folder
+        arguments = [f"--rdzv-endpoint={order.endpoint or self._coordinator()}", f"--run-dir={folder.run_dir}"]
+        life = secrets.token_hex(8)
+        folder.tell("")
+        folder.give(asdict(replace(order, arguments=[*arguments, *order.arguments], life=life)))
+        with folder.output.open("ab") as output:
+            keeper = subprocess.Popen(
+                [sys.executable, "-m", "ef_common.launch.host_keeper", str(folder.path)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + _START_S
+        while folder.life != life:
+            if keeper.poll() is not None or time.monotonic() > deadline:
+                text = folder.output.read_text(errors="replace").strip().rpartition("\n")[2]
+                folder.remove()
+                raise UsageError(f"no node could be started there: {text or f'status {keeper.poll()}'}")
+            time.sleep(_LOOK_S)
+
+    def _coordinator(self) -> str:
+        """The coordinator of the launcher, as it is reached from here."""
+        order = self._order
+        came_from = os.environ.get("SSH_CONNECTION", "").partition(" ")[0]
+        if not came_from or is_loopback(came_from):
+            came_from = order.elsewhere
+        return format_address((order.launcher or came_from, order.port))
+
+    def _send(self) -> int:
+        """Send what is new; how many bytes that were."""
+        total = 0
+        for file in self._folder.written():
+            offset = self._sent.get(file.name, 0)
+            if file.stat().st_size > offset:
+                with file.open("rb") as source:
+                    source.seek(offset)
+                    content = source.read(_CHUNK_BYTES)
+                self._say(lines.data(file.name, offset, content))
+                self._sent[file.name] = offset + len(content)
+                total += len(content)
+        return total
+
+    def _pass_wish_on(self) -> None:
+        number, nodes = self._folder.wish()
+        if number > self._sent.get(WISHES, 0):
+            self._sent[WISHES] = number
+            self._say(lines.answer("wants", number=number, nodes=nodes))
+
+    def _listen(self) -> None:
+        for line in sys.stdin:
+            what = lines.read_beat(line)
+            self._heard_at = time.monotonic()
+            if what == KNOWN:
+                self._is_known = True
+            elif not self._is_over:
+                self._folder.tell(what)
+        self._closed = True
+
+    def _is_cut(self) -> bool:
+        return self._closed or time.monotonic() > self._heard_at + SILENT_S
+
+    def _wait_until_known(self) -> None:
+        """Nothing is kept when the launcher knows how the node has ended; else its next connection asks again."""
+        while not self._is_known and not self._is_cut():
+            time.sleep(_LOOK_S)
+        if self._is_known:
+            self._folder.remove()
+
+    def _say(self, line: str) -> None:
+        sys.stdout.write(line)
+        sys.stdout.flush()
+        self._said_at = time.monotonic()
+
+
+def main() -> int:
+    """The body of the process."""
+    try:
+        FarSide(lines.read_order(sys.stdin.readline())).run()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except (ElasticFlowError, OSError) as error:
+        sys.stdout.write(lines.answer("refused", why=str(error)))
+        sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

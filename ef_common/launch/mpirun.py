@@ -1,0 +1,145 @@
+"""`elasticflow mpi`: an MPI launcher with the options by which a lost rank does not end the job.
+
+Such a launcher ends with status 0 whatever its ranks say (Open MPI), or with the status of the one that was lost
+(MPICH), and it kills the ranks within a second when it is told to end. So it is started as a child: each rank says with
+which status it ends, and a signal to this process lets the workers leave.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from types import FrameType
+from typing import IO
+
+from ef_common import threads
+from ef_common.errors import UsageError
+from ef_common.launch.environment import RANK_STATUS, TOKEN
+from ef_common.launch.mpi import MPICH, OPEN_MPI, PASS_ON
+from ef_common.launch.signals import GENTLE, handled, to_end
+
+_OPTIONS = {
+    OPEN_MPI: ("--enable-recovery", *PASS_ON[OPEN_MPI].split()),
+    MPICH: ("-disable-auto-cleanup",),
+}
+"""MPICH's ranks have all variables of the shell anyway."""
+_RANK = 'trap "kill -USR1 \\$p 2>/dev/null" USR1; "$@" & p=$!; while kill -0 $p 2>/dev/null; do wait $p; done; wait $p'
+"""A rank of MPICH that a signal ends takes those of its machine with it; one that has an exit status does not."""
+_NAMES = {OPEN_MPI: ("Open MPI", "OpenRTE", "PRRTE"), MPICH: ("HYDRA", "Intel(R) MPI")}
+_STATUS = re.compile(rb"^elasticflow-rank-status: (\d+) (\d+)\n?$")
+_VERSION_S = 30.0
+_LEFT = os.EX_TEMPFAIL
+INTERRUPTED = 128 + signal.SIGINT
+
+
+def launcher_of(program: str) -> str:
+    """Which launcher a program is.
+
+    Raises:
+        UsageError: It is not there, or none that is known.
+    """
+    if shutil.which(program) is None:
+        raise UsageError(
+            f"there is no `{program}` on the path: give this command where MPI is, or name it with --mpirun"
+        )
+    try:
+        done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=_VERSION_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"`{program} --version` has failed: {error}") from None
+    said = done.stdout + done.stderr
+    for launcher, names in _NAMES.items():
+        if any(name in said for name in names):
+            return launcher
+    first = said.strip().partition("\n")[0]
+    raise UsageError(f"expected the mpirun of Open MPI, MPICH or Intel MPI. Received: {program}, which says: {first}")
+
+
+def command_of(program: str, arguments: Sequence[str]) -> list[str]:
+    """The command with the options that it takes.
+
+    Args:
+        program: Such as ``mpirun``.
+        arguments: Of it, with the program that it starts.
+
+    Raises:
+        UsageError: See `launcher_of`; or nothing is started.
+    """
+    number = next((i for i, one in enumerate(arguments) if os.path.basename(one) in ("elasticflow", "torchrun")), None)
+    if number is None:
+        raise UsageError(
+            "expected what mpirun takes, and then `elasticflow run train.py`. "
+            f"Received: {' '.join(arguments) or 'nothing'}"
+        )
+    launcher = launcher_of(program)
+    if launcher == OPEN_MPI:
+        return [program, *_OPTIONS[launcher], "-x", RANK_STATUS, *arguments]
+    return [program, *_OPTIONS[launcher], *arguments[:number], "bash", "-c", _RANK, "rank", *arguments[number:]]
+
+
+def tell_status(status: int, rank: int, environ: Mapping[str, str]) -> None:
+    """Tell `elasticflow mpi`, if it has started this rank, with which status it ends."""
+    if environ.get(RANK_STATUS):
+        sys.stderr.write(f"elasticflow-rank-status: {rank} {status}\n")
+        sys.stderr.flush()
+
+
+def run(command: Sequence[str]) -> int:
+    """Run such a command to its end.
+
+    Returns:
+        0 if a rank has finished the training; else 1 if one has failed, 75 if all have left, or what the launcher says.
+    """
+    os.environ.setdefault(TOKEN, secrets.token_hex(16))
+    os.environ[RANK_STATUS] = "1"
+    statuses: dict[int, int] = {}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True) as process:
+        pass_on = partial(_pass_on, process.stderr or io.BytesIO(), statuses)
+        reader = threads.start(pass_on, name="elasticflow-mpi", job="passes on what the ranks say")
+        ending = _Ending(process)
+        with handled([*to_end(), signal.SIGUSR1], ending.note):
+            launcher_status = process.wait()
+        reader.join()
+    status = status_of(launcher_status, list(statuses.values()))
+    return INTERRUPTED if status and signal.SIGINT in ending.signals else status
+
+
+def status_of(launcher: int, ranks: Sequence[int]) -> int:
+    """The exit status of a job from those of its launcher and of its ranks, as far as these have said them."""
+    if not ranks:
+        return 128 - launcher if launcher < 0 else launcher or 1
+    return 0 if 0 in ranks else max((one for one in ranks if one < _LEFT), default=_LEFT)
+
+
+class _Ending:
+    """What signals do: the first one lets the workers leave, the second one kills them."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self.signals: list[int] = []
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal."""
+        if self.signals and number in GENTLE:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGTERM if self.signals else signal.SIGUSR1)
+        self.signals.append(number)
+
+
+def _pass_on(source: IO[bytes], statuses: dict[int, int]) -> None:
+    for line in source:
+        found = _STATUS.match(line)
+        if found:
+            statuses[int(found[1])] = int(found[2])
+            continue
+        with contextlib.suppress(OSError):
+            os.write(2, line)

@@ -1,0 +1,207 @@
+"""Evaluation of a stream without positions: each worker walks through it, and evaluates its share of the batches.
+
+In each step the members take the next batches in turn. When the stream is over, all exchange what they have done, as
+with other data (:mod:`ef_lightning.evaluation_loader`); for what a lost worker had, the others walk again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch.utils.data import DataLoader
+
+from ef_common.collectives.torch_codec import TENSORS
+from ef_common.core.epochs import ENDLESS, Epochs
+from ef_common.core.sharding import EpochProgress, Window
+from ef_common.data.coverage import Coverage
+from ef_common.data.torch_walk import WalkedLoader, checksums_of, num_samples
+from ef_common.data.walked_stream import WalkedStream
+from ef_common.errors import UsageError
+from ef_common.events import EventLog
+from ef_common.session import Session
+from ef_lightning import hooks
+from ef_lightning.contributions import Contributions
+from ef_lightning.data_workers import WrappedLoader
+from ef_lightning.order import before_limit
+from ef_lightning.walk_reading import REMEDY, limited_batches
+
+
+class _Taken(NamedTuple):
+    """A batch; its samples count elsewhere if it is padding."""
+
+    batch: Any
+    num_samples: int
+    padding: bool = False
+
+
+class WalkEvaluationLoader(WrappedLoader):
+    """Wraps one of the user's evaluation DataLoaders over a stream.
+
+    Args:
+        loader: The user's loader.
+        session: The worker's session.
+        trainer: The Trainer that iterates over it.
+        log: Event log.
+        stage: "val", "test" or "predict", as Trainer's limits are named.
+        index: Number of the loader within its stage.
+        contributions: To the metrics of the evaluation that runs; None in a prediction.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        session: Session,
+        trainer: Any,
+        *,
+        log: EventLog,
+        stage: str,
+        index: int,
+        contributions: Callable[[], Contributions | None] = lambda: None,
+    ) -> None:
+        self._walked = WalkedLoader(loader, follows_epochs=False)
+        super().__init__(loader, self._walked)
+        self._session = session
+        self._trainer = trainer
+        self._coverage = Coverage(session, log=log, stage=stage, index=index, codec=TENSORS)
+        self.stage = stage
+        self._index = index
+        self._contributions = contributions
+        self._compares = False
+        self._stream = self._begin_walk()
+        self._share: Iterator[_Taken] = iter(())
+        self._num_samples = 0
+        self._read: list[int] = []  # of each walk: the number of batches, and their fingerprint
+        self.padding = False
+
+    def __len__(self) -> int:
+        """Batches of a worker in a whole pass, before Lightning applies its limit; a huge number if nobody knows."""
+        return before_limit(int(min(self._num_steps(), ENDLESS)), self._limit)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin a pass."""
+        loop = hooks.active_evaluation_loop(self._trainer)
+        self._coverage.settle()
+        if loop is not None:
+            hooks.set_evaluation_length(loop, self._index, self._num_steps())
+        self._compares = self._world_size > 1
+        self._stream = self._begin_walk()
+        self._read, self._num_samples = [], 0
+        self._share = self._turns()
+        return self
+
+    def __next__(self) -> Any:
+        loop = hooks.active_evaluation_loop(self._trainer)
+        if loop is not None:
+            hooks.free_evaluation_length(loop)
+        while (taken := next(self._share, None)) is None:
+            if not self._take_missing():
+                self.padding = False
+                self._stream.close()
+                if loop is not None:
+                    hooks.mark_evaluation_done(loop)
+                raise StopIteration
+        self.padding = taken.padding
+        self._num_samples += 0 if taken.padding else taken.num_samples
+        return taken.batch
+
+    def close(self) -> None:
+        """End the data workers."""
+        self._stream.close()
+
+    @property
+    def _limit(self) -> float:
+        limit: float = getattr(self._trainer, f"limit_{self.stage}_batches")
+        return limit
+
+    @property
+    def _world_size(self) -> int:
+        return self._session.completed_in.world_size
+
+    def _num_positions(self) -> int:
+        """Batches of all workers in a pass, at most; a sanity check takes fewer."""
+        length, limit = limited_batches(self._loader, self._limit, name=f"limit_{self.stage}_batches"), self._limit
+        steps = [limit] if isinstance(limit, int) else []
+        if self._trainer.sanity_checking:
+            steps.append(self._trainer.num_sanity_val_steps)
+        return int(min([length, *(number * self._world_size for number in steps)]))
+
+    def _num_steps(self) -> float:
+        length = self._num_positions()
+        return math.inf if length >= ENDLESS else -(-length // self._world_size)
+
+    def _begin_walk(self) -> WalkedStream:
+        return WalkedStream(
+            self._walked.batches,
+            Epochs(ENDLESS),
+            checksums=checksums_of if self._compares else None,
+            num_samples=num_samples,
+            is_open=True,
+        )
+
+    def _turns(self) -> Iterator[_Taken]:
+        """This worker's share of a stream whose length nobody needs to know: the members take turns."""
+        turn, world_size = self._coverage.begin_open(logged=not self._trainer.sanity_checking)
+        stream, limit, start = self._stream, self._num_positions(), 0
+        stream.begin(0)
+        while start < limit:
+            stop = min(start + world_size, limit)
+            self._follow(start, stop, limit)
+            if stream.ended_at is not None:
+                stop = min(stop, stream.ended_at)
+            if start < stop and start + turn < stop:
+                yield self._take(start + turn)
+            elif start < stop and self.stage != "predict":  # all log equally often; predictions are not reduced
+                yield self._take(start)._replace(padding=True)
+            if stream.ended_at is not None:
+                break
+            start = stop
+        length = stop if limit else 0
+        self._read = [length, stream.fingerprint]
+        self._coverage.end_open(length)
+
+    def _rest(self, share: np.ndarray, largest: int) -> Iterator[_Taken]:
+        """What a lost worker had, as far as this one takes it over: all walk through the stream again."""
+        stream = self._stream = self._begin_walk()
+        stream.begin(0)
+        limit = self._coverage.length
+        taken = None
+        for position in share.tolist():
+            self._follow(position, position + 1, limit)
+            taken = self._take(position)
+            yield taken
+        if self.stage != "predict":
+            for _ in range(largest - len(share)):
+                if taken is None:
+                    self._follow(0, 1, limit)
+                    taken = self._take(0)
+                yield taken._replace(padding=True)
+        self._follow(limit - 1, limit, limit)
+        self._read += [stream.cursor, stream.fingerprint]  # of one walk more
+
+    def _follow(self, start: int, stop: int, limit: int) -> None:
+        self._stream.follow(EpochProgress(0, limit), Window(start, stop, ("one",)))
+
+    def _take(self, position: int) -> _Taken:
+        return _Taken(self._stream.batch([position]), self._stream.num_samples_at(position))
+
+    def _take_missing(self) -> bool:
+        """Exchange what is done, and take a share of what is missing. False if nothing is missing."""
+        contributions, worker = self._contributions(), self._session.worker.id
+        num, self._num_samples = self._num_samples, 0
+        metrics = None if contributions is None else contributions.own(num)
+        missing, results = self._coverage.exchange({"worker": worker, "metrics": metrics, "read": self._read})
+        read = {result["worker"]: result["read"] for result in results}
+        if any(found != self._read[:2] * (len(found) // 2) for found in read.values()):
+            raise UsageError(
+                "the workers evaluate different data, or in another order each time, so that samples would count twice "
+                f"or never. {REMEDY}. Received: number of batches and their checksum, of each time {read}"
+            )
+        if missing is not None:
+            self._share = self._rest(*missing)
+            return True
+        if contributions is not None:
+            contributions.complete({result["worker"]: result["metrics"] for result in results})
+        return False

@@ -1,0 +1,109 @@
+"""A streaming data set of Hugging Face's is recognized, and its shards are dealt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from ef_common.data.adapters.hugging_face import HuggingFaceShards
+from ef_common.data.adapters.recognition import shards_of
+from ef_common.data.torch_stream import stream_dataset_of
+from ef_common.errors import UnsupportedError
+from tests.adapters.contract import check_stream
+
+datasets = pytest.importorskip("datasets", reason="datasets is not installed: pip install -e '.[streams]'")
+
+
+def numbers(starts: list[int]) -> Iterator[dict[str, Any]]:
+    for start in starts:
+        for number in range(start, start + 5):
+            yield {"n": number, "text": f"text {number}"}
+
+
+def dataset(num_shards: int = 3) -> Any:
+    starts = [10 * shard for shard in range(num_shards)]
+    return datasets.IterableDataset.from_generator(numbers, gen_kwargs={"starts": starts})
+
+
+def raised(row: Any) -> Any:
+    return {"n": row["n"] + 100}
+
+
+def is_even(row: Any) -> bool:
+    return bool(row["n"] % 2 == 0)
+
+
+KINDS = {
+    "plain": (lambda data: data, lambda number: number),
+    "mapped": (lambda data: data.map(raised), lambda number: number + 100),
+    "of torch": (lambda data: data.with_format("torch"), lambda number: number),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_shards_are_its_own(name: str) -> None:
+    change, expected = KINDS[name]
+    stream, shuffle = shards_of(change(dataset())) or pytest.fail("not recognized")
+    assert not shuffle
+    found = check_stream(stream, lambda row: int(row["n"]))
+    assert found == [[expected(10 * shard + number) for number in range(5)] for shard in range(3)]
+
+
+def test_samples_are_those_that_the_data_set_yields() -> None:
+    data = dataset().with_format("torch")
+    stream = HuggingFaceShards(data)
+    for ours, theirs in zip(stream.open(0, 0), data, strict=False):
+        assert ours.keys() == theirs.keys()
+        assert torch.equal(ours["n"], theirs["n"])
+        assert ours["text"] == theirs["text"]
+
+
+def test_filtered_samples_are_counted_after_the_filter() -> None:
+    stream = HuggingFaceShards(dataset().filter(is_even))
+    assert check_stream(stream, lambda row: row["n"]) == [[0, 2, 4], [10, 12, 14], [20, 22, 24]]
+
+
+def test_shuffled_data_set_has_the_same_order_again_and_another_one_in_each_epoch() -> None:
+    stream = HuggingFaceShards(dataset().shuffle(seed=5, buffer_size=4))
+    orders = []
+    for epoch in (0, 1):
+        stream.set_epoch(epoch)
+        found = check_stream(stream, lambda row: row["n"])
+        assert sorted(n for shard in found for n in shard) == [10 * s + n for s in range(3) for n in range(5)]
+        orders.append(found)
+    assert orders[0] != orders[1]
+    assert stream_dataset_of(dataset().shuffle(seed=5)).shuffle
+
+
+def test_files_of_hugging_face_are_shards(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_text("".join(f"{name}{line}\n" for line in range(3)))
+    data = datasets.load_dataset(
+        "text", data_files=f"{tmp_path}/*.txt", split="train", streaming=True, cache_dir=str(tmp_path / "cache")
+    )
+    found = check_stream(HuggingFaceShards(data), lambda row: row["text"])
+    assert sorted(found) == [["a0", "a1", "a2"], ["b0", "b1", "b2"]]
+
+
+def test_data_set_that_is_divided_already_is_refused() -> None:
+    from datasets.distributed import split_dataset_by_node
+
+    with pytest.raises(UnsupportedError, match="split_dataset_by_node"):
+        shards_of(split_dataset_by_node(dataset(), rank=0, world_size=3))
+
+
+def read(stream: Any) -> list[int]:
+    return [int(number) for batch in DataLoader(stream, 4, num_workers=2) for number in batch["n"]]
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_data_workers_read_all_samples_of_the_shards_that_they_open() -> None:
+    assert sorted(read(stream_dataset_of(dataset(1)))) == list(
+        range(5)
+    )  # Hugging Face's own would be the first's alone
+    assert sorted(read(stream_dataset_of(dataset(3)))) == [10 * shard + n for shard in range(3) for n in range(5)]

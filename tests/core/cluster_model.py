@@ -1,0 +1,274 @@
+"""A cluster under a virtual clock: an API server, a scheduler, nodes, and controllers that may die at any call."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from ef_common.core.cluster import Decision, Job, Node, Phase, Pod, agrees, decide
+from ef_common.core.cluster.state import FINISHED, LEFT
+
+GPU = "gpu"
+ONE = {GPU: 1}
+GRACE_S = 30.0
+
+
+@dataclass(slots=True)
+class Served:
+    """A job, as the API server has it.
+
+    Args:
+        job: It, without its pods.
+        version: How often it was written.
+        work: How many pod steps it needs.
+        most: How many pods it was allowed at any time.
+        barred: Nodes on which the scheduler puts no pods of it, for reasons that the controller does not know.
+    """
+
+    job: Job
+    version: int = 0
+    work: int = 10**9
+    most: int = 0
+    barred: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """What a controller knows: each part may be of another moment.
+
+    Args:
+        jobs: Jobs without their pods, and their versions.
+        pods: The pods of each job.
+        nodes: The nodes.
+    """
+
+    jobs: dict[str, tuple[Job, int]]
+    pods: dict[str, tuple[Pod, ...]]
+    nodes: tuple[Node, ...]
+
+
+@dataclass(slots=True)
+class Controller:
+    """One controller: what it knows, and what it still has to do.
+
+    Args:
+        picture: What it knows.
+        todo: The rest of what it has decided.
+    """
+
+    picture: Picture
+    todo: list[Iterator[object]] = field(default_factory=list)
+
+
+class Cluster:
+    """The cluster.
+
+    Args:
+        seed: Of all that happens by chance.
+        nodes: GPUs of each node.
+        num_controllers: How many controllers there are.
+    """
+
+    def __init__(self, seed: int, nodes: dict[str, int], *, num_controllers: int = 1) -> None:
+        self.random = random.Random(seed)
+        self.now = 1000.0
+        self.nodes = nodes
+        self.down: set[str] = set()
+        self.others: dict[str, tuple[str, bool]] = {}  # name -> node, and whether it runs already
+        self.jobs: dict[str, Served] = {}
+        self.pods: dict[str, dict[str, Pod]] = {}
+        self.losses: Counter[str] = Counter()
+        self.num_made = 0
+        self.num_conflicts = 0
+        self.num_refused_names = 0
+        self.num_disagreements = 0
+        self.old: list[Picture] = []
+        self.controllers = [Controller(self.picture()) for _ in range(num_controllers)]
+
+    # ---------------------------------------------------------------- what the API server says
+
+    def picture(self) -> Picture:
+        jobs = {key: (served.job, served.version) for key, served in self.jobs.items()}
+        pods = {key: tuple(pods.values()) for key, pods in self.pods.items()}
+        taken = [node for node, _ in self.others.values()]
+        nodes = tuple(
+            Node(name, {GPU: size - taken.count(name)}) for name, size in self.nodes.items() if name not in self.down
+        )
+        return Picture(jobs, pods, nodes)
+
+    def stale_picture(self) -> Picture:
+        """What somebody sees whose watches are behind, each by itself; what one has seen once, it does not forget."""
+        new = self.picture()
+        self.old = [*self.old[-6:], new]
+        parts = [self.random.choice(self.old) for _ in range(3)]
+        jobs = {key: value for key, value in parts[0].jobs.items() if key in new.jobs}
+        return Picture(jobs, parts[1].pods, parts[2].nodes)
+
+    # ---------------------------------------------------------------- a controller
+
+    def think(self, controller: Controller) -> dict[str, Decision]:
+        known = controller.picture
+        jobs = [replace(job, pods=known.pods.get(key, ())) for key, (job, _) in known.jobs.items()]
+        decisions = decide(jobs, known.nodes, self.now)
+        controller.todo = [
+            self._act(job, known.jobs[job.key][1], decisions[job.key])
+            for job in self.random.sample(jobs, len(jobs))
+            if not _is_nothing(job, decisions[job.key])
+        ]
+        return decisions
+
+    def step(self, controller: Controller) -> bool:
+        """One call of what it has to do."""
+        while controller.todo:
+            try:
+                next(controller.todo[0])
+                return True
+            except StopIteration:
+                controller.todo.pop(0)
+        return False
+
+    def _act(self, job: Job, version: int, decision: Decision) -> Iterator[object]:
+        """Carry out a decision, call by call."""
+        losses = 0
+        if decision.record.leaving - job.record.leaving:
+            yield
+            losses = self.losses[job.key]
+            if not agrees(job, list(self.pods.get(job.key, {}).values())):
+                self.num_disagreements += 1
+                return
+        if decision.record != job.record:
+            yield
+            served = self.jobs.get(job.key)
+            if served is None or served.version != version:
+                self.num_conflicts += 1
+                return
+            self._check_shrinking(job, served, decision, losses)
+            served.job = replace(served.job, record=decision.record)
+            served.version += 1
+        for doom in decision.delete:
+            yield
+            self.delete(job.key, doom.pod, force=doom.force)
+        for index in decision.create:
+            yield
+            self.create(job.key, index)
+
+    def _check_shrinking(self, job: Job, served: Served, decision: Decision, losses: int) -> None:
+        """Never below the minimum by the controller's own doing, as the API server sees it.
+
+        What others have taken since the pods were read is not its doing.
+        """
+        new = decision.record.leaving - served.job.record.leaving
+        there = [pod for pod in self.pods.get(job.key, {}).values() if pod.alive and pod.node]
+        before = {pod.uid for pod in there} - served.job.record.leaving
+        if not new or served.job.record.phase is not Phase.RUNNING or decision.record.is_over or job.suspended:
+            return
+        if losses != self.losses[job.key] or len(before) < job.minimum:
+            return
+        assert len(before - new) >= job.minimum, (job, decision)
+
+    # ---------------------------------------------------------------- calls
+
+    def create(self, key: str, index: int) -> None:
+        pods = self.pods.setdefault(key, {})
+        name = f"{key}-{index}"
+        if key not in self.jobs or name in pods:
+            self.num_refused_names += 1
+            return
+        self.num_made += 1
+        pods[name] = Pod(name, f"uid{self.num_made}", index, ONE, created=self.now)
+        assert len(pods) <= self.jobs[key].most, pods
+
+    def delete(self, key: str, pod: Pod, *, force: bool = False) -> None:
+        there = self.pods.get(key, {}).get(pod.name)
+        if there is None or there.uid != pod.uid:
+            return
+        if force or not there.node or there.ended:
+            del self.pods[key][pod.name]
+        elif there.gone_by is None:
+            self.pods[key][pod.name] = replace(there, gone_by=self.now + GRACE_S)
+
+    # ---------------------------------------------------------------- the rest of the cluster
+
+    def all_pods(self) -> list[tuple[str, Pod]]:
+        return [(key, pod) for key, pods in self.pods.items() for pod in pods.values()]
+
+    def free(self, node: str) -> int:
+        used = sum(where == node for where, _ in self.others.values())
+        return self.nodes[node] - used - sum(pod.node == node and not pod.ended for _, pod in self.all_pods())
+
+    def schedule(self) -> None:
+        for key, pod in self.all_pods():
+            if pod.node or not pod.alive:
+                continue
+            served = self.jobs.get(key)
+            places = [
+                node
+                for node in self.nodes
+                if served and node in served.job.nodes - served.barred - self.down and self.free(node) > 0
+            ]
+            if places:
+                where = self.random.choice(places)
+                self.pods[key][pod.name] = replace(pod, node=where, unschedulable_since=None)
+            elif pod.unschedulable_since is None:
+                self.pods[key][pod.name] = replace(pod, unschedulable_since=self.now)
+
+    def run_pods(self) -> None:
+        """Pods begin, and those that were told to go have gone."""
+        for key, pod in self.all_pods():
+            if pod.node in self.down:
+                continue
+            if pod.gone_by is not None or key not in self.jobs:
+                del self.pods[key][pod.name]
+            elif pod.node and not pod.running and not pod.ended:
+                self.pods[key][pod.name] = replace(pod, running=True)
+
+    def work(self) -> None:
+        """Jobs with their minimum train."""
+        for key, served in self.jobs.items():
+            running = [pod for pod in self.pods.get(key, {}).values() if pod.running and not pod.ended]
+            if len(running) >= served.job.minimum:
+                served.work -= len(running)
+            if served.work <= 0:
+                for pod in running:
+                    self.pods[key][pod.name] = replace(pod, ended=True, running=False, status=FINISHED)
+
+    def end_pod(self, status: int | None) -> None:
+        running = [(key, pod) for key, pod in self.all_pods() if pod.running and not pod.ended]
+        if running:
+            key, pod = self.random.choice(running)
+            self.losses[key] += 1
+            self.pods[key][pod.name] = replace(pod, ended=True, running=False, status=status)
+
+    def preempt(self) -> None:
+        """Somebody else gets a GPU, as the scheduler does it: a pod of ours is deleted first."""
+        node = self.random.choice(sorted(self.nodes))
+        if node in self.down or sum(where == node for where, _ in self.others.values()) >= self.nodes[node]:
+            return
+        if self.free(node) <= 0:
+            ours = [(key, pod) for key, pod in self.all_pods() if pod.node == node and pod.alive]
+            if not ours:
+                return
+            key, pod = self.random.choice(ours)
+            self.losses[key] += 1
+            self.delete(key, pod)
+        self.num_made += 1
+        self.others[f"other{self.num_made}"] = (node, True)
+
+    def lose(self, node: str) -> None:
+        self.down.add(node)
+        for key, pod in self.all_pods():
+            if pod.node == node and pod.gone_by is None:
+                self.losses[key] += 1
+                self.pods[key][pod.name] = replace(pod, gone_by=self.now + GRACE_S)
+
+    def restore(self) -> None:
+        self.down.clear()
+
+
+def _is_nothing(job: Job, decision: Decision) -> bool:
+    return decision.record == job.record and not decision.delete and not decision.create
+
+
+EXITS = (LEFT, 137, None)

@@ -1,0 +1,455 @@
+"""The controller's decisions: tables, and a cluster under a virtual clock in which anything happens in any order."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from ef_common.core.cluster import Decision, Job, Node, Phase, Pod, Record, agrees, decide
+from ef_common.core.cluster.decide import END_S, LOST_S, RETRY_S, STEADY_S, TRY_S
+from ef_common.core.cluster.state import FAILED, FINISHED, LEFT
+from tests.core.cluster_model import EXITS, GPU, ONE, Cluster, Controller, Served
+
+NUM_SCHEDULES = 30
+MANY = 500
+
+
+def nodes(*sizes: int) -> list[Node]:
+    return [Node(f"n{number}", {GPU: size}) for number, size in enumerate(sizes)]
+
+
+def job(key: str = "a", low: int = 1, high: int = 4, *, pods: tuple[Pod, ...] = (), **more: object) -> Job:
+    places = frozenset(f"n{number}" for number in range(9))
+    return replace(Job(key, low, high, ONE, places, pods=pods), **more)  # type: ignore[arg-type]
+
+
+def pod(index: int, node: str = "n0", *, key: str = "a", **more: object) -> Pod:
+    one = Pod(f"{key}-{index}", f"{key}{index}", index, ONE, node, running=bool(node), created=float(index))
+    return replace(one, **more)  # type: ignore[arg-type]
+
+
+def pods(number: int, node: str = "n0", key: str = "a") -> tuple[Pod, ...]:
+    return tuple(pod(index, node, key=key) for index in range(number))
+
+
+def running(key: str, low: int, high: int, number: int, node: str = "n0", **more: object) -> Job:
+    given = {"pods": pods(number, node, key), "record": Record(Phase.RUNNING, starts=1), **more}
+    return job(key, low, high, **given)  # type: ignore[arg-type]
+
+
+def one(job: Job, free: list[Node], now: float = 0.0) -> Decision:
+    return decide([job], free, now)[job.key]
+
+
+def gone(decision: Decision) -> list[str]:
+    return [doom.pod.name for doom in decision.delete]
+
+
+# ---------------------------------------------------------------- shares
+
+
+def test_job_starts_with_what_fits_and_grows() -> None:
+    first = one(job("a", 1, 4), nodes(2))
+    assert (first.create, first.wanted, first.why) == ((0, 1), 2, "grows from 0 to 2 pods")
+    assert one(running("a", 1, 4, 2), nodes(2, 1)).create == (2,)
+
+
+def test_job_without_room_for_its_minimum_waits_and_takes_nothing() -> None:
+    decision = one(job("a", 3, 4), nodes(1, 1))
+    assert (decision.create, decision.wanted) == ((), 0)
+    assert decision.record.why == "there is no room for 3 pods, the minimum"
+
+
+def test_pods_of_others_count_per_node() -> None:
+    big = job("a", 1, 4, request={GPU: 2})
+    assert one(big, nodes(1, 1, 1)).create == ()
+    assert one(big, nodes(1, 2, 3)).create == (0, 1)
+
+
+def test_surplus_is_shared_equally_whatever_the_priority() -> None:
+    new = [job("a", 1, 8), job("b", 2, 8, priority=5), job("c", 1, 2)]
+    wanted = {key: one.wanted for key, one in decide(new, nodes(4, 5), 0.0).items()}
+    assert wanted == {"a": 3, "b": 4, "c": 2}  # of equals, the higher priority has the odd one
+
+
+def test_equals_keep_what_they_have() -> None:
+    both = [running("a", 1, 4, 2), running("b", 1, 4, 3, "n1")]
+    decisions = decide(both, nodes(2, 3), 0.0)
+    assert not decisions["a"].delete + decisions["b"].delete
+    assert not decisions["a"].create + decisions["b"].create
+
+
+def test_new_job_gets_its_minimum_from_the_surplus_of_others_and_waits_until_they_have_gone() -> None:
+    first = decide([running("a", 1, 4, 4), job("b", 1, 4, created=5.0)], nodes(4), 0.0)
+    assert gone(first["a"]) == ["a-2", "a-3"]  # the newest
+    assert first["a"].record.leaving == {"a2", "a3"}
+    assert (first["b"].create, first["b"].wanted) == ((), 2)
+    leaving = tuple(replace(one, gone_by=30.0) if one.index > 1 else one for one in pods(4))
+    then = decide([replace(running("a", 1, 4, 4), pods=leaving), job("b", 1, 4)], nodes(4), 1.0)
+    assert then["b"].create == ()
+    assert then["a"].delete == ()
+    last = decide([running("a", 1, 4, 2), job("b", 1, 4)], nodes(4), 2.0)
+    assert last["b"].create == (0, 1)
+
+
+def test_nobody_moves_for_a_newcomer_who_does_not_have_to() -> None:
+    others = [running(f"j{number}", 1, 8, 4, f"n{number}") for number in range(8)]
+    decisions = decide([*others, job("new", 2, 8, created=9.0)], nodes(*[4] * 8), 0.0)
+    assert decisions["new"].wanted == 3
+    for key in (other.key for other in others):
+        assert gone(decisions[key]) in ([], [f"{key}-3"])
+        assert decisions[key].wanted == 4 - len(decisions[key].delete)
+    assert sum(len(one.delete) for one in decisions.values()) == 3
+
+
+def test_newcomer_takes_room_that_is_about_to_be_free_before_it_takes_any_from_others() -> None:
+    leaving = replace(pod(1, "n1"), gone_by=30.0)
+    decisions = decide([running("a", 1, 2, 2, pods=(pod(0), leaving)), job("b", 1, 1)], nodes(1, 1), 0.0)
+    assert not decisions["a"].delete
+    assert (decisions["b"].wanted, decisions["b"].create) == (1, ())
+
+
+def test_room_that_is_about_to_be_free_is_given_once() -> None:
+    where = (pod(0), pod(1, "n1"), pod(2), pod(3), pod(4, "n1", gone_by=30.0))
+    newcomers = [job("b", 1, 1, created=1.0), job("c", 1, 1, created=2.0)]
+    decisions = decide([running("a", 1, 4, 0, pods=where), *newcomers], nodes(3, 2), 0.0)
+    assert [one.wanted for one in decisions.values()] == [3, 1, 1]
+    assert gone(decisions["a"]) == ["a-3"]
+
+
+def test_job_that_has_its_minimum_keeps_it_whatever_waits() -> None:
+    decisions = decide([running("a", 3, 4, 3), job("b", 2, 2, priority=9)], nodes(4), 0.0)
+    assert not decisions["a"].delete
+    assert decisions["b"].wanted == 0
+    assert decisions["a"].wanted == 4  # nothing is idle
+
+
+def test_minimum_that_is_not_on_nodes_yet_is_taken_from_nobody() -> None:
+    hopeful = running("a", 2, 2, 0, pods=(pod(0), pod(1, "")))
+    decisions = decide([hopeful, running("b", 1, 1, 1, "n1", created=9.0)], nodes(1, 1), 0.0)
+    assert not decisions["b"].delete
+
+
+def test_older_job_that_waits_is_not_passed_by_smaller_ones() -> None:
+    waiting = [running("a", 2, 2, 2), job("b", 3, 3, created=1.0), job("c", 1, 1, created=2.0)]
+    assert decide(waiting, nodes(4), 0.0)["c"].wanted == 0
+    hopeless = [waiting[0], replace(waiting[1], minimum=5, maximum=5), waiting[2]]
+    assert decide(hopeless, nodes(4), 0.0)["c"].wanted == 1
+
+
+def test_of_two_that_lack_their_minimum_one_gives_its_pods_to_the_other() -> None:
+    decisions = decide([running("a", 4, 4, 3), running("b", 4, 4, 3, "n1", created=1.0)], nodes(3, 3), 0.0)
+    assert decisions["a"].wanted == 4
+    assert gone(decisions["b"]) == ["b-2"]  # and it keeps the others, which hold its state
+
+
+def test_job_below_its_minimum_that_has_not_trained_gives_up_its_pods() -> None:
+    waiting = job("a", 3, 3, pods=pods(2))
+    assert gone(one(waiting, nodes(2))) == ["a-0", "a-1"]
+    assert gone(one(replace(waiting, record=Record(Phase.RUNNING)), nodes(2))) == []
+
+
+def test_what_is_given_up_first_is_pending_and_then_the_newest() -> None:
+    mixed = (pod(0, created=9.0), pod(1, created=1.0), pod(2, "n0", running=False), pod(3, ""))
+    assert gone(one(running("a", 1, 4, 0, record=Record(Phase.RUNNING), pods=mixed), nodes(3))) == ["a-3"]
+    assert gone(one(running("a", 1, 2, 0, pods=mixed), nodes(4))) == ["a-2", "a-3"]
+    assert gone(one(running("a", 1, 1, 0, pods=mixed), nodes(4))) == ["a-0", "a-2", "a-3"]
+
+
+def test_pods_that_are_somewhere_stay_whatever_others_need_there() -> None:
+    decision = one(running("a", 1, 4, 2), nodes(0, 1))  # the scheduler chooses who goes
+    assert (gone(decision), decision.create) == ([], (2,))
+    both = decide([running("a", 1, 4, 2), job("b", 1, 1)], nodes(0, 1), 0.0)
+    assert both["b"].create == (0,)
+    taken = decide([running("a", 1, 4, 2), job("b", 1, 1)], nodes(0, 0), 0.0)
+    assert gone(taken["a"]) == ["a-1"]  # the room of two is room for two
+
+
+def test_pods_on_a_node_that_gets_no_more_pods_or_does_not_answer_stay() -> None:
+    decision = one(running("a", 2, 4, 2, "cordoned"), nodes(1))
+    assert (gone(decision), decision.create) == ([], (2,))
+
+
+def test_node_of_which_nothing_is_known_counts_for_nothing() -> None:
+    assert one(replace(job("a", 1, 4), nodes=frozenset({"gone"})), nodes(4)).wanted == 0
+
+
+# ---------------------------------------------------------------- the life of a job
+
+
+def test_job_runs_when_its_minimum_runs_and_counts_its_starts() -> None:
+    assert one(job("a", 2, 4, pods=pods(1)), nodes(4)).record.phase is Phase.PENDING
+    record = one(job("a", 2, 4, pods=pods(2)), nodes(4)).record
+    assert (record.phase, record.starts) == (Phase.RUNNING, 1)
+    lost = one(job("a", 2, 4, record=record), nodes(4)).record
+    assert (lost.phase, lost.starts) == (Phase.PENDING, 1)
+    again = one(job("a", 2, 4, pods=pods(2), record=lost), nodes(4)).record
+    assert (again.phase, again.starts) == (Phase.RUNNING, 2)
+
+
+def test_pod_that_was_told_to_go_is_replaced_and_not_counted() -> None:
+    there = (pod(0), pod(1, ended=True, status=LEFT))
+    decision = one(job("a", 1, 2, pods=there), nodes(2))
+    assert gone(decision) == ["a-1"]
+    assert decision.record.crashes == 0
+    assert decision.create == ()  # its name is taken
+    assert one(job("a", 1, 3, pods=there), nodes(2)).create == (2,)
+
+
+def test_pod_that_is_lost_is_counted_once_and_replaced_the_first_time_at_once() -> None:
+    there = (pod(0), pod(1, ended=True, status=137))
+    first = one(job("a", 1, 4, pods=there), nodes(2), 100.0)
+    assert (first.record.crashes, first.record.counted, first.create) == (1, {"a1"}, (2,))
+    assert first.record.lost == "a-1 ended with status 137"
+    second = one(job("a", 1, 4, pods=there, record=first.record), nodes(2), 101.0)
+    assert second.record.crashes == 1
+    twice = (pod(0), replace(there[1], uid="new"))
+    third = one(job("a", 1, 4, pods=twice, record=first.record), nodes(2), 101.0)
+    assert (third.record.crashes, third.create) == (2, ())
+    late = one(job("a", 1, 4, pods=twice, record=first.record), nodes(2), 101.0 + STEADY_S)
+    assert late.record.crashes == 1
+
+
+def test_pods_that_are_lost_again_and_again_fail_the_job() -> None:
+    record = Record(Phase.RUNNING, crashes=6, crashed_at=90.0)
+    last = (pod(0), pod(1, ended=True, status=139))
+    decision = one(job("a", 1, 2, pods=last, record=record), nodes(2), 100.0)
+    assert decision.record.phase is Phase.FAILED
+    assert decision.record.why == "7 pods were lost in a row, and backoffLimit is 6: a-1 ended with status 139"
+
+
+@pytest.mark.parametrize(("status", "phase"), [(FINISHED, Phase.SUCCEEDED), (FAILED, Phase.FAILED)])
+def test_job_ends_when_a_pod_says_so_and_the_others_may_end_by_themselves(status: int, phase: Phase) -> None:
+    there = (pod(0), pod(1, ended=True, status=status), pod(2, "", running=False))
+    decision = one(job("a", 1, 3, pods=there, record=Record(Phase.RUNNING)), nodes(3), 10.0)
+    assert (decision.record.phase, decision.record.ended_at) == (phase, 10.0)
+    assert gone(decision) == ["a-2"]
+    ended = job("a", 1, 3, pods=there[:2], record=decision.record)
+    assert gone(one(ended, nodes(3), 11.0)) == []
+    assert gone(one(ended, nodes(3), 10.0 + END_S)) == ["a-0"]
+    assert one(replace(ended, ttl_s=5.0), nodes(3), 14.0).remove is False
+    assert one(replace(ended, ttl_s=5.0), nodes(3), 15.0).remove is True
+
+
+def test_job_that_is_over_takes_no_part_in_the_shares() -> None:
+    over = running("a", 1, 4, 0, record=Record(Phase.SUCCEEDED, ended_at=0.0))
+    decisions = decide([over, job("b", 1, 4)], nodes(4), 1.0)
+    assert (decisions["a"].create, decisions["b"].create) == ((), (0, 1, 2, 3))
+
+
+def test_suspended_job_has_no_pods_and_goes_on_when_it_may() -> None:
+    decision = one(running("a", 2, 4, 3, suspended=True), nodes(4))
+    assert gone(decision) == ["a-0", "a-1", "a-2"]
+    without = one(job("a", 2, 4, suspended=True, record=decision.record), nodes(4))
+    assert (without.record.phase, without.create) == (Phase.SUSPENDED, ())
+    again = one(job("a", 2, 4, record=without.record), nodes(4))
+    assert (again.record.phase, again.create) == (Phase.PENDING, (0, 1, 2, 3))
+
+
+def test_job_that_makes_no_sense_fails_with_what_is_wrong() -> None:
+    decision = one(job("a", problem="minWorkers is 3, and maxWorkers 2"), nodes(4))
+    assert (decision.record.phase, decision.record.why) == (Phase.FAILED, "minWorkers is 3, and maxWorkers 2")
+    assert decision.create == ()
+
+
+def test_pods_that_the_scheduler_places_nowhere_are_taken_back_and_tried_again_later() -> None:
+    there = (*pods(2), pod(2, "", unschedulable_since=0.0, running=False))
+    job_ = running("a", 1, 4, 0, pods=there)
+    assert gone(one(job_, nodes(4), TRY_S)) == []
+    decision = one(job_, nodes(4), TRY_S + 1)
+    assert (gone(decision), decision.wanted) == (["a-2"], 2)
+    assert decision.record.refusal is not None
+    rest = replace(job_, pods=there[:2], record=decision.record)
+    assert one(rest, nodes(4), TRY_S + 2).create == ()
+    assert one(rest, nodes(4), TRY_S + 1 + RETRY_S).create == (2, 3)
+
+
+def test_job_whose_minimum_the_scheduler_refuses_takes_nothing() -> None:
+    there = (pod(0), pod(1, "", unschedulable_since=0.0, running=False))
+    decision = one(job("a", 2, 4, pods=there), nodes(4), TRY_S + 1)
+    assert gone(decision) == ["a-0", "a-1"]
+    assert decision.record.why == "the scheduler finds no node for more pods"
+
+
+def test_pod_on_record_that_is_still_there_is_deleted_and_counts_as_gone() -> None:
+    record = Record(Phase.RUNNING, leaving=frozenset({"a1"}))
+    decision = one(running("a", 1, 2, 2, record=record), nodes(1))
+    assert gone(decision) == ["a-1"]
+    assert decision.record.leaving == {"a1"}
+    assert decision.wanted == 1
+    later = one(running("a", 1, 2, 1, record=record), nodes(1))
+    assert later.record.leaving == frozenset()
+
+
+def test_pod_that_nobody_ends_is_forgotten() -> None:
+    there = (pod(0), pod(1, "dead", gone_by=10.0))
+    assert one(job("a", pods=there), nodes(1), 10.0 + LOST_S).delete == ()
+    (doom,) = one(job("a", pods=there), nodes(1), 10.0 + LOST_S + 1).delete
+    assert (doom.pod.name, doom.force) == ("a-1", True)
+
+
+def test_names_are_as_many_as_pods_are_allowed() -> None:
+    there = tuple(replace(one, gone_by=1.0) for one in pods(2))
+    assert one(job("a", 1, 3, pods=there), nodes(8)).create == (2,)
+
+
+def test_decision_agrees_with_the_same_pods_in_the_same_places() -> None:
+    known = job("a", pods=pods(2))
+    assert agrees(known, pods(2))
+    assert not agrees(known, pods(3))
+    assert not agrees(known, pods(1))
+    assert not agrees(known, [pod(0), pod(1, gone_by=1.0)])
+    assert not agrees(known, [pod(0), pod(1, uid="another")])
+    assert not agrees(job("a", pods=(pod(0), pod(1, ""))), pods(2))
+
+
+# ---------------------------------------------------------------- anything in any order
+
+
+def made(random_: random.Random, number: int, *, work: int = 10**9) -> Served:
+    low = random_.randint(1, 3)
+    barred = frozenset({"n0"}) if random_.random() < 0.2 else frozenset[str]()
+    new = job(f"j{number}", low, low + random_.randint(0, 4), priority=random_.choice([0, 0, 5]))
+    return Served(replace(new, created=float(number), backoff_limit=10**6), work=work, most=new.maximum, barred=barred)
+
+
+def one_event(cluster: Cluster) -> None:
+    random_ = cluster.random
+    controller = random_.choice(cluster.controllers)
+    match random_.choice("pppttsssssssskrrrrweeoufcnzlxxhh"):
+        case "p":
+            controller.picture = cluster.stale_picture()
+        case "t":
+            cluster.think(controller)
+        case "s":
+            cluster.step(controller)
+        case "h":  # it sees jobs at once, and pods late
+            controller.picture = replace(cluster.stale_picture(), jobs=cluster.picture().jobs)
+            cluster.think(controller)
+            while cluster.step(controller):
+                pass
+        case "k":  # it dies, and another one begins with nothing
+            controller.todo = []
+            controller.picture = cluster.picture()
+        case "r":
+            cluster.schedule()
+            cluster.run_pods()
+        case "w":
+            cluster.work()
+        case "e":
+            cluster.end_pod(random_.choice(EXITS))
+        case "o":
+            cluster.preempt()
+        case "u":
+            if cluster.others:
+                del cluster.others[random_.choice(sorted(cluster.others))]
+        case "f":
+            cluster.now += random_.choice([1.0, 10.0, 100.0])
+        case "c" if len(cluster.jobs) < 5:
+            cluster.jobs[f"j{len(cluster.jobs)}"] = made(random_, len(cluster.jobs))
+        case "z" if cluster.jobs:
+            served = cluster.jobs[random_.choice(sorted(cluster.jobs))]
+            served.job = replace(served.job, suspended=not served.job.suspended)
+            served.version += 1
+        case "x" if cluster.jobs:
+            served = cluster.jobs[random_.choice(sorted(cluster.jobs))]
+            served.job = replace(served.job, maximum=random_.randint(served.job.minimum, served.most))
+            served.version += 1
+        case "n":
+            cluster.restore()
+        case "l" if random_.random() < 0.3:
+            cluster.lose(random_.choice(sorted(cluster.nodes)))
+        case _:
+            pass
+
+
+def settle(cluster: Cluster, *, rounds: int = 60) -> None:
+    """Nothing happens any more but what the controllers do, all of which see everything; it comes to an end."""
+    cluster.restore()
+    for served in cluster.jobs.values():
+        served.barred = frozenset()
+    quiet = 0
+    for _ in range(rounds):
+        acts = False
+        for controller in cluster.controllers:
+            controller.picture = cluster.picture()
+            cluster.think(controller)
+            while cluster.step(controller):
+                acts = True
+            cluster.schedule()
+            cluster.run_pods()
+        cluster.now += 61.0
+        quiet = 0 if acts else quiet + 1
+        if quiet > 4:  # longer than a refusal lasts
+            return
+    raise AssertionError("the controllers do not come to rest")
+
+
+def check_shares(cluster: Cluster) -> None:
+    """The shares are fair, nothing is idle, and nobody has pods who should not."""
+    sizes = {key: sum(pod.alive for pod in cluster.pods.get(key, {}).values()) for key in cluster.jobs}
+    free = sum(map(cluster.free, cluster.nodes))
+    jobs = {key: served.job for key, served in cluster.jobs.items()}
+    wait = {key for key, job in jobs.items() if sizes[key] < job.minimum and not job.suspended}
+    for key, job in jobs.items():
+        assert all(pod.node and pod.running for pod in cluster.pods.get(key, {}).values()), "nothing is left over"
+        assert sizes[key] <= (0 if job.suspended else job.maximum)
+        assert sizes[key] >= job.minimum or sizes[key] == 0 or job.record.phase is Phase.RUNNING
+        if key in wait or job.suspended or sizes[key] == job.maximum:
+            continue
+        assert not free, (key, sizes)
+        for other, size in sizes.items():
+            assert other in wait or size <= jobs[other].minimum or size <= sizes[key] + 1, (key, other, sizes)
+    for key in sorted(wait, key=lambda key: jobs[key].rank)[:1]:  # whoever waits first
+        surplus = sum(max(0, sizes[other] - jobs[other].minimum) for other in jobs if other not in wait)
+        held = sum(sizes[other] for other in wait)
+        assert free + surplus + held < jobs[key].minimum, (key, sizes)
+
+
+def check_schedules(number: int, *, num_controllers: int) -> None:
+    conflicts = names = disagreements = others = 0
+    for seed in range(number):
+        cluster = Cluster(seed, {"n0": 2, "n1": 3, "n2": 1}, num_controllers=num_controllers)
+        for _ in range(cluster.random.randint(20, 200)):
+            one_event(cluster)
+        settle(cluster)
+        check_shares(cluster)
+        conflicts += cluster.num_conflicts
+        names += cluster.num_refused_names
+        disagreements += cluster.num_disagreements
+        others += len(cluster.others)
+    assert min(conflicts, names, disagreements, others) > 0, "what the rule guards against has happened"
+
+
+def test_no_schedule_breaks_a_limit_and_each_one_comes_to_rest_with_fair_shares() -> None:
+    check_schedules(NUM_SCHEDULES, num_controllers=2)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("num_controllers", [1, 2, 3])
+def test_no_schedule_of_many_breaks_a_limit(num_controllers: int) -> None:
+    check_schedules(MANY, num_controllers=num_controllers)
+
+
+def test_every_job_ends_however_small_the_cluster_is() -> None:
+    for seed in range(10):
+        cluster = Cluster(seed, {"n0": 2, "n1": 2})
+        for number in range(6):
+            served = made(cluster.random, number, work=cluster.random.randint(1, 40))
+            served.job = replace(served.job, minimum=min(4, served.job.minimum))
+            served.barred = frozenset()
+            cluster.jobs[served.job.key] = served
+        controller: Controller = cluster.controllers[0]
+        for _ in range(600):
+            controller.picture = cluster.picture()
+            cluster.think(controller)
+            while cluster.step(controller):
+                pass
+            cluster.schedule()
+            cluster.run_pods()
+            cluster.work()
+            cluster.now += 5.0
+        phases = {served.job.record.phase for served in cluster.jobs.values()}
+        assert phases == {Phase.SUCCEEDED}, (seed, [served.job.record for served in cluster.jobs.values()])

@@ -1,0 +1,316 @@
+"""A cluster with ElasticFlow's controller, as the tests of it see it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ef_common.errors import ClusterFailed, ClusterNotFound
+from ef_common.kubernetes.api import Api
+from ef_common.kubernetes.applying import apply_all
+from ef_common.kubernetes.installation import NAME, NAMESPACE, manifests
+from ef_common.kubernetes.kinds import CLASSES, EVENTS, JOBS, LEASES, PODS
+from ef_common.kubernetes.resource import JOB_LABEL, Json
+from ef_common.testing.harness_run import HEARTBEAT_TIMEOUT_S, Run
+from ef_common.testing.ports import free_ports
+from tests.faults import networks
+from tests.faults.hosts import ENOUGH
+from tests.faults.torchrun_nodes import OPTIONS, SCRIPT
+from tests.kubernetes import control_plane
+from tests.kubernetes.control_plane import ControlPlane
+from tests.kubernetes.kubelets import GPU, Kubelets
+
+GUARD_S = 240.0
+LEASE_S = 4.0
+_POLL_S = 0.1
+_HERE = "default"
+ENVIRON = {
+    "ELASTICFLOW_AUDIT": "1",
+    "ELASTICFLOW_HEARTBEAT_TIMEOUT": str(HEARTBEAT_TIMEOUT_S),
+    "OMP_NUM_THREADS": "1",
+    "PYTHONUNBUFFERED": "1",
+    "PYTHONWARNINGS": "ignore",
+}
+
+
+class Cluster:
+    """A cluster whose nodes have one GPU each.
+
+    Args:
+        plane: Its control plane.
+        kubelets: Its nodes.
+        folder: For its files.
+
+    Attributes:
+        controllers: Those that were started.
+        page: Where the newest one answers probes.
+    """
+
+    page = ""
+
+    def __init__(self, plane: ControlPlane, kubelets: Kubelets, folder: Path) -> None:
+        self.plane, self.kubelets, self._folder = plane, kubelets, folder
+        self.api = Api(str(plane.kubeconfig), manager="test")
+        self.controllers: list[subprocess.Popen[bytes]] = []
+        self._kubeconfig: Path | None = None
+
+    def install(self) -> None:
+        """As a user does, but for the deployment: there are no images here."""
+        things = [one for one in manifests(image="none") if one["kind"] != "Deployment"]
+        for name, value in (("training", -10), ("serving", 1000)):
+            head = {"apiVersion": CLASSES.api_version, "kind": CLASSES.kind}
+            things.append({**head, "metadata": {"name": name}, "value": value})
+        for thing in things:
+            if thing["kind"] == "PriorityClass":
+                self.api.create(CLASSES, thing)
+            else:
+                assert list(apply_all(self.api, [thing]))
+        self.wait_until(self._is_served, "the new resource")
+        token = self.plane.token_of(NAMESPACE, NAME)
+        self._kubeconfig = self.plane.write_kubeconfig(self._folder / "controller", token, namespace=NAMESPACE)
+
+    def _is_served(self) -> bool:
+        with contextlib.suppress(ClusterFailed):
+            self.api.list(JOBS)
+            return True
+        return False
+
+    # ------------------------------------------------------------ the controller
+
+    def start_controller(self) -> subprocess.Popen[bytes]:
+        """Start one, with the rights that its installation gives it and no others."""
+        command = [sys.executable, "-m", "ef_common.cli", "kubernetes", "controller"]
+        (port,) = free_ports(1)
+        self.page = f"http://127.0.0.1:{port}"
+        options = [f"--kubeconfig={self._kubeconfig}", f"--page=127.0.0.1:{port}", f"--lease-s={LEASE_S}"]
+        with (self._folder / "controller.log").open("ab") as log:
+            process = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", *command, *options],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        self.controllers.append(process)
+        return process
+
+    def log(self) -> str:
+        return (self._folder / "controller.log").read_text()
+
+    def stop_controllers(self) -> None:
+        for process in self.controllers:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGCONT)
+            process.kill()
+            process.wait()
+        self.controllers.clear()
+        with contextlib.suppress(ClusterNotFound):
+            self.api.delete(LEASES, NAMESPACE, NAME)
+
+    def elasticflow(self, *arguments: str) -> str:
+        """Give a command of ours, which must not fail; what it has printed."""
+        done = self.call(*arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        environ = {**os.environ, "KUBECONFIG": str(self.plane.kubeconfig)}
+        command = [sys.executable, "-m", "ef_common.cli", "kubernetes", *arguments]
+        return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=GUARD_S)
+
+    # ------------------------------------------------------------ what is there
+
+    def wait_until(self, condition: Callable[[], object], what: str = "") -> None:
+        """Wait until this holds, which asks the cluster."""
+        deadline = time.monotonic() + GUARD_S
+        while not condition():
+            assert all(one.poll() in (None, -signal.SIGKILL) for one in self.controllers), self.log()
+            assert time.monotonic() < deadline, f"waited in vain for {what}\n{self.story()}"
+            time.sleep(_POLL_S)
+
+    def story(self) -> str:
+        """What is there, for whoever reads why a test has failed."""
+        jobs = [json.dumps({"name": one["metadata"]["name"], **one.get("status", {})}) for one in self.jobs()]
+        pods = [
+            f"{one['metadata']['name']} {one['status'].get('phase')} on {one['spec'].get('nodeName')} "
+            f"{one['metadata'].get('deletionTimestamp', '')}"
+            for one in self.api.list(PODS, _HERE)[0]
+        ]
+        controller = self.log()[-4000:] if (self._folder / "controller.log").exists() else ""
+        return "\n".join(["--- jobs", *jobs, "--- pods", *pods, "--- controller", controller])
+
+    def jobs(self) -> list[Json]:
+        return self.api.list(JOBS, _HERE)[0]
+
+    def status(self, job: str) -> Json:
+        found: Json = self.api.get(JOBS, _HERE, job).get("status") or {}
+        return found
+
+    def pods(self, job: str) -> dict[str, str]:
+        """Phases of the pods of a job that are not being deleted."""
+        found, _ = self.api.list(PODS, _HERE, labels=f"{JOB_LABEL}={job}")
+        return {
+            pod["metadata"]["name"]: pod["status"]["phase"]
+            for pod in found
+            if not pod["metadata"].get("deletionTimestamp")
+        }
+
+    def events(self, job: str) -> list[str]:
+        """What the controller has told of a job."""
+        found, _ = self.api.list(EVENTS, _HERE)
+        return [f"{one['reason']}: {one['message']}" for one in found if one["involvedObject"]["name"] == job]
+
+    # ------------------------------------------------------------ others
+
+    def serve(self, name: str) -> None:
+        """A pod of somebody else's, of high priority, that takes a whole node."""
+        container = {"name": "serve", "image": "none", "command": ["sleep", "1000"]}
+        spec = {
+            "priorityClassName": "serving",
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 1,
+            "automountServiceAccountToken": False,
+            "containers": [{**container, "resources": {"limits": {GPU: "1"}}}],
+        }
+        meta = {"name": name, "namespace": _HERE, "labels": {"app": "serving"}}
+        self.api.create(PODS, {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
+
+    def is_running(self, pod: str) -> bool:
+        return bool(self.api.get(PODS, _HERE, pod)["status"].get("phase") == "Running")
+
+    def remove(self, pod: str, **options: Any) -> None:
+        self.api.delete(PODS, _HERE, pod, **options)
+
+    def clear(self) -> None:
+        """Nobody has anything any more."""
+        for job in self.jobs():
+            self.api.delete(JOBS, _HERE, job["metadata"]["name"])
+        for pod in self.api.list(PODS, _HERE)[0]:
+            with contextlib.suppress(ClusterFailed):
+                self.api.delete(PODS, _HERE, pod["metadata"]["name"], grace_s=1)
+        self.wait_until(lambda: not self.api.list(PODS, _HERE)[0], "the end of all pods")
+        for event in self.api.list(EVENTS, _HERE)[0]:
+            with contextlib.suppress(ClusterFailed):
+                self.api.delete(EVENTS, _HERE, event["metadata"]["name"])
+
+
+class Training(Run):
+    """A training in the cluster, whose pods share a directory of events.
+
+    Args:
+        directory: That directory.
+        cluster: The cluster.
+        name: Of the job.
+    """
+
+    def __init__(self, directory: Path, cluster: Cluster, name: str) -> None:
+        super().__init__(directory, guard_s=GUARD_S)
+        self.name, self._cluster = name, cluster
+        self.uid = ""
+
+    def submit(
+        self,
+        low: int,
+        high: int,
+        *,
+        command: tuple[str, ...] = (),
+        options: Mapping[str, Any] | None = None,
+        **spec: Any,
+    ) -> Training:
+        """Submit it, as a file that somebody has written by hand."""
+        run = (sys.executable, "-m", "ef_common.cli", "run", f"--run-dir={self.directory}", "--monitor-interval=0.1")
+        training = json.dumps({**OPTIONS, **(options or {})})
+        container = {
+            "name": "worker",
+            "image": "none",
+            "command": list(command or (*run, str(SCRIPT), training)),
+            "env": [{"name": name, "value": value} for name, value in ENVIRON.items()],
+            "resources": {"limits": {GPU: "1"}},
+            "workingDir": str(self.directory),
+        }
+        pod = {"terminationGracePeriodSeconds": 40, "containers": [container]}
+        job = {
+            "apiVersion": JOBS.api_version,
+            "kind": JOBS.kind,
+            "metadata": {"name": self.name, "namespace": _HERE},
+            "spec": {
+                "minWorkers": low,
+                "maxWorkers": high,
+                "priorityClassName": "training",
+                "checkpoint": f"file://{self.directory}/checkpoints",
+                "template": {"spec": pod},
+                **spec,
+            },
+        }
+        self.uid = self._cluster.api.create(JOBS, job)["metadata"]["uid"]
+        return self
+
+    def check(self) -> None:
+        ended = [one for one in self._cluster.controllers if one.poll() not in (None, -signal.SIGKILL)]
+        assert not ended, self._cluster.log()
+
+    def wait_for_world(self, size: int, *, after: int = 0) -> int:
+        """Wait until so many are in a view, all of them; its generation."""
+
+        def complete(events: Any) -> int:
+            found = [event["generation"] for event in events if event["kind"] == "view" and event["world_size"] == size]
+            return max((one for one in found if one > after and found.count(one) == size), default=0)
+
+        return self.wait_until(complete, f"a view of {size} workers after {after}")
+
+    def wait_for_steps(self, number: int = 3) -> None:
+        """Wait until so many more steps are made."""
+        self.wait_for_step(max((event["step"] for event in self.events("step")), default=0) + number)
+
+    def wait_for_phase(self, phase: str) -> None:
+        self._cluster.wait_until(
+            lambda: self._cluster.status(self.name).get("phase") == phase, f"{self.name} to be {phase}"
+        )
+
+    def wait_for_pods(self, number: int) -> None:
+        """Wait until so many run, and no others are there."""
+        self._cluster.wait_until(
+            lambda: list(self._cluster.pods(self.name).values()) == ["Running"] * number, f"{number} pods"
+        )
+
+    def finish(self) -> None:
+        """The training is enough: it ends well, and with it the job."""
+        (self.directory / ENOUGH).touch()
+        self.wait_for_phase("Succeeded")
+        self.audit()
+
+    def tails(self) -> str:
+        outputs = sorted(self._cluster.kubelets.outputs.glob(f"{self.name}-*.txt"))
+        texts = [f"--- {path.name}\n{path.read_text(errors='replace')[-4000:]}" for path in outputs]
+        return "\n".join([*texts, self._cluster.story()])
+
+
+def why_not() -> str | None:
+    """Reason why this machine cannot have such a cluster, or None."""
+    return control_plane.why_not() or networks.why_not()
+
+
+@contextlib.contextmanager
+def cluster(gpus: Mapping[int, int]) -> Iterator[Cluster]:
+    """Make a cluster with these nodes, and take it away again."""
+    with (
+        tempfile.TemporaryDirectory(prefix="ef-pods-", ignore_cleanup_errors=True) as text,
+        networks.nodes(len(gpus)),
+        control_plane.control_plane() as plane,
+        Kubelets(plane.kubeconfig, Path(text), gpus) as kubelets,
+    ):
+        made = Cluster(plane, kubelets, Path(text))
+        try:
+            made.install()
+            yield made
+        finally:
+            made.stop_controllers()
+            made.api.close()

@@ -1,0 +1,264 @@
+"""Nodes of a test cluster: network namespaces, on which the command of a pod runs as a real process.
+
+What a kubelet does, they do: they report the node and the pod, give the process its variables, send it SIGTERM when
+the pod is deleted, and SIGKILL after its grace period. Not real are images, probes, volumes, limits, and name servers:
+the headless services of the cluster are in the hosts file of each node, from the endpoints that the real controller
+manager makes.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ef_common.errors import ClusterConflict, ClusterFailed, ClusterNotFound
+from ef_common.kubernetes.api import Api
+from ef_common.kubernetes.kinds import NODES, PODS, SECRETS, Kind
+from ef_common.kubernetes.reading import time_of
+from ef_common.kubernetes.watching import Copy
+from tests.faults import networks
+
+ENDPOINTS = Kind("v1", "Endpoints", "endpoints")
+NODE_LEASES = Kind("coordination.k8s.io/v1", "Lease", "leases")
+GPU = "nvidia.com/gpu"
+_BEAT_S = 5.0
+_POLL_S = 0.05
+
+
+def name_of(node: int) -> str:
+    return f"node{node}"
+
+
+class Kubelets:
+    """The kubelets of all nodes, as threads of this process.
+
+    Args:
+        kubeconfig: Where the cluster is.
+        outputs: Folder for what pods write.
+        gpus: How many GPUs each node has, by its number.
+    """
+
+    def __init__(self, kubeconfig: Path, outputs: Path, gpus: Mapping[int, int]) -> None:
+        self.outputs = outputs
+        self._api = Api(str(kubeconfig), manager="kubelet")
+        self._gpus = dict(gpus)
+        self._numbers = {name_of(node): node for node in gpus}
+        self._changed = threading.Event()
+        self._pods = Copy(self._api, PODS, on_change=self._changed.set)
+        self._endpoints = Copy(self._api, ENDPOINTS, on_change=self._changed.set)
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._seen: set[str] = set()
+        self._ending: set[str] = set()
+        self._stopped = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._names: dict[str, list[str]] = {}
+        self.dead: set[int] = set()
+        self.gone_after_s: dict[str, float] = {}
+
+    def __enter__(self) -> Kubelets:
+        for node, gpus in self._gpus.items():
+            self._register(node, gpus)
+        self._pods.start()
+        self._endpoints.start()
+        for body in (self._beat, self._follow):
+            self._start(body)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._changed.set()
+        self._pods.stop()
+        self._endpoints.stop()
+        for process in list(self._processes.values()):
+            _kill(process)
+        for thread in list(self._threads):
+            thread.join(10.0)
+        self._api.close()
+
+    def process_of(self, pod: str) -> subprocess.Popen[bytes]:
+        """The process of a pod that runs."""
+        (uid,) = (one["metadata"]["uid"] for one in self._pods.objects() if one["metadata"]["name"] == pod)
+        return self._processes[uid]
+
+    # ------------------------------------------------------------ a node
+
+    def _register(self, node: int, gpus: int) -> None:
+        name = name_of(node)
+        labels = {"kubernetes.io/hostname": name}
+        head = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
+        with contextlib.suppress(ClusterConflict):
+            self._api.create(NODES, head)
+        now = time_of(time.time())[:19] + "Z"
+        has = {"cpu": "16", "memory": "64Gi", "pods": "50", GPU: str(gpus)}
+        ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
+        status = {
+            "capacity": has,
+            "allocatable": has,
+            "addresses": [{"type": "InternalIP", "address": networks.address(node)}],
+            "conditions": [{**ready, "lastHeartbeatTime": now, "lastTransitionTime": now}],
+        }
+        found = self._api.get(NODES, None, name)
+        self._api.replace(NODES, {**found, "status": status}, sub="status")
+        self._api.change(NODES, None, name, {"spec": {"taints": None}})
+
+    def _beat(self) -> None:
+        while not self._stopped.is_set():
+            for name in self._numbers:
+                if self._numbers[name] not in self.dead:
+                    with contextlib.suppress(ClusterFailed):
+                        self._renew(name)
+            self._stopped.wait(_BEAT_S)
+
+    def _renew(self, name: str) -> None:
+        now = time_of(time.time())
+        lease = {
+            "apiVersion": NODE_LEASES.api_version,
+            "kind": NODE_LEASES.kind,
+            "metadata": {"name": name, "namespace": "kube-node-lease"},
+            "spec": {"holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": now},
+        }
+        try:
+            self._api.change(NODE_LEASES, "kube-node-lease", name, {"spec": lease["spec"]})
+        except ClusterNotFound:
+            self._api.create(NODE_LEASES, lease)
+
+    # ------------------------------------------------------------ pods
+
+    def _follow(self) -> None:
+        while not self._stopped.is_set():
+            self._changed.wait(1.0)
+            self._changed.clear()
+            self._write_names()
+            for pod in self._pods.objects():
+                uid, node = pod["metadata"]["uid"], self._numbers.get(pod["spec"].get("nodeName") or "")
+                if node is None or node in self.dead:
+                    continue
+                if pod["metadata"].get("deletionTimestamp"):
+                    if uid not in self._ending:
+                        self._ending.add(uid)
+                        self._start(lambda pod=pod: self._end(pod))
+                elif uid not in self._seen and pod["status"].get("phase", "Pending") == "Pending":
+                    self._seen.add(uid)
+                    self._start(lambda pod=pod, node=node: self._run(pod, node))
+
+    def _start(self, body: Any) -> None:
+        thread = threading.Thread(target=body, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _run(self, pod: dict[str, Any], node: int) -> None:
+        meta, container = pod["metadata"], pod["spec"]["containers"][0]
+        environ = {**_base_environ(), **self._variables(pod, node)}
+        command = [*(container.get("command") or ()), *(container.get("args") or ())]
+        with (self.outputs / f"{meta['name']}.txt").open("ab") as output:
+            process = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", *networks.inside(node), *command],
+                env=environ,
+                cwd=container.get("workingDir"),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._processes[meta["uid"]] = process
+        self._report(pod, node, "Running", {"running": {"startedAt": time_of(time.time())[:19] + "Z"}})
+        status = process.wait()
+        _kill(process)  # what it has left behind in its session
+        status = 128 - status if status < 0 else status
+        if not self._stopped.is_set() and node not in self.dead:
+            ended = {"exitCode": status, "finishedAt": time_of(time.time())[:19] + "Z"}
+            self._report(pod, node, "Failed" if status else "Succeeded", {"terminated": ended})
+
+    def _end(self, pod: dict[str, Any]) -> None:
+        meta = pod["metadata"]
+        process = self._processes.get(meta["uid"])
+        began = time.monotonic()
+        if process is not None and process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(max(meta.get("deletionGracePeriodSeconds") or 0, 0.01))
+            except subprocess.TimeoutExpired:
+                _kill(process)
+        self.gone_after_s[meta["name"]] = time.monotonic() - began
+        with contextlib.suppress(ClusterFailed):
+            self._api.delete(PODS, meta["namespace"], meta["name"], uid=meta["uid"], grace_s=0)
+
+    def _variables(self, pod: dict[str, Any], node: int) -> dict[str, str]:
+        values = {"status.podIP": networks.address(node), "metadata.name": pod["metadata"]["name"]}
+        found = {}
+        for variable in pod["spec"]["containers"][0].get("env") or ():
+            origin = variable.get("valueFrom") or {}
+            if "fieldRef" in origin:
+                found[variable["name"]] = values[origin["fieldRef"]["fieldPath"]]
+            elif "secretKeyRef" in origin:
+                found[variable["name"]] = self._secret(pod["metadata"]["namespace"], **origin["secretKeyRef"])
+            else:
+                found[variable["name"]] = variable.get("value", "")
+        return found
+
+    def _secret(self, namespace: str, *, name: str, key: str) -> str:
+        return base64.b64decode(self._api.get(SECRETS, namespace, name)["data"][key]).decode()
+
+    def _report(self, pod: dict[str, Any], node: int, phase: str, state: dict[str, Any]) -> None:
+        name, address, is_ready = pod["metadata"]["name"], networks.address(node), str(phase == "Running")
+        containers = [
+            {"name": one["name"], "image": one.get("image", ""), "imageID": "", "restartCount": 0, "state": state}
+            | {"ready": phase == "Running"}
+            for one in pod["spec"]["containers"]
+        ]
+        conditions = [{"type": kind, "status": is_ready} for kind in ("Ready", "ContainersReady")]
+        status = {
+            "phase": phase,
+            "podIP": address,
+            "podIPs": [{"ip": address}],
+            "hostIP": address,
+            "conditions": [{"type": "PodScheduled", "status": "True"}, *conditions],
+            "containerStatuses": containers,
+        }
+        for _ in range(20):
+            try:
+                found = self._api.get(PODS, pod["metadata"]["namespace"], name)
+                if found["metadata"]["uid"] == pod["metadata"]["uid"]:
+                    self._api.replace(PODS, {**found, "status": {**found["status"], **status}}, sub="status")
+                return
+            except ClusterNotFound:
+                return
+            except ClusterFailed:
+                time.sleep(_POLL_S)
+
+    # ------------------------------------------------------------ names
+
+    def _write_names(self) -> None:
+        names: dict[str, list[str]] = defaultdict(list)
+        for endpoints in self._endpoints.objects():
+            meta = endpoints["metadata"]
+            for subset in endpoints.get("subsets") or ():
+                for one in [*(subset.get("addresses") or ()), *(subset.get("notReadyAddresses") or ())]:
+                    if one.get("targetRef"):
+                        names[f"{meta['name']}.{meta['namespace']}.svc"].append(one["ip"])
+        if names != self._names:
+            self._names = dict(names)
+            for node in self._numbers.values():
+                networks.set_names(node, self._names)
+
+
+def _base_environ() -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "ELASTICFLOW_", "SLURM_", "KUBE"))}
+    return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(10.0)

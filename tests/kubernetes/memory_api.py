@@ -1,0 +1,181 @@
+"""An API server in memory: versions, conditions on them, watches that can be lost, and an outage."""
+
+from __future__ import annotations
+
+import copy
+import queue
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ef_common.errors import ClusterConflict, ClusterFailed, ClusterNotFound, ClusterRefused
+from ef_common.kubernetes.kinds import Kind
+from ef_common.kubernetes.resource import Json
+
+_Name = tuple[str, str, str]
+
+
+class MemoryApi:
+    """It has the methods of `Api`.
+
+    Attributes:
+        namespace: The current one.
+        calls: What was changed, as `create pods a-0`.
+        down: It answers nothing.
+        refused: What it refuses, as in `calls`, and why.
+    """
+
+    namespace = "here"
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.down = False
+        self.refused: dict[str, str] = {}
+        self._objects: dict[_Name, Json] = {}
+        self._version = 0
+        self._lock = threading.RLock()
+        self._watches: list[tuple[Kind, queue.SimpleQueue[tuple[str, Json] | None]]] = []
+
+    # ---------------------------------------------------------------- as Api has it
+
+    def get(self, kind: Kind, namespace: str | None, name: str) -> Json:
+        with self._lock:
+            self._check()
+            return copy.deepcopy(self._found(kind, namespace, name))
+
+    def list(self, kind: Kind, namespace: str | None = None, *, labels: str = "") -> tuple[list[Json], str]:
+        label, _, value = labels.partition("=")
+        with self._lock:
+            self._check()
+            found = [
+                copy.deepcopy(thing)
+                for (plural, where, _), thing in self._objects.items()
+                if plural == kind.plural
+                and namespace in (None, where)
+                and (not label or (thing["metadata"].get("labels") or {}).get(label) == value)
+            ]
+            return found, str(self._version)
+
+    def watch(self, kind: Kind, version: str, *, limit_s: int) -> Iterator[tuple[str, Json]]:
+        events: queue.SimpleQueue[tuple[str, Json] | None] = queue.SimpleQueue()
+        with self._lock:
+            self._check()
+            if int(version) != self._version:
+                raise ClusterFailed("too old resource version")
+            self._watches.append((kind, events))
+        while (event := events.get()) is not None:
+            yield event
+        raise ClusterFailed("the API server has gone")
+
+    def create(self, kind: Kind, thing: Mapping[str, Any]) -> Json:
+        made = copy.deepcopy(dict(thing))
+        meta = made["metadata"]
+        with self._lock:
+            name = meta.get("name") or f"{meta['generateName']}{self._version}"
+            self._check(f"create {kind.plural} {name}")
+            if self._name(kind, meta.get("namespace"), name) in self._objects:
+                raise ClusterConflict(f"{name} already exists")
+            meta.update(name=name, uid=f"uid-{self._version}", generation=1)
+            return self._put("ADDED", kind, made)
+
+    def replace(self, kind: Kind, thing: Mapping[str, Any], *, sub: str = "") -> Json:
+        meta = thing["metadata"]
+        with self._lock:
+            self._check(f"replace {kind.plural} {meta['name']}")
+            before = self._found(kind, meta.get("namespace"), meta["name"])
+            if before["metadata"]["resourceVersion"] != meta["resourceVersion"]:
+                raise ClusterConflict("the object has been modified")
+            made = {**before, "status": thing["status"]} if sub == "status" else {**thing}
+            return self._put("MODIFIED", kind, copy.deepcopy(made))
+
+    def change(self, kind: Kind, namespace: str | None, name: str, patch: Mapping[str, Any]) -> Json:
+        with self._lock:
+            self._check()
+            made = copy.deepcopy(self._found(kind, namespace, name))
+            _merge(made, patch)
+            return self._put("MODIFIED", kind, made)
+
+    def delete(
+        self, kind: Kind, namespace: str | None, name: str, *, uid: str = "", grace_s: int | None = None
+    ) -> Json:
+        with self._lock:
+            self._check(f"delete {kind.plural} {name}")
+            found = self._found(kind, namespace, name)
+            if uid and found["metadata"]["uid"] != uid:
+                raise ClusterConflict("the UID in the precondition does not match")
+            runs = (found.get("status") or {}).get("phase") == "Running"
+            if runs and grace_s != 0:
+                made = copy.deepcopy(found)
+                made["metadata"]["deletionTimestamp"] = "2100-01-01T00:00:00Z"
+                return self._put("MODIFIED", kind, made)
+            self.remove(kind, namespace, name)
+            return {"kind": "Status"}
+
+    # ---------------------------------------------------------------- what else happens
+
+    def remove(self, kind: Kind, namespace: str | None, name: str) -> None:
+        """It has gone."""
+        with self._lock:
+            found = self._objects.pop(self._name(kind, namespace, name))
+            self._version += 1
+            self._say("DELETED", kind, found)
+
+    def lose_watches(self) -> None:
+        """All watches end, and what they would have told is not told."""
+        with self._lock:
+            for _, events in self._watches:
+                events.put(None)
+            self._watches.clear()
+
+    def run_pods(self, status: int | None = None) -> None:
+        """All pods run; or have ended with this status."""
+        state: Json = {"running": {}} if status is None else {"terminated": {"exitCode": status}}
+        phase = "Running" if status is None else "Failed" if status else "Succeeded"
+        with self._lock:
+            for (plural, namespace, name), pod in list(self._objects.items()):
+                if plural == "pods":
+                    containers = [{"name": pod["spec"]["containers"][0]["name"], "state": state}]
+                    kind = Kind("v1", "Pod", "pods")
+                    self.change(kind, namespace, name, {"spec": {"nodeName": "n1"}})
+                    self.change(kind, namespace, name, {"status": {"phase": phase, "containerStatuses": containers}})
+
+    # ---------------------------------------------------------------- inside
+
+    def _check(self, call: str = "") -> None:
+        if self.down:
+            raise ClusterFailed("the API server does not answer")
+        if call in self.refused:
+            raise ClusterRefused(self.refused[call])
+        if call:
+            self.calls.append(call)
+
+    @staticmethod
+    def _name(kind: Kind, namespace: str | None, name: str) -> _Name:
+        return kind.plural, namespace or "", name
+
+    def _found(self, kind: Kind, namespace: str | None, name: str) -> Json:
+        try:
+            return self._objects[self._name(kind, namespace, name)]
+        except KeyError:
+            raise ClusterNotFound(f"{kind.plural} {name} not found") from None
+
+    def _put(self, what: str, kind: Kind, thing: Json) -> Json:
+        self._version += 1
+        thing["metadata"]["resourceVersion"] = str(self._version)
+        self._objects[self._name(kind, thing["metadata"].get("namespace"), thing["metadata"]["name"])] = thing
+        self._say(what, kind, thing)
+        return copy.deepcopy(thing)
+
+    def _say(self, what: str, kind: Kind, thing: Json) -> None:
+        thing["metadata"]["resourceVersion"] = str(self._version)
+        for watched, events in self._watches:
+            if watched.plural == kind.plural:
+                events.put((what, copy.deepcopy(thing)))
+
+
+def _merge(thing: Json, patch: Mapping[str, Any]) -> None:
+    for name, value in patch.items():
+        if isinstance(value, Mapping):
+            _merge(thing.setdefault(name, {}), value)
+        else:
+            thing[name] = value

@@ -1,0 +1,104 @@
+"""What the commands ask of a cluster: an installation is applied, and the lines of pods are followed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from ef_common.errors import ClusterFailed, ClusterNotFound, ClusterRefused
+from ef_common.kubernetes import following
+from ef_common.kubernetes.applying import apply_all
+from ef_common.kubernetes.following import lines
+from ef_common.kubernetes.installation import manifests
+from ef_common.kubernetes.kinds import JOBS, PODS, Kind
+from ef_common.kubernetes.resource import JOB_LABEL, Json
+from tests.kubernetes.memory_api import MemoryApi
+from tests.kubernetes.objects import job
+
+
+class Applied:
+    """An API server that takes what is applied, and may be too old for some of it."""
+
+    def __init__(self, refused: str = "") -> None:
+        self.refused = refused
+        self.applied: dict[str, Json] = {}
+
+    def apply(self, kind: Kind, thing: Mapping[str, Any]) -> Json:
+        if self.refused and self.refused in str(thing):
+            raise ClusterRefused(f".spec.{self.refused}: field not declared in schema")
+        self.applied[kind.path(thing["metadata"].get("namespace"), thing["metadata"]["name"])] = dict(thing)
+        return dict(thing)
+
+
+def test_installation_is_applied_where_each_object_belongs() -> None:
+    api = Applied()
+    told = list(apply_all(api, manifests(image="i", namespace="here")))  # type: ignore[arg-type]
+    assert told[0] == "CustomResourceDefinition elasticjobs.elasticflow.dev is applied"
+    assert len(told) == len(api.applied)
+    for path in (
+        "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/elasticjobs.elasticflow.dev",
+        "/api/v1/namespaces/here",
+        "/api/v1/namespaces/here/serviceaccounts/elasticflow-controller",
+        "/apis/rbac.authorization.k8s.io/v1/clusterroles/elasticflow-controller",
+        "/apis/rbac.authorization.k8s.io/v1/namespaces/here/rolebindings/elasticflow-controller",
+        "/apis/apps/v1/namespaces/here/deployments/elasticflow-controller",
+    ):
+        assert path in api.applied
+
+
+def test_api_server_that_knows_no_rules_gets_none_and_that_is_said() -> None:
+    api = Applied("x-kubernetes-validations")
+    told = list(apply_all(api, manifests(image="i")))  # type: ignore[arg-type]
+    assert "the controller alone checks jobs" in told[0]
+    definition = next(iter(api.applied.values()))
+    assert "x-kubernetes-validations" not in str(definition)
+    assert "x-kubernetes-preserve-unknown-fields" in str(definition)
+
+
+def test_other_refusals_of_an_installation_are_errors() -> None:
+    with pytest.raises(ClusterRefused):
+        list(apply_all(Applied("ServiceAccount"), manifests(image="i")))  # type: ignore[arg-type]
+
+
+class Written(MemoryApi):
+    """Pods that have written something."""
+
+    def log(self, namespace: str, pod: str, *, follow: bool = False) -> Iterator[str]:
+        if pod == "a-1":
+            raise ClusterFailed("it has gone")
+        yield from (f"{pod} begins", f"{pod} ends")
+
+
+@pytest.fixture
+def api() -> Written:
+    api = Written()
+    api.create(JOBS, job())
+    for name in ("a-0", "a-1", "a-2"):
+        meta = {"name": name, "namespace": "here", "labels": {JOB_LABEL: "a"}}
+        phase = "Pending" if name == "a-2" else "Running"
+        api.create(PODS, {"metadata": meta, "spec": {}, "status": {"phase": phase}})
+    return api
+
+
+def test_lines_have_the_name_of_their_pod(api: Written) -> None:
+    found = list(lines(api, "here", "a", follow=False))  # type: ignore[arg-type]
+    assert found == [("a-0", "a-0 begins"), ("a-0", "a-0 ends"), ("a-1", "(it has gone)")]
+    with pytest.raises(ClusterNotFound):
+        list(lines(api, "here", "b", follow=False))  # type: ignore[arg-type]
+
+
+def test_lines_are_followed_until_the_job_has_ended_also_of_pods_that_come_later(
+    api: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "_LOOK_S", 0.01)
+    told = lines(api, "here", "a", follow=True)  # type: ignore[arg-type]
+    first = {next(told) for _ in range(3)}
+    assert ("a-1", "(it has gone)") in first
+    api.change(PODS, "here", "a-2", {"status": {"phase": "Running"}})
+    end = threading.Timer(0.1, lambda: api.change(JOBS, "here", "a", {"status": {"phase": "Succeeded"}}))
+    end.start()
+    assert list(told) == [("a-2", "a-2 begins"), ("a-2", "a-2 ends")]
+    end.join()

@@ -1,0 +1,192 @@
+"""`elasticflow kubernetes`, as far as no cluster is needed; and what it would install."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from ef_common.cli import main
+from ef_common.errors import UsageError
+from ef_common.kubernetes.installation import NAME, controller_rules, manifests
+from ef_common.kubernetes.resource import PLURAL, definition, problem
+from ef_common.kubernetes.submission import Submission, name_for, pairs, row
+
+ROOT = Path(__file__).parents[2]
+
+
+def elasticflow(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["kubernetes", *arguments])
+
+
+def submitted(*arguments: str) -> dict[str, Any]:
+    result = elasticflow("submit", "--dry-run", "--image=digits", *arguments)
+    assert result.exit_code == 0, result.output
+    job: dict[str, Any] = yaml.safe_load(result.stdout)
+    return job
+
+
+def test_submission_is_an_elastic_job_that_makes_sense() -> None:
+    job = submitted(
+        "--workers=2:4",
+        "--resource=nvidia.com/gpu=1",
+        "--env=A=b=c",
+        "--checkpoint=s3://b/x",
+        "--priority-class=low",
+        "--nproc-per-node=gpu",
+        "--max-restarts=1",
+        "train_it.py",
+        "--epochs=3",
+    )
+    assert problem(job) == ""
+    assert job["metadata"] == {"name": "train-it"}
+    spec = job["spec"]
+    assert (spec["minWorkers"], spec["maxWorkers"], spec["nprocPerNode"]) == (2, 4, "gpu")
+    assert (spec["checkpoint"], spec["priorityClassName"]) == ("s3://b/x", "low")
+    (container,) = spec["template"]["spec"]["containers"]
+    assert container["command"] == ["elasticflow", "run", "--run-dir=/run/elasticflow", "--max-restarts=1"]
+    assert container["args"] == ["train_it.py", "--epochs=3"]
+    assert container["env"] == [{"name": "A", "value": "b=c"}]
+    assert container["resources"] == {"limits": {"nvidia.com/gpu": "1"}}
+
+
+def test_submitted_pods_are_restricted() -> None:
+    pod = submitted("train.py")["spec"]["template"]["spec"]
+    assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    (container,) = pod["containers"]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    writable = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert writable == {"/run/elasticflow", "/tmp"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--workers=4:2", "train.py"), "expected MIN:MAX"),
+        (("--workers=1:2",), "Received: no script"),
+        (("--resource=gpu", "train.py"), "expected NAME=VALUE. Received: --resource=gpu"),
+        (("--name=Big_Job", "train.py"), "Received: Big_Job"),
+        ((f"--name={'a' * 53}", "train.py"), "at most 52"),
+    ],
+)
+def test_submission_that_is_wrong_is_refused_in_one_line(arguments: tuple[str, ...], text: str) -> None:
+    result = elasticflow("submit", "--dry-run", "--image=digits", *arguments)
+    assert result.exit_code == 2
+    assert text in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("script", "name"),
+    [
+        ("/app/train.py", "train"),
+        ("My_Script.v2.py", "my-script-v2"),
+        ("01-digits.py", "job-01-digits"),
+        ("_.py", "job"),
+    ],
+)
+def test_job_is_named_like_its_script(script: str, name: str) -> None:
+    assert name_for(script) == name
+    assert Submission(name, "", 1, 2, "i", (script,)).job()["metadata"]["name"] == name
+
+
+def test_value_may_be_anything_but_must_be_there() -> None:
+    assert pairs(["A=1=2", "B="], option="--env") == {"A": "1=2", "B": ""}
+    with pytest.raises(UsageError, match="Received: --env==x"):
+        pairs(["=x"], option="--env")
+
+
+def test_row_of_a_job_that_nobody_has_looked_at_yet() -> None:
+    job = {"metadata": {"name": "a", "namespace": "b"}, "spec": {"minWorkers": 1, "maxWorkers": 4, "workers": 2}}
+    assert (row(job)["phase"], row(job)["max"], row(job)["running"]) == ("Pending", 2, 0)
+
+
+# ---------------------------------------------------------------- the installation
+
+
+def test_installation_is_printed_as_kubectl_reads_it() -> None:
+    result = elasticflow("install", "--dry-run", "--image=here/controller", "--replicas=3")
+    things = list(yaml.safe_load_all(result.stdout))
+    assert things == manifests(image="here/controller", replicas=3)
+    deployment = things[-1]
+    assert deployment["spec"]["replicas"] == 3
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "here/controller"
+    assert container["command"][:3] == ["elasticflow", "kubernetes", "controller"]
+    assert CliRunner().invoke(main, [*container["command"][1:3], "--help"]).exit_code == 0
+    assert deployment["spec"]["template"]["spec"]["securityContext"]["runAsNonRoot"] is True
+
+
+def test_controller_has_no_right_that_lets_it_read_secrets_or_change_others() -> None:
+    rights = {
+        (resource, verb) for rule in controller_rules() for resource in rule["resources"] for verb in rule["verbs"]
+    }
+    assert {verb for resource, verb in rights if resource == "secrets"} == {"create"}
+    assert {verb for resource, verb in rights if resource == "pods"} == {"get", "list", "watch", "create", "delete"}
+    assert not {resource for resource, verb in rights if verb in ("*", "patch", "escalate", "impersonate", "bind")}
+    assert {resource for resource, verb in rights if verb == "update"} == {f"{PLURAL}/status", f"{PLURAL}/finalizers"}
+    assert not [rule for rule in controller_rules() if "*" in (*rule["apiGroups"], *rule["resources"])]
+
+
+def test_roles_are_bound_to_the_account_of_the_controller() -> None:
+    things = manifests(image="i", namespace="there")
+    bindings = [thing for thing in things if thing["kind"].endswith("Binding")]
+    assert len(bindings) == 2
+    for binding in bindings:
+        assert binding["subjects"] == [{"kind": "ServiceAccount", "name": NAME, "namespace": "there"}]
+        assert any(thing["kind"] == binding["roleRef"]["kind"] for thing in things)
+
+
+def structural(schema: dict[str, Any], path: str = "") -> None:
+    """What API servers demand of each schema."""
+    assert schema.get("type") or schema.get("x-kubernetes-preserve-unknown-fields"), path
+    assert "$ref" not in schema
+    for name, one in (schema.get("properties") or {}).items():
+        structural(one, f"{path}.{name}")
+    if schema.get("type") == "array":
+        structural(schema["items"], f"{path}[]")
+
+
+def test_definition_is_structural_and_has_what_kubectl_shows() -> None:
+    (version,) = definition()["spec"]["versions"]
+    structural(version["schema"]["openAPIV3Schema"])
+    assert set(version["subresources"]) == {"status", "scale"}
+    assert definition()["spec"]["names"]["shortNames"] == ["ej"]
+
+
+def test_example_makes_sense() -> None:
+    job = yaml.safe_load((ROOT / "examples/15-kubernetes/job.yaml").read_text())
+    assert problem(job) == ""
+    known = definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+    assert set(job["spec"]) <= set(known)
+    things = list(yaml.safe_load_all((ROOT / "examples/15-kubernetes/serving.yaml").read_text()))
+    assert things[1]["spec"]["template"]["spec"]["priorityClassName"] == things[0]["metadata"]["name"]
+
+
+def test_commands_without_a_client_say_how_to_get_one(tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.modules['lightkube'] = None; sys.modules['httpx2'] = None\n"
+        "from ef_common.cli import main; main(['kubernetes', 'status'])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 2
+    assert "pip install 'elasticflow-training[kubernetes]'" in done.stderr
+
+
+def test_commands_import_neither_numpy_nor_torch() -> None:
+    program = (
+        "import sys; from ef_common.cli import main\n"
+        "try: main(['kubernetes', 'submit', '--dry-run', '--image=i', 'train.py'])\n"
+        "finally: print(sorted({'numpy', 'torch'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.stderr.strip() == "[]", done.stderr

@@ -1,0 +1,278 @@
+"""The controller, its lease and its copies, with an API server in memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+from urllib.error import HTTPError
+
+import pytest
+
+from ef_common.errors import ClusterNotFound
+from ef_common.kubernetes import controller as controllers
+from ef_common.kubernetes import watching
+from ef_common.kubernetes.controller import Controller
+from ef_common.kubernetes.kinds import EVENTS, JOBS, LEASES, NODES, PODS, POLICIES, SECRETS, SERVICES
+from ef_common.kubernetes.lease import DURATION_S, NAME, Lease
+from ef_common.kubernetes.metrics import ALIVE_S, Metrics, Page
+from tests.kubernetes.memory_api import MemoryApi
+from tests.kubernetes.objects import job, node
+from tests.waiting import poll_until
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> MemoryApi:
+    monkeypatch.setattr(controllers, "_TICK_S", 0.02)
+    monkeypatch.setattr(controllers, "_COALESCE_S", 0.0)
+    monkeypatch.setattr(controllers, "_CALLS_PER_S", 1e6)
+    monkeypatch.setattr(watching, "_PAUSES_S", (0.01, 0.05))
+    api = MemoryApi()
+    api.create(NODES, node("n1", 4))
+    return api
+
+
+class Acting:
+    """A controller in a thread."""
+
+    def __init__(self, api: MemoryApi) -> None:
+        self.metrics = Metrics()
+        self.controller = Controller(api, namespace="system", metrics=self.metrics)  # type: ignore[arg-type]
+        self.thread = threading.Thread(target=self.controller.run)
+        self.thread.start()
+
+    def stop(self) -> None:
+        self.controller.stop()
+        self.thread.join()
+
+
+@pytest.fixture
+def acting(api: MemoryApi) -> Iterator[Acting]:
+    one = Acting(api)
+    yield one
+    one.stop()
+
+
+def pods(api: MemoryApi) -> list[str]:
+    return sorted(pod["metadata"]["name"] for pod in api.list(PODS)[0] if "deletionTimestamp" not in pod["metadata"])
+
+
+def status(api: MemoryApi) -> Any:
+    return api.get(JOBS, "here", "a").get("status") or {}
+
+
+def test_controller_makes_what_a_job_needs_and_tells_of_it(api: MemoryApi, acting: Acting) -> None:
+    api.create(JOBS, job())
+    poll_until(lambda: len(pods(api)) == 4)
+    assert pods(api) == ["a-0", "a-1", "a-2", "a-3"]
+    for kind, name in ((SERVICES, "a"), (SECRETS, "a-token"), (POLICIES, "a")):
+        assert api.get(kind, "here", name)["metadata"]["ownerReferences"]
+    api.run_pods()
+    poll_until(lambda: status(api).get("running") == 4)
+    assert (status(api)["phase"], status(api)["starts"]) == ("Running", 1)
+    poll_until(lambda: [one for one in api.list(EVENTS)[0] if one["reason"] == "Running"])
+    text = acting.metrics.text()
+    assert "elasticflow_controller_pods_created_total 4" in text
+    assert 'elasticflow_controller_jobs{phase="Running"} 1' in text
+
+
+def test_job_without_a_network_policy_gets_none(api: MemoryApi, acting: Acting) -> None:
+    api.create(JOBS, job(networkPolicy=False))
+    poll_until(lambda: len(pods(api)) == 4)
+    with pytest.raises(ClusterNotFound):
+        api.get(POLICIES, "here", "a")
+
+
+def test_what_is_to_go_is_on_record_before_it_is_deleted(api: MemoryApi, acting: Acting) -> None:
+    api.create(JOBS, job())
+    poll_until(lambda: len(pods(api)) == 4)
+    api.run_pods()
+    poll_until(lambda: status(api).get("running") == 4)
+    before = len(api.calls)
+    api.change(JOBS, "here", "a", {"spec": {"workers": 2}})
+    poll_until(lambda: pods(api) == ["a-0", "a-1"])
+    calls = [call for call in api.calls[before:] if "lease" not in call and "events" not in call]
+    assert calls.index("replace elasticjobs a") < calls.index("delete pods a-2")
+    assert len(status(api)["leaving"]) == 2
+
+
+def test_job_is_over_when_a_pod_says_so(api: MemoryApi, acting: Acting) -> None:
+    api.create(JOBS, job(ttlSecondsAfterFinished=0))
+    poll_until(lambda: len(pods(api)) == 4)
+    api.run_pods(0)
+    poll_until(lambda: not api.list(JOBS)[0])
+    assert "delete elasticjobs a" in api.calls
+
+
+def test_outage_and_lost_watches_do_no_harm(api: MemoryApi, acting: Acting) -> None:
+    api.create(JOBS, job())
+    poll_until(lambda: len(pods(api)) == 4)
+    api.run_pods()
+    poll_until(lambda: status(api).get("running") == 4)
+    before = list(api.calls)
+    api.down = True
+    api.lose_watches()
+    time.sleep(0.1)
+    api.down = False
+    api.remove(PODS, "here", "a-1")  # which no watch tells
+    poll_until(lambda: "a-1" in pods(api))
+    assert [call for call in api.calls[len(before) :] if "pods" in call] == ["create pods a-1"]
+
+
+def test_refusal_is_told_and_tried_again(api: MemoryApi, acting: Acting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controllers, "RETRY_S", 0.3)
+    api.refused["create pods a-0"] = "exceeded quota"
+    api.create(JOBS, job(high=1))
+    poll_until(lambda: [one for one in api.list(EVENTS)[0] if one["message"] == "exceeded quota"])
+    poll_until(lambda: status(api).get("reason") == "exceeded quota")
+    api.refused.clear()
+    poll_until(lambda: pods(api) == ["a-0"])
+
+
+def test_job_whose_minimum_is_refused_takes_nothing(api: MemoryApi, acting: Acting) -> None:
+    api.refused["create pods a-2"] = "exceeded quota"
+    api.create(JOBS, job(low=3))
+    poll_until(lambda: status(api).get("reason") == "exceeded quota")
+    poll_until(lambda: pods(api) == [])
+    assert "create pods a-3" not in api.calls
+
+
+def test_job_that_grows_until_it_is_refused_keeps_what_it_has(api: MemoryApi, acting: Acting) -> None:
+    api.refused["create pods a-2"] = "exceeded quota"
+    api.create(JOBS, job())
+    poll_until(lambda: status(api).get("refusal", {}).get("limit") == 2)
+    poll_until(lambda: status(api).get("wanted") == 2)
+    assert pods(api) == ["a-0", "a-1"]
+
+
+def test_job_that_cannot_be_carried_out_keeps_nobody_waiting(api: MemoryApi, acting: Acting) -> None:
+    bad = job("bad", high=1)
+    bad["spec"]["template"]["spec"]["containers"][0]["env"] = "x"
+    api.create(JOBS, bad)
+    api.create(JOBS, job(high=1))
+    poll_until(lambda: pods(api) == ["a-0"])
+    poll_until(lambda: [one for one in api.list(EVENTS)[0] if one["involvedObject"]["name"] == "bad"])
+
+
+def test_only_one_of_two_controllers_acts_and_the_other_one_takes_over(api: MemoryApi) -> None:
+    first = Acting(api)
+    poll_until(lambda: first.controller.leads)
+    second = Acting(api)
+    try:
+        api.create(JOBS, job())
+        poll_until(lambda: len(pods(api)) == 4)
+        first.stop()
+        api.change(JOBS, "here", "a", {"spec": {"workers": 1}})
+        poll_until(lambda: len(pods(api)) == 1)
+        made = [call for call in api.calls if call.startswith("create pods")]
+        assert len(made) == len(set(made)) == 4
+    finally:
+        first.stop()
+        second.stop()
+
+
+# ---------------------------------------------------------------- the lease
+
+
+class Holder:
+    """A controller, from the view of the lease."""
+
+    now = 0.0
+
+    def __init__(self, api: MemoryApi, name: str) -> None:
+        self.lease = Lease(
+            api,  # type: ignore[arg-type]
+            "system",
+            name,
+            clock=lambda: Holder.now,
+            wall=lambda: 1e9,
+        )
+
+
+@pytest.fixture
+def holders(api: MemoryApi) -> tuple[Lease, Lease]:
+    Holder.now = 0.0
+    return Holder(api, "one").lease, Holder(api, "two").lease
+
+
+def test_lease_has_one_holder_and_another_one_when_it_is_not_renewed(holders: tuple[Lease, Lease]) -> None:
+    one, two = holders
+    assert (one.keep(), two.keep()) == (True, False)
+    Holder.now = DURATION_S - 1
+    assert one.keep()
+    assert not two.keep()  # it sees that it was renewed
+    Holder.now = 2 * DURATION_S - 2
+    assert not one.is_mine  # long before another one may take it
+    assert not two.keep()
+    Holder.now = 2 * DURATION_S
+    assert two.keep()
+    assert not one.keep()
+
+
+def test_lease_that_is_given_up_is_free(holders: tuple[Lease, Lease], api: MemoryApi) -> None:
+    one, two = holders
+    one.keep()
+    one.give_up()
+    assert not one.is_mine
+    assert two.keep()
+    assert api.get(LEASES, "system", NAME)["spec"]["holderIdentity"] == "two"
+
+
+def test_lease_that_two_ask_for_at_once_has_one_holder(
+    holders: tuple[Lease, Lease], api: MemoryApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = holders
+    one.keep()
+    one.give_up()
+    reads = MemoryApi.get
+
+    def get(self: MemoryApi, *args: Any) -> Any:
+        found = reads(self, *args)
+        monkeypatch.setattr(MemoryApi, "get", reads)
+        assert one.keep()
+        return found
+
+    monkeypatch.setattr(MemoryApi, "get", get)
+    assert not two.keep()
+    assert one.is_mine
+
+
+def test_lease_is_kept_for_a_while_if_nobody_answers(holders: tuple[Lease, Lease], api: MemoryApi) -> None:
+    one, _ = holders
+    one.keep()
+    api.down = True
+    Holder.now = DURATION_S / 2 - 1
+    assert one.keep()
+    Holder.now = DURATION_S / 2
+    assert not one.keep()
+
+
+# ---------------------------------------------------------------- the page
+
+
+def test_page_says_whether_the_controller_lives() -> None:
+    metrics, ready = Metrics(), threading.Event()
+    page = Page("127.0.0.1", 0, metrics=metrics, is_ready=ready.is_set)
+    page.start()
+    try:
+
+        def ask(path: str) -> tuple[int, str]:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{page.port}{path}") as answer:
+                    return answer.status, answer.read().decode()
+            except HTTPError as error:
+                with error:
+                    return error.code, error.read().decode()
+
+        assert ask("/healthz") == (200, "ok\n")
+        assert ask("/readyz")[0] == 503
+        ready.set()
+        assert ask("/readyz") == (200, "ok\n")
+        metrics.looked(time.time() - ALIVE_S - 1)
+        assert ask("/healthz") == (503, "it hangs\n")
+        assert "elasticflow_controller_looks_total 1" in ask("/metrics")[1]
+        assert ask("/else")[0] == 404
+    finally:
+        page.stop()

@@ -1,0 +1,250 @@
+"""What the API server says, as values."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ef_common.core.cluster import Decision, Phase, Pod, Record, Refusal
+from ef_common.kubernetes import reading, writing
+from ef_common.kubernetes.quantities import thousandths
+from ef_common.kubernetes.reading import job_of, nodes_of, places_of, request_of
+from ef_common.kubernetes.resource import INDEX_LABEL, JOB_LABEL
+from tests.kubernetes.objects import GPU, job, node
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [
+        ("1", 1000),
+        (2, 2000),
+        ("500m", 500),
+        ("0.5", 500),
+        ("1.5Gi", 1536 * 1024 * 1024 * 1000),
+        ("1k", 10**6),
+        ("1e3", 10**6),
+        ("1E", 10**21),
+        ("100n", 1),
+    ],
+)
+def test_amount_is_read_as_kubernetes_reads_it(text: str, amount: int) -> None:
+    assert thousandths(text) == amount
+
+
+@pytest.mark.parametrize("text", ["", "1x", "Gi", "1 Gi", "--1"])
+def test_amount_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="an amount of a resource"):
+        thousandths(text)
+
+
+def container(requests: Any = None, limits: Any = None, **more: Any) -> dict[str, Any]:
+    return {"name": "c", "resources": {"requests": requests, "limits": limits}, **more}
+
+
+def test_request_of_a_pod_is_that_of_its_containers_together_and_of_each_that_runs_before() -> None:
+    spec = {
+        "containers": [container({"cpu": "1"}, {"cpu": "2", GPU: "1"}), container({"cpu": "500m"})],
+        "initContainers": [container({"cpu": "1"}), container({"cpu": "4", "memory": "1k"})],
+        "overhead": {"cpu": "100m"},
+    }
+    assert request_of(spec) == {"cpu": 4100, GPU: 1000, "memory": 10**6, "pods": 1000}
+
+
+def foreign(name: str = "", **status: Any) -> dict[str, Any]:
+    return {"metadata": {}, "spec": {"nodeName": name, "containers": [container({GPU: "1"})]}, "status": status}
+
+
+def test_pods_of_others_count_where_they_are_or_will_be() -> None:
+    others = [foreign("n1"), foreign("", nominatedNodeName="n1"), foreign("n1", phase="Succeeded"), foreign("")]
+    (one,) = nodes_of([node("n1", 4)], others)
+    assert (one.free[GPU], one.free["pods"]) == (2000, 8000)
+
+
+def test_node_that_is_cordoned_or_not_ready_is_none() -> None:
+    sick = node("n2")
+    sick["status"]["conditions"][0]["status"] = "Unknown"
+    assert nodes_of([node("n1", unschedulable=True), sick], []) == []
+
+
+TAINT = {"key": "gpu", "value": "yes", "effect": "NoSchedule"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "suits"),
+    [
+        ({}, False),
+        ({"tolerations": [{"key": "gpu", "value": "yes"}]}, True),
+        ({"tolerations": [{"key": "gpu", "value": "no"}]}, False),
+        ({"tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}]}, True),
+        ({"tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoExecute"}]}, False),
+        ({"tolerations": [{"operator": "Exists"}], "nodeSelector": {"zone": "east"}}, True),
+        ({"tolerations": [{"operator": "Exists"}], "nodeSelector": {"zone": "west"}}, False),
+    ],
+)
+def test_pod_may_be_where_its_selector_and_its_tolerations_allow_it(spec: dict[str, Any], suits: bool) -> None:
+    assert places_of(spec, [node("n1", taints=[TAINT])]) == ({"n1"} if suits else frozenset())
+
+
+def test_taint_that_only_prefers_keeps_nobody_away() -> None:
+    assert places_of({}, [node("n1", taints=[{**TAINT, "effect": "PreferNoSchedule"}])]) == {"n1"}
+
+
+def made_pod(phase: str = "Pending", *, status: int | None = None, **meta: Any) -> dict[str, Any]:
+    pod = writing.pod_of(job(), 3)
+    pod["metadata"].update(uid="p3", creationTimestamp="1970-01-01T00:00:07Z", **meta)
+    ended = [] if status is None else [{"name": "worker", "state": {"terminated": {"exitCode": status}}}]
+    pod["status"] = {"phase": phase, "containerStatuses": ended}
+    return pod
+
+
+def test_pod_is_read() -> None:
+    request = {GPU: 1000, "pods": 1000}
+    assert reading.pod_of(made_pod()) == Pod("a-3", "p3", 3, request, created=7.0)
+    assert reading.pod_of(made_pod("Running")).running
+    ended = reading.pod_of(made_pod("Failed", status=75))
+    assert (ended.ended, ended.status, ended.running) == (True, 75, False)
+    assert reading.pod_of(made_pod("Failed")).status is None
+    assert reading.pod_of(made_pod(deletionTimestamp="1970-01-01T00:01:00Z")).gone_by == 60.0
+    waiting = made_pod()
+    waiting["status"]["conditions"] = [
+        {"type": "PodScheduled", "reason": "Unschedulable", "lastTransitionTime": "1970-01-01T00:00:09Z"}
+    ]
+    assert reading.pod_of(waiting).unschedulable_since == 9.0
+
+
+def test_pod_of_a_job_before_with_the_same_name_is_not_its_own() -> None:
+    new = job()
+    new["metadata"]["uid"] = "another"
+    assert reading.belongs(made_pod(), job())
+    assert not reading.belongs(made_pod(), new)
+
+
+def test_job_is_read_with_what_its_user_wants() -> None:
+    read = job_of(job(workers=3), [made_pod()], [node()], priorities={"": 7})
+    assert (read.key, read.minimum, read.maximum, read.priority, read.suspended) == ("here/a", 1, 3, 7, False)
+    assert read.nodes == {"n1"}
+    assert [pod.index for pod in read.pods] == [3]
+    assert job_of(job(workers=0), [], [], priorities={}).suspended
+    assert job_of(job(low=2, workers=1), [], [], priorities={}).maximum == 2
+    assert job_of(job(workers=9), [], [], priorities={}).maximum == 4
+    assert job_of(job(priorityClassName="high"), [], [], priorities={"high": 9, "": 1}).priority == 9
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"minWorkers": 5}, "minWorkers must not be greater than maxWorkers. Received: minWorkers=5, maxWorkers=4"),
+        ({"minWorkers": 0}, "minWorkers must not be greater"),
+        ({"template": {"spec": {"containers": []}}}, "template needs a container"),
+        ({"template": {}}, "template needs a container"),
+        ({"template": {"spec": {"containers": [{}], "restartPolicy": "Always"}}}, "restartPolicy must be Never"),
+        ({"template": {"spec": {"containers": [{}], "hostNetwork": True}}}, "hostNetwork is not supported"),
+    ],
+)
+def test_job_that_makes_no_sense_is_read_as_such(change: dict[str, Any], text: str) -> None:
+    assert text in job_of(job(**change), [], [node()], priorities={}).problem
+
+
+@pytest.mark.parametrize(
+    "pod", [{"resources": {"limits": {GPU: "x"}}}, {"resources": "x"}, {"resources": {"limits": 1}}]
+)
+def test_template_that_cannot_be_read_is_wrong(pod: dict[str, Any]) -> None:
+    read = job_of(job(template={"spec": {"containers": [pod]}}), [], [node()], priorities={})
+    assert "the template cannot be read" in read.problem
+
+
+def test_job_with_a_name_that_is_too_long_is_read_as_such() -> None:
+    assert "at most 52 characters" in job_of(job("a" * 53), [], [], priorities={}).problem
+    assert job_of(job("a" * 52), [], [], priorities={}).problem == ""
+
+
+RECORD = Record(
+    Phase.RUNNING,
+    starts=2,
+    leaving=frozenset({"u1"}),
+    counted=frozenset({"u2"}),
+    crashes=3,
+    crashed_at=1e9 + 0.25,
+    lost="a-1 ended with status 137",
+    refusal=Refusal(2, 1e9 + 7.5, "no node"),
+    ended_at=1e9,
+    why="because",
+)
+
+
+def test_record_is_read_as_it_was_written() -> None:
+    thing = job()
+    read = replace(job_of(thing, [made_pod("Running")], [node()], priorities={}), record=RECORD)
+    status = writing.status_of(thing, read, Decision(RECORD, wanted=3), now=1e9)
+    assert reading.record_of(status) == RECORD
+    assert (status["wanted"], status["workers"], status["running"]) == (3, 1, 1)
+    assert status["selector"] == f"{JOB_LABEL}=a"
+    again = writing.status_of({**thing, "status": status}, read, Decision(RECORD, wanted=3), now=2e9)
+    assert again == status  # so it is not written again
+
+
+def test_condition_has_the_time_since_when_it_is_so() -> None:
+    thing = job()
+    read = job_of(thing, [], [], priorities={})
+    first = writing.status_of(thing, read, Decision(Record(Phase.PENDING)), now=0.0)
+    then = writing.status_of({**thing, "status": first}, read, Decision(Record(Phase.RUNNING)), now=60.0)
+    found = {one["type"]: (one["status"], one["lastTransitionTime"]) for one in then["conditions"]}
+    assert found["Running"] == ("True", "1970-01-01T00:01:00.000000Z")
+    assert found["Failed"] == ("False", "1970-01-01T00:00:00.000000Z")
+
+
+# ---------------------------------------------------------------- what a job consists of
+
+
+def variables(pod: dict[str, Any]) -> dict[str, Any]:
+    return {one["name"]: one.get("value", one.get("valueFrom")) for one in pod["spec"]["containers"][0]["env"]}
+
+
+def test_pod_knows_how_to_find_the_others() -> None:
+    pod = writing.pod_of(job(low=2, checkpoint="s3://b/a", nprocPerNode="gpu", priorityClassName="low"), 0)
+    found = variables(pod)
+    assert found["PET_RDZV_ENDPOINT"] == "a.here.svc:29400"
+    assert (found["PET_NNODES"], found["PET_NPROC_PER_NODE"]) == ("2:4", "gpu")
+    assert found["ELASTICFLOW_TOKEN"] == {"secretKeyRef": {"name": "a-token", "key": "token"}}
+    assert found["ELASTICFLOW_CHECKPOINT"] == "s3://b/a"
+    assert pod["spec"]["priorityClassName"] == "low"
+    assert (pod["spec"]["restartPolicy"], pod["spec"]["automountServiceAccountToken"]) == ("Never", False)
+    assert pod["metadata"]["labels"] == {JOB_LABEL: "a", INDEX_LABEL: "0"}
+    assert pod["metadata"]["ownerReferences"][0]["uid"] == "uid-of-a"
+
+
+def test_what_the_user_has_set_stays() -> None:
+    thing = job()
+    spec = thing["spec"]["template"]["spec"]
+    own = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "tolerationSeconds": 5}
+    spec.update(tolerations=[own], terminationGracePeriodSeconds=7, automountServiceAccountToken=True)
+    spec["containers"][0]["env"] = [
+        {"name": "PET_NNODES", "value": "3:3"},
+        {"name": "PET_RDZV_CONF", "value": "last_call_timeout=9"},
+    ]
+    thing["spec"]["template"]["metadata"] = {"labels": {"team": "x", JOB_LABEL: "z"}, "annotations": {"b": "c"}}
+    before = copy.deepcopy(thing)
+    pod = writing.pod_of(thing, 0)
+    assert thing == before
+    assert variables(pod)["PET_NNODES"] == "3:3"
+    assert variables(pod)["PET_RDZV_CONF"] == "last_call_timeout=9,is_group=1"
+    assert pod["spec"]["terminationGracePeriodSeconds"] == 7
+    assert pod["spec"]["automountServiceAccountToken"] is True
+    assert [one["key"] for one in pod["spec"]["tolerations"]] == [own["key"], "node.kubernetes.io/not-ready"]
+    assert pod["metadata"]["labels"] == {"team": "x", JOB_LABEL: "a", INDEX_LABEL: "0"}
+    assert pod["metadata"]["annotations"] == {"b": "c"}
+
+
+def test_pods_find_each_other_before_they_are_ready_and_nobody_else_reaches_them() -> None:
+    service, policy, secret = writing.service_of(job()), writing.network_policy_of(job()), writing.secret_of(job())
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"] is True
+    assert service["spec"]["selector"] == {JOB_LABEL: "a"}
+    assert policy["spec"]["ingress"] == [{"from": [{"podSelector": {"matchLabels": {JOB_LABEL: "a"}}}]}]
+    assert len(secret["stringData"]["token"]) == 32
+    assert secret["stringData"] != writing.secret_of(job())["stringData"]
+    for thing in (service, policy, secret):
+        assert thing["metadata"]["ownerReferences"][0]["name"] == "a"

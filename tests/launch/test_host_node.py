@@ -1,0 +1,214 @@
+"""The far side of `elasticflow run --hosts`, with a training that is a shell script: no ssh, no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ef_common import __version__
+from ef_common.launch import host_lines as lines
+from ef_common.launch.host_lines import Data, Ended, Order, Refused, Runs
+from tests.waiting import poll_until
+
+GUARD_S = 60.0
+TRAINING = """
+import os, signal, sys, time
+def end(number, frame):
+    print("told to go", flush=True)
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)  # while it ends, it heeds no further signal
+    time.sleep(1.5)
+    sys.exit(75)
+signal.signal(signal.SIGUSR1, end)
+print("begun with", sys.argv[1:], flush=True)
+log = os.path.join(next(a for a in sys.argv if a.startswith("--run-dir="))[10:], "events")
+os.makedirs(log)
+open(os.path.join(log, "w.jsonl"), "w").write("{}\\n")
+while not os.path.exists("enough"):
+    time.sleep(0.02)
+print("over", flush=True)
+"""
+
+
+@pytest.fixture(autouse=True)
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ef_common.launch.run` of the child is that training; the rest is ours."""
+    package = tmp_path / "stand-in"
+    package.mkdir()
+    (package / "sitecustomize.py").write_text(
+        "import sys, types\n"
+        "fake = types.ModuleType('ef_common.launch.run')\n"
+        f"fake.main = lambda argv: exec(compile({TRAINING!r}, 'training', 'exec'), {{'__name__': 'x'}}) or 0\n"
+        "if 'ef_common.launch.child' in ' '.join(sys.orig_argv):\n"
+        "    sys.modules['ef_common.launch.run'] = fake\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(package), *filter(None, sys.path)]))
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.delenv("SSH_CONNECTION", raising=False)
+
+
+@pytest.fixture
+def order(tmp_path: Path) -> Order:
+    return Order(
+        version=__version__,
+        job="job",
+        host="node1",
+        starts=True,
+        endpoint="",
+        port=29401,
+        launcher="",
+        elsewhere="10.0.0.9",
+        arguments=["train.py"],
+        environ={"ELASTICFLOW_TOKEN": "not for others"},
+        directory=str(tmp_path),
+        orphan_s=0.0,
+    )
+
+
+class Connection:
+    """One connection to the far side."""
+
+    def __init__(self, order: Order) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "ef_common.launch.host_node"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self._write(lines.order_line(order))
+
+    def _write(self, line: bytes) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line)
+        self.process.stdin.flush()
+
+    def tell(self, what: str) -> None:
+        self._write(lines.beat_line(what))
+
+    def until(self, kind: type, text: bytes = b"") -> list[Any]:
+        """All answers until one of this kind, or until this was printed."""
+        found: list[Any] = []
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            answer = lines.read_answer(line.decode())
+            found.append(answer)
+            if isinstance(answer, kind) and (not text or text in printed(found)):
+                return found
+        raise AssertionError(f"the connection has ended after {found}")
+
+    def cut(self) -> None:
+        """End it without a word."""
+        self.process.kill()
+        self.close()
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        self.process.wait(GUARD_S)
+        self.process.stdout.close()
+
+
+def printed(answers: list[Any]) -> bytes:
+    return b"".join(one.content for one in answers if isinstance(one, Data) and one.file == "output")
+
+
+@pytest.fixture
+def connect(order: Order, tmp_path: Path) -> Iterator[Any]:
+    made: list[Connection] = []
+
+    def call(given: Order = order) -> Connection:
+        made.append(Connection(given))
+        return made[-1]
+
+    yield call
+    for one in made:
+        one.cut()
+    (tmp_path / "enough").touch()
+
+
+def folders(tmp_path: Path) -> list[Path]:
+    return list((tmp_path / "tmp").glob("elasticflow-*/*"))
+
+
+def test_node_outlives_its_connection_and_nothing_is_lost_or_repeated(
+    connect: Any, order: Order, tmp_path: Path
+) -> None:
+    first = connect()
+    answers = first.until(Data, b"begun with")
+    life = next(one.life for one in answers if isinstance(one, Runs))
+    assert "--rdzv-endpoint=10.0.0.9:29401" in printed(answers).decode()
+    if not any(isinstance(one, Data) and one.file == "w.jsonl" for one in answers):
+        answers += first.until(Data)
+    first.cut()
+    assert not any("not for others" in file.read_text() for file in folders(tmp_path)[0].iterdir() if file.is_file())
+    known = {"output": len(printed(answers)), "w.jsonl": 3}
+    second = connect(replace(order, life=life, known=known))
+    assert second.until(Runs)[-1].life == life
+    (tmp_path / "enough").touch()
+    answers = second.until(Ended)
+    assert (answers[-1], printed(answers)) == (Ended(0), b"over\n")
+    assert [one.file for one in answers if isinstance(one, Data)] == ["output"]
+    second.tell("known")
+    second.close()
+    poll_until(lambda: not folders(tmp_path), guard_s=GUARD_S)
+
+
+@pytest.mark.thorough
+def test_status_is_kept_until_the_launcher_knows_it(connect: Any, tmp_path: Path) -> None:
+    first = connect()
+    first.until(Data, b"begun with")
+    (tmp_path / "enough").touch()
+    first.until(Ended)
+    first.cut()
+    second = connect()
+    assert second.until(Ended)[-1] == Ended(0)
+    second.tell("known")
+    second.close()
+    assert connect().until(Data, b"begun with")  # in a new life
+
+
+@pytest.mark.parametrize("connected", [True, False])
+def test_node_leaves_when_it_is_told_to_or_its_launcher_is_lost(connect: Any, order: Order, connected: bool) -> None:
+    connection = connect(replace(order, orphan_s=0.0 if connected else 1.0))
+    answers = connection.until(Data, b"begun with")
+    if connected:
+        connection.tell("leave")
+    answers += connection.until(Ended)
+    assert answers[-1] == Ended(75)
+    assert printed(answers).endswith(b"told to go\n")
+    assert (b"no sign of life of the launcher for 1 s" in printed(answers)) != connected
+
+
+@pytest.mark.thorough
+def test_node_that_is_not_there_has_left_if_it_is_not_to_be_started(connect: Any, order: Order, tmp_path: Path) -> None:
+    assert connect(replace(order, starts=False)).until(Ended) == [Ended(75)]
+    assert not folders(tmp_path)
+
+
+@pytest.mark.thorough
+def test_keeper_that_is_killed_is_a_node_that_was_killed(connect: Any, tmp_path: Path) -> None:
+    connection = connect()
+    connection.until(Data, b"begun with")
+    (folder,) = folders(tmp_path)
+    os.kill(json.loads((folder / "keeper").read_text())["pid"], 9)
+    assert connection.until(Ended)[-1] == Ended(137)
+
+
+@pytest.mark.thorough
+def test_what_cannot_be_is_one_answer(connect: Any, order: Order, tmp_path: Path) -> None:
+    (said,) = connect(replace(order, version="0.1")).until(Refused)
+    assert "0.1 where the job was started" in said.why
+    answers = connect(replace(order, directory="/missing")).until(Ended)
+    assert answers[-1] == Ended(2)
+    assert b"/missing is not on this host" in printed(answers)
+    (tmp_path / "tmp" / f"elasticflow-{os.getuid()}").chmod(0o755)
+    (said,) = connect(replace(order, job="other")).until(Refused)
+    assert "this user alone must have access" in said.why
