@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -341,9 +341,15 @@ def _data(options: Options, striker: Striker) -> Any:
         striker.at("data", step=striker.step)
         return image, label
 
+    num_read = count()
+
+    def counted(image: Any, label: Any) -> Any:
+        striker.at("data", index=next(num_read))  # in a thread, which may be ahead of the steps or behind them
+        return image, label
+
     if options.data == "shards":
         stream = (KnownShards if options.knows_lengths else Shards)(images(options.length), options.shards)
-        return (ef_keras.dataset(stream, map=passing, batch_size=options.batch_size, **options.stream),)
+        return (ef_keras.dataset(stream, map=counted, batch_size=options.batch_size, **options.stream),)
     if options.data == "shards-loader":
         from ef_common.data.torch_stream import StreamDataset
 

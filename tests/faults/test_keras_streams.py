@@ -49,7 +49,8 @@ def test_a_loss_and_a_join_leave_out_no_sample(job: TrainingJob, finish: Finish)
 def test_a_loss_within_a_step_leaves_out_no_sample(
     job: TrainingJob, finish: Finish, where: str, reading: dict[str, Any]
 ) -> None:
-    _, others = start_with_fault(job, {**STREAM, **reading}, {"where": where, "step": 3})
+    place = {"index": 50} if where == "data" else {"step": 3}
+    _, others = start_with_fault(job, {**STREAM, **reading}, {"where": where, **place})
     results = finish(others)
     assert struck(job, where)
     check_whole(job)
