@@ -245,14 +245,15 @@ class StreamLoader(ElasticLoader):
         """The state that a newcomer needs to continue with the others."""
         return {**super().state(), "stream": {**self._dealing.state(), "digest": self._digest}}
 
-    def _set(self, state: dict[str, Any], *, saved: bool = False) -> None:
+    def take_state(self, state: dict[str, Any], *, saved: bool = False) -> None:
+        """See the base class."""
         stream = state.get("stream")
         if stream is None:
             raise UsageError(
                 "the checkpoint was made with a data set of another kind: it has no place in a stream. Use a "
                 "checkpoint of the end of an epoch, or train on from its weights"
             )
-        super()._set({**state, "order": np.arange(0)}, saved=saved)
+        super().take_state({**state, "order": np.arange(0)}, saved=saved)
         if state["epoch"] < 0:
             return
         self._open_epoch(state["epoch"])

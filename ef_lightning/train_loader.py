@@ -395,10 +395,11 @@ class ElasticLoader(WrappedLoader):
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from the others' state."""
-        self._set(state)
+        self.take_state(state)
         self.dealer.log_admission()
 
-    def _set(self, state: dict[str, Any], *, saved: bool = False) -> None:
+    def take_state(self, state: dict[str, Any], *, saved: bool = False) -> None:
+        """Take over a place in an epoch: the others' (`state`), or that of a checkpoint (`saved`)."""
         self.seed = state["seed"]
         self.is_even = bool(state.get("even", False))
         self.dealer.load_state(state)
@@ -440,14 +441,14 @@ class ElasticLoader(WrappedLoader):
                 "limit_train_batches has changed. Use a checkpoint of the end of an epoch. "
                 f"Expected: {state['length']} samples. Received: {self._length()}"
             )
-        self._set(state, saved=True)
+        self.take_state(state, saved=True)
         hooks.step_back(self._trainer, state.get("open_batches", 0))
         self._resumed = True
         hooks.set_train_limit(self._trainer, self._num_steps(self.progress))
 
     def go_back(self, state: dict[str, Any]) -> None:
         """Continue in the middle of the epoch of a checkpoint, while the loops are running."""
-        self._set(state, saved=True)
+        self.take_state(state, saved=True)
         self.dealer.log_rollback()
 
     def _goes_on(self) -> bool:
@@ -465,7 +466,7 @@ class ElasticLoader(WrappedLoader):
     def succeed(self, previous: ElasticLoader) -> None:
         """Continue the count of a loader that Lightning has reloaded, or the others' place in the epoch."""
         if self._session.entering:
-            self._set(previous.state())
+            self.take_state(previous.state())
         else:
             previous.finish()
             self.seed, self.dealer.num_updates = previous.seed, previous.dealer.num_updates

@@ -69,13 +69,14 @@ def plain(loader: DataLoader[Any]) -> DataLoader[Any]:
     if not is_stateful(loader):
         return loader
     found = DataLoader.__new__(DataLoader)
-    settings = {**vars(loader), "_DataLoader__multiprocessing_context": loader.multiprocessing_context}
+    settings = dict(vars(loader))
     sampler: Any = loader.sampler
     if type(sampler).__name__ == "RandomSampler" and type(sampler).__module__.startswith(_TORCHDATA):
-        sampler = RandomSampler(sampler.data_source, sampler.replacement, sampler._num_samples, sampler.generator)
+        sampler = RandomSampler(sampler.data_source, sampler.replacement, sampler.num_samples, sampler.generator)
     if type(loader.batch_sampler).__module__.startswith(_TORCHDATA):
         settings["batch_sampler"] = BatchSampler(sampler, loader.batch_size or 1, loader.drop_last)
     vars(found).update(settings, sampler=sampler)
+    found.multiprocessing_context = loader.multiprocessing_context
     return found
 
 

@@ -95,9 +95,10 @@ def test_options_of_run_are_known() -> None:
     own = {"checkpoint", "nnodes", "nproc-per-node", "run-dir"}
     senseless = {"help", "join", "left-status", "local-addr", "module", "no-python", "run-path", "signals-to-handle"}
     another_rendezvous = {"master-addr", "master-port", "node-rank", "rdzv-backend", "standalone"}
+    of_hosts = {"hosts", "host-discovery-script", "launcher-timeout", "remote-python", "ssh-command"}
     names = {name for action in parser()._actions for name in action.option_strings}
     theirs = {name.removeprefix("--") for name in names if name.startswith("--") and "_" not in name}
-    assert theirs <= set(OF_RUN) | own | senseless | another_rendezvous
+    assert theirs <= set(OF_RUN) | own | senseless | another_rendezvous | of_hosts
 
 
 @pytest.mark.parametrize(
