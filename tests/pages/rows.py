@@ -21,6 +21,7 @@ class Program:
         workers: 2 if it is about several workers: they run it in a job, and one of them is lost.
         thorough: It takes more than some seconds, and runs in `make test-all`.
         horovod: It needs a Horovod that is built.
+        streams: It needs the libraries of the extra `streams`.
     """
 
     preamble: str
@@ -28,14 +29,15 @@ class Program:
     workers: int = 1
     thorough: bool = False
     horovod: bool = False
+    streams: bool = False
 
 
 PROGRAMS = {
     "docs/guides/streams.md: A stream of your own": Program("nothing"),
     "docs/guides/streams.md: Keras": Program("files_of_arrays"),
     "docs/guides/streams-sources.md: Streams without shards": Program("rows_of_csv"),
-    "docs/guides/streams-sources.md: What is recognized": Program("files_of_samples", thorough=True),
-    "docs/guides/streams-sources.md: What is recognized (2)": Program("files_of_samples", thorough=True),
+    "docs/guides/streams-sources.md: What is recognized": Program("files_of_samples", streams=True),
+    "docs/guides/streams-sources.md: What is recognized (2)": Program("files_of_samples", streams=True),
     "README.md: Lightning": Program("lightning"),
     "README.md: Keras": Program("of_keras"),
     "README.md: Or one `forward`": Program("forward"),

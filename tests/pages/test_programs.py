@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,9 @@ def test_every_program_has_a_row_and_every_row_a_program() -> None:
 
 
 @pytest.mark.turns
-@pytest.mark.parametrize("page", pages(workers=1, thorough=False, horovod=False))
+@pytest.mark.parametrize("page", pages(workers=1, thorough=False, horovod=False, streams=False))
 def test_programs_of_a_page_run(page: str, tmp_path: Path, server: None) -> None:
-    run_alone(of_page(page, workers=1, thorough=False, horovod=False), tmp_path)
+    run_alone(of_page(page, workers=1, thorough=False, horovod=False, streams=False), tmp_path)
 
 
 def test_examples_with_prompts_in_docstrings_print_what_they_show(tmp_path: Path, server: None) -> None:
@@ -63,6 +64,15 @@ def test_examples_with_prompts_in_docstrings_print_what_they_show(tmp_path: Path
 @pytest.mark.parametrize("page", pages(horovod=True))
 def test_programs_with_horovod_run(page: str, tmp_path: Path, server: None) -> None:
     run_alone(of_page(page, horovod=True), tmp_path)
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(
+    not all(map(find_spec, ("datasets", "pyarrow"))), reason="datasets is not installed: pip install -e '.[streams]'"
+)
+@pytest.mark.parametrize("page", pages(streams=True))
+def test_programs_on_data_of_other_libraries_run(page: str, tmp_path: Path, server: None) -> None:
+    run_alone(of_page(page, streams=True), tmp_path)
 
 
 @pytest.mark.thorough
