@@ -174,7 +174,7 @@ def test_pauses_and_long_steps_do_not_count(make: Any) -> None:
     assert all(150 < measure.throughput < 250 for measure in scaler.history.measures)
 
 
-def test_cost_of_a_change_is_learned(make: Any) -> None:
+def test_cost_of_a_change_is_learned_and_told(make: Any, heard: Heard) -> None:
     job = Job(2)
     scaler, _, _ = make(job)
     job.train(scaler, 5)
@@ -182,6 +182,10 @@ def test_cost_of_a_change_is_learned(make: Any) -> None:
     job.paused_s += 1.5
     job.train(scaler, 5)
     assert scaler.history.change_s == 1.5
+    job.train(scaler, 2 * EVERY)
+    told = [record for record in heard.records if record["kind"] == "throughput"]
+    assert next(record["change_s"] for record in told if record["nodes"] == 3) == 1.5
+    assert not any("noise_scale" in record for record in told)
 
 
 def test_growth_is_wished_for_and_ordered_and_then_measured(make: Any, heard: Heard) -> None:
@@ -431,6 +435,20 @@ def test_batch_that_rank_zero_asks_for_is_taken_over_in_the_same_update(heard: H
     other = dealt(job, choosing(job, 64, heard, max_global_batch_size=128))
     other.load_state(dealer.state())
     assert other.local_batch(4) == 16
+
+
+def test_batch_that_stays_the_same_is_told_once_and_throughput_is_measured_anew(heard: Heard) -> None:
+    job = Job(4)
+    scaler = choosing(job, 64, heard, max_global_batch_size=128)
+    dealt(job, scaler)
+    job.train(scaler, 3 * EVERY)
+    assert [record["batch_size"] for record in heard.records if record["kind"] == "autoscale"] == [64]
+    restarts: list[int] = []
+    scaler._window.restart = lambda: restarts.append(job.step)  # type: ignore[method-assign]
+    for _ in range(2):  # the second time nothing changes
+        scaler.note_squares(1.0, 1.0, scaler.asks())
+        job.train(scaler, 1)
+    assert restarts == [3 * EVERY + 1]
 
 
 def test_only_rank_zero_asks(heard: Heard) -> None:

@@ -269,8 +269,8 @@ class Autoscaler:
             return
         nodes, chosen, limit = situation.bounded(target.size), {}, settings.max_global_batch_size
         if target.batch_size is not None and limit is not None:
-            self._wanted_batch = max(settings.min_global_batch_size or 1, min(limit, target.batch_size))
-            chosen = {"batch_size": self._wanted_batch}
+            before, wanted = self._wanted_batch, max(settings.min_global_batch_size or 1, min(limit, target.batch_size))
+            self._wanted_batch, chosen = wanted, {"batch_size": wanted} if wanted != before else {}
         if nodes == room.nodes and not chosen:
             return
         self._log.write("autoscale", nodes=room.nodes, wanted=nodes, reason=target.reason, **chosen)

@@ -170,7 +170,7 @@ class Dealer:
         self._note()
         start, stop = window.slice_of(self._session.worker.id)
         # The last ones of an epoch may be smaller, and take as long.
-        whole = self.global_batch is not None or stop - start == self.local_batch(len(window.members))
+        whole = self.global_batch is not None or stop - start == self.batch_size
         self._session.begin_step(stop - start if whole else 0)
         return window
 
@@ -181,7 +181,7 @@ class Dealer:
             False near the end of an epoch, where a window may be cut: then nothing has been dealt.
         """
         epoch, length, cursor, returned, uncommitted, steps = self.progress
-        stop = cursor + (self.batch_size if self.max_batch is None else self.local_batch(1))
+        stop = cursor + self.local_batch(1)
         if stop + self.min_share > length:
             return False
         window = Window(cursor, stop, self._session.completed_in.ids, self._least)

@@ -52,10 +52,11 @@ class Worker:
         value: float | None = None,
         fraction: float = 1.0,
         measures: bool = False,
+        asks: float = 0.0,
     ) -> Any:
         shapes, value = [*SHAPES, *VALUES], self.value if value is None else value
         reduction = ArrayReduction(self.buckets, self.session, self._weigh, fraction=fraction, wants_stop=wants_stop)
-        reduction.measures = measures
+        reduction.measures, reduction.asks = measures, asks
         for index, bucket in enumerate(self.buckets.buckets):
             if index == dies_before:
                 raise Died
@@ -103,6 +104,13 @@ def test_squared_norms_of_the_local_gradients_are_summed_where_they_are_measured
     size = sum(math.prod(shape) for shape in SHAPES)
     for found in Cluster(3).run(member):
         assert found == [0.0, pytest.approx(size * (1 + 4 + 9))]
+
+
+def test_batch_that_one_member_asks_for_is_told_to_all() -> None:
+    def member(session: Session, rank: int) -> Any:
+        return Worker(session, rank).reduce(asks=24.5 if rank == 0 else 0.0)[3].asked
+
+    assert Cluster(3).run(member) == [24.5] * 3
 
 
 @pytest.mark.parametrize("bucket", range(len(ArrayBuckets(SHAPES, VALUES).buckets)))

@@ -150,7 +150,6 @@ def test_straggler_of_a_local_job_is_replaced_and_the_speed_is_back(run: Callabl
     assert len(job.events("start")) == 4
 
 
-@pytest.mark.thorough
 @in_each_framework
 def test_batch_that_rank_zero_chooses_is_the_same_for_all_through_deaths_and_joins(job: TrainingJob) -> None:
     options = {

@@ -97,6 +97,31 @@ def test_batch_that_was_made_ready_is_used_once_and_only_if_it_is_the_one_dealt(
     assert take(next(steps)) == [16, 17]
 
 
+class ManyPositions(Positions):
+    batch_size = 4
+
+
+def test_batch_that_the_job_chooses_is_dealt_and_told_in_the_middle_of_an_epoch() -> None:
+    world = World("a", "b")
+    data = TrainingData(ManyPositions(), world, log=EventLog(None, "a"))  # type: ignore[arg-type]
+    data.dealer.max_batch = 8
+    told: list[int | None] = []
+    data.on_length = told.append
+    steps = data.batches()
+    assert take(next(steps)) == [0, 1, 2, 3]
+    data.prefetch()  # in case nothing changes
+    data.dealer.commit(world.completed_in, None)
+    before = list(told)
+    data.dealer.chosen_batch = 4
+    assert take(next(steps)) == [8, 9]
+    data.dealer.commit(world.completed_in, None)
+    assert before[-1] == 3
+    assert told[len(before) :] == [1 + 4]  # 15 positions are left: 4, 4, 4 and 3
+    assert take(next(steps)) == [12, 13]
+    assert world.begun == [4, 2, 2]
+    assert data.local_samples(2) == 1  # `full_batch` is 1 here, and the share of a worker is no larger
+
+
 def test_steps_with_another_share_do_not_tell_how_fast_the_worker_is() -> None:
     world = World("a", "b")
     data = training(world)

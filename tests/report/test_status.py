@@ -128,12 +128,14 @@ def test_status_tells_what_was_measured_and_decided(tmp_path: Path) -> None:
     measured = {"spread": 2.0, "seconds": 20.0}
     logs[0].write("throughput", nodes=3, samples_per_s=431.0, **measured)
     logs[0].write("throughput", nodes=2, samples_per_s=300.0, **measured)
-    logs[0].write("throughput", nodes=2, samples_per_s=310.4, **measured)
+    logs[0].write("throughput", nodes=2, samples_per_s=310.4, change_s=0.118, noise_scale=921.23, **measured)
     logs[0].write("autoscale", nodes=2, wanted=3, reason="node 3 adds 0.9 of what the others give")
     status = Status(tmp_path)
     status.update()
     text = text_of(status)
-    assert "2 nodes: 310, 3 nodes: 431 samples/s" in text
+    assert "2 nodes: 310, 3 nodes: 431 samples/s; a change pauses training for 0.12 s; noise scale 921.2" in " ".join(
+        text.split()
+    )
     assert "the job wants 3 nodes in place of 2: node 3 adds 0.9 of what the others give" in text
     found = as_json(status, Usage(), 0.0)
     assert found["samples_per_s_by_nodes"] == {"2": 310.4, "3": 431.0}
