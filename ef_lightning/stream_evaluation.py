@@ -7,21 +7,18 @@ and counts nowhere; a prediction has none, as its results are not reduced.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch.utils.data import DataLoader
 
-from ef_common.collectives import operations
 from ef_common.collectives.torch_codec import TENSORS
 from ef_common.core import sharding
 from ef_common.core.streams.pieces import Lane, num_samples, taken
-from ef_common.core.streams.stream import Plan
 from ef_common.data.shard_list import agree_on_shards
 from ef_common.data.stream_coverage import StreamCoverage
 from ef_common.data.stream_dealer import ENDLESS
-from ef_common.data.stream_turns import StreamTurns
+from ef_common.data.stream_epochs import plan_of, turns_of
 from ef_common.data.torch_lanes import LaneLoader
 from ef_common.data.torch_stream import stream_dataset_of
 from ef_common.errors import UnsupportedError
@@ -44,10 +41,13 @@ class StreamEvaluationLoader(WrappedLoader):
         self._evaluation = evaluation
         self._stream = stream_dataset_of(loader.dataset)
         session, log = evaluation.session, evaluation.log
-        gather = partial(operations.gather, session, what="the ends of shards")
-        turns = StreamTurns(session, reader=self._lanes, gather=gather)
         self._coverage = StreamCoverage(
-            session, turns, log=log, stage=evaluation.stage, index=evaluation.index, codec=TENSORS
+            session,
+            turns_of(session, self._lanes),
+            log=log,
+            stage=evaluation.stage,
+            index=evaluation.index,
+            codec=TENSORS,
         )
         self._num_samples = self._steps = 0
         self._most_steps = math.inf
@@ -71,19 +71,11 @@ class StreamEvaluationLoader(WrappedLoader):
         shards = self._stream.shards()
         agree_on_shards(evaluation.session, shards)
         self._lanes.begin(shards, epoch=evaluation.epoch, seed=self._stream.seed)
-        self._coverage.begin(self._plan(shards), len(shards), logged=evaluation.is_logged)
+        plan = plan_of(self._stream, shards, self._lanes, batch_size=int(self._loader.batch_size))
+        self._coverage.begin(plan, len(shards), logged=evaluation.is_logged)
         self._most_steps = self._limit if evaluation.is_logged else min(self._limit, evaluation.num_sanity_steps)
         self._num_samples = self._steps = 0
         return self
-
-    def _plan(self, shards: Sequence[Any]) -> Plan:
-        return Plan(
-            self._stream.order(len(shards)),
-            batch_size=int(self._loader.batch_size),
-            num_lanes=self._lanes.num_lanes,
-            ahead=self._lanes.ahead,
-            length=lambda shard: self._stream.length(shards[shard]),
-        )
 
     @property
     def _limit(self) -> float:

@@ -148,12 +148,11 @@ class LaneLoader:
         self._turn = -1
         self._read: Batch | None = None
         self._dealt = Batch(None, Trace())
-        self._spare: Request | None = None
 
     def begin(self, shards: Sequence[Any], *, epoch: int, seed: int) -> None:
         """Begin an epoch of these shards, or go on in one."""
         self._shards, self._epoch = shards, (epoch, seed)
-        self._read, self._turn, self._spare = None, -1, None
+        self._read, self._turn = None, -1
 
     def pause(self) -> None:
         """Between two epochs: data workers that the user does not keep see the data set as it is then."""
