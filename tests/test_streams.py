@@ -251,6 +251,16 @@ def test_rest_of_a_shard_that_cannot_be_read_is_left_out_if_asked_for() -> None:
     assert faults == [(0, 8, "OSError: bad sector")]
 
 
+def test_fault_is_told_once_when_the_lane_goes_on() -> None:
+    stream = Broken("0:20", "1:5")
+    reader = reader_of(stream, skips=True)
+    follow(reader, stream, (Piece(0, 6, OPEN),))
+    assert reader.read(4).faults == [(0, 8, "OSError: bad sector")]
+    follow(reader, stream, (Piece(0, 6, OPEN), Piece(1, 0, OPEN)))
+
+    assert reader.read(4) == ([100, 101, 102, 103], (Piece(1, 0, 4),), {}, [])
+
+
 @pytest.mark.parametrize(
     ("shard", "message"), [("0:3", "only 3 samples. Expected: 5"), ("0:7", "more samples than expected. Expected: 5")]
 )

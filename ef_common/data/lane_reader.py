@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ef_common.core.streams.pieces import OPEN, Lane, Piece
+from ef_common.data.ordered_stream import OrderedStream
 from ef_common.errors import UsageError
 
 logger = logging.getLogger(__name__)
@@ -31,6 +32,11 @@ class Source(NamedTuple):
     open: Callable[[Any, int], Iterator[Any]]
     length: Callable[[Any], int | None]
     skips_faults: bool = False
+
+
+def source_of(stream: OrderedStream) -> Source:
+    """The shards of a stream's epoch."""
+    return Source(stream.open, stream.length, skips_faults=stream.on_bad_shard == "skip")
 
 
 class Reading(NamedTuple):
@@ -124,7 +130,7 @@ class LaneReader:
             found.faults.append((shard, offset, self._fault(shard, offset, error)))
         self._at = (shard, offset)
         if has_ended:
-            found.ends[shard] = min(offset, found.ends.get(shard, offset))
+            found.ends[shard] = offset
             self._pieces = [piece for piece in self._pieces if piece.shard != shard]
         elif offset == stop:
             del self._pieces[0]
@@ -176,6 +182,26 @@ class LaneReader:
 
     def _draw(self) -> Any:
         return _END if self._iterator is None else next(self._iterator, _END)
+
+
+def misread(shards: Sequence[Any], *, expected: Lane, received: Lane) -> UsageError:
+    """An error: these parts of shards were read in place of others."""
+    return UsageError(
+        "a shard does not yield what it is asked for: `open(shard, offset)` must begin with this sample. "
+        f"Expected: {_named(expected, shards)}. Received: {_named(received, shards)}"
+    )
+
+
+def changed(shards: Sequence[Any], *, expected: Lane, received: Lane) -> UsageError:
+    """An error: these parts of shards were read, and others have been dealt."""
+    return UsageError(
+        "a shard has changed while it was read: two workers have found other ends of it. "
+        f"Expected: {_named(expected, shards)}. Received: {_named(received, shards)}"
+    )
+
+
+def _named(parts: Lane, shards: Sequence[Any]) -> str:
+    return ", ".join(f"samples {start} to {stop} of {shards[shard]!r}" for shard, start, stop in parts) or "none"
 
 
 def _rest(lane: Lane, shard: int, offset: int, *, unknown: Lane) -> list[Piece]:

@@ -54,6 +54,11 @@ def clipped(pieces: Iterable[Piece], ends: Ends) -> Lane:
     return tuple(found)
 
 
+def upcoming(lane: Lane, num_samples: int, ends: Ends | None = None) -> Lane:
+    """The first samples of a lane, if its shards end there and nowhere before."""
+    return taken(clipped(lane, ends) if ends else lane, num_samples)[0]
+
+
 def joined(pieces: Iterable[Piece]) -> Lane:
     """Pieces in order, those that touch as one.
 

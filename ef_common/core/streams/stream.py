@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from ef_common.core.streams import pieces
 from ef_common.core.streams.pieces import OPEN, Ends, Lane, Piece, clipped, joined, num_samples, taken
 
 _GUESS = 64
@@ -93,14 +94,13 @@ class Stream(NamedTuple):
         """Pieces of begun shards that are not committed."""
         lanes = (lane for held in self.held.values() for lane in held.lanes)
         parts = (part for step in self.dealt for part in step.values())
-        return joined(piece for pieces in (self.left, *lanes, *parts) for piece in pieces)
+        return joined(piece for some in (self.left, *lanes, *parts) for piece in some)
 
 
 def upcoming(stream: Stream, plan: Plan, member: str, ends: Ends | None = None) -> Lane:
     """The parts of a member's next batch, if the shards in its lane end there and nowhere before."""
     held = stream.held[member]
-    lane = held.lanes[held.turn]
-    return taken(clipped(lane, ends) if ends else lane, plan.batch_size)[0]
+    return pieces.upcoming(held.lanes[held.turn], plan.batch_size, ends)
 
 
 def admit(stream: Stream, plan: Plan, members: Sequence[str]) -> Stream:
@@ -186,7 +186,7 @@ def as_one_step(stream: Stream) -> Stream:
     for step in stream.dealt:
         for member, of_member in step.items():
             parts.setdefault(member, []).extend(of_member)
-    return stream._replace(dealt=({member: joined(pieces) for member, pieces in parts.items()},))
+    return stream._replace(dealt=({member: joined(of_member) for member, of_member in parts.items()},))
 
 
 def take_back(stream: Stream) -> Stream:
@@ -320,11 +320,10 @@ class _Filling:
         """The last piece of a lane, or half of its only one, after the batch that has been read already."""
         if len(lane) > 1:
             return lane.pop()
-        shard, start, stop = lane[0]
-        size = self._plan.batch_size
-        batches = -(-self._samples_in(lane[0]) // (2 * size))
-        cut = start + max(1, int(batches)) * size
-        if cut >= stop or self._samples_in(lane[0]) <= size:
+        size, num_samples = self._plan.batch_size, self._samples_in(lane[0])
+        if num_samples <= size:
             return None
+        shard, start, stop = lane[0]
+        cut = start + int(-(-num_samples // (2 * size))) * size
         lane[0] = Piece(shard, start, cut)
         return Piece(shard, cut, stop)
