@@ -211,6 +211,15 @@ def test_piece_that_was_moved_away_is_not_read_on() -> None:
     assert reader.read(4).samples == []
 
 
+def test_other_pieces_of_a_shard_that_has_ended_are_not_read() -> None:
+    stream = Numbers("0:5", "1:5")
+    reader = reader_of(stream)
+    follow(reader, stream, (Piece(0, 3, 8), Piece(0, 12, OPEN), Piece(1, 0, OPEN)))
+
+    assert reader.read(4) == ([3, 4, 100, 101], (Piece(0, 3, 5), Piece(1, 0, 2)), {0: 5}, [])
+    assert stream.opened == [("0:5", 3), ("1:5", 0)]
+
+
 def test_new_plan_begins_at_its_first_piece() -> None:
     stream = Numbers("0:50")
     reader = reader_of(stream)
