@@ -8,15 +8,15 @@ from contextlib import contextmanager
 from itertools import chain, islice
 from typing import Any
 
+from ef_common.data.adapters.classes import is_a
 from ef_common.errors import UnsupportedError
+
+_CLASS = "datasets.iterable_dataset.IterableDataset"
 
 
 def is_hugging_face(dataset: Any) -> bool:
     """Whether this is a `datasets.IterableDataset`."""
-    return any(f"{cls.__module__}.{cls.__name__}" == _CLASS for cls in type(dataset).__mro__)
-
-
-_CLASS = "datasets.iterable_dataset.IterableDataset"
+    return is_a(dataset, _CLASS)
 
 
 def is_shuffled(dataset: Any) -> bool:
