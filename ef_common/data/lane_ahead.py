@@ -61,7 +61,7 @@ class LaneAhead:
         self._shards, self._reader = shards, LaneReader(source_of(self._stream))
 
     def pause(self) -> None:
-        """Forget what was read ahead, and let go of the shard that is open."""
+        """Drop what was read ahead, and close the shard that is open."""
         pending, self._pending, self._read = self._pending, None, None
         if pending is not None and not pending.cancel():
             pending.exception()  # waits
@@ -110,7 +110,7 @@ class LaneAhead:
     # ------------------------------------------------------------ reading
 
     def _more(self, lane: Lane, before: Reading) -> _Read:
-        """Read what comes in a lane after these samples, as far as a batch goes."""
+        """Read the rest of a batch: what follows these samples in a lane."""
         rest = taken(clipped(lane, before.ends), len(before.samples))[1]
         self._num_plans += 1
         self._reader.follow(self._num_plans, rest, [self._shards[piece.shard] for piece in rest])

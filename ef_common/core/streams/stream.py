@@ -29,7 +29,7 @@ from ef_common.core.streams import pieces
 from ef_common.core.streams.pieces import OPEN, Ends, Lane, Piece, clipped, joined, num_samples, taken
 
 _GUESS = 64
-"""Batches that a shard has probably got, as long as no shard has ended."""
+"""Number of batches that a shard is assumed to have until the first shard has ended."""
 
 
 class Order(Protocol):
@@ -46,8 +46,8 @@ class Plan:
         order: Which shard comes at each place.
         batch_size: Samples of a member in a step.
         num_lanes: Lanes of each member, at least one.
-        ahead: Samples that a lane holds at least, as long as there are any; as many as are read ahead.
-        length: Samples of a shard, if that is known without reading.
+        ahead: Minimal number of samples in a lane, as long as there are any: the number that is read ahead.
+        length: Returns the number of samples of a shard, or None if it is not known without reading the shard.
     """
 
     order: Order
@@ -58,18 +58,18 @@ class Plan:
 
 
 class Held(NamedTuple):
-    """The lanes of a member, and which is in turn."""
+    """The lanes of a member, and the number of the one that is in turn."""
 
     lanes: tuple[Lane, ...]
     turn: int = 0
 
 
 class Stream(NamedTuple):
-    """How far an epoch of a stream is.
+    """The progress of an epoch of a stream.
 
     Args:
         num_shards: Shards of the epoch.
-        begun: Places of their order that have been dealt.
+        begun: Number of shards that have been begun, which are the first ones of the order.
         held: Lanes by member, in rank order.
         left: Pieces that are in no lane.
         dealt: Parts by member of each step that no gradient reduction has completed yet.
@@ -104,7 +104,7 @@ def upcoming(stream: Stream, plan: Plan, member: str, ends: Ends | None = None) 
 
 
 def admit(stream: Stream, plan: Plan, members: Sequence[str]) -> Stream:
-    """These are the members now: lost ones leave what they had to the others, and new ones get lanes.
+    """Change the members: what lost members had is left to the others, and new members get lanes.
 
     Cost: about 2 µs for each lane.
     """
@@ -112,11 +112,11 @@ def admit(stream: Stream, plan: Plan, members: Sequence[str]) -> Stream:
 
 
 def settle(stream: Stream, plan: Plan, found: Mapping[str, Ends]) -> tuple[Stream, bool]:
-    """All members know the ends that these members, the ones that are left, have found in their next batches.
+    """The present members have told each other the ends that they have found in their next batches.
 
     Returns:
-        The stream with these ends, and whether the batches are still as they were read. One is not if another member
-        has found an end before it; then it must be read again, and may show other ends.
+        The stream with these ends, and whether all batches are still what was read. A batch is not if another member
+        has found an earlier end of its shard. It must then be read again, which may show further ends.
     """
     stream = _with_members(stream, plan, tuple(found))
     ends: dict[int, int] = {}
@@ -288,12 +288,12 @@ class _Filling:
         return needed > 0
 
     def _samples_in(self, piece: Piece) -> float:
-        """How many samples a piece has, at a guess if nobody knows."""
+        """Number of samples in a piece, which is estimated if its end is unknown."""
         if piece.stop != OPEN:
             return piece.stop - piece.start
         if piece.start < self._mean:
             return self._mean - piece.start
-        return float(piece.start)  # it is longer than others: what has lasted, lasts as long again
+        return float(piece.start)  # it is longer than the mean: assume that half of it has been read
 
     def from_each_other(self) -> None:
         """Let lanes without anything take from the longest ones."""

@@ -72,9 +72,9 @@ class HuggingFaceShards:
 
 @contextmanager
 def _in_no_data_worker() -> Iterator[None]:
-    """Within this context, a data worker of a DataLoader looks like any process.
+    """Within this context, torch does not tell that this process is a data worker of a DataLoader.
 
-    A data set looks when it begins to be read, and would divide this one shard once more among the data workers.
+    A data set asks for that when reading begins, and would divide this one shard among the data workers.
     """
     worker: Any = sys.modules.get("torch.utils.data._utils.worker")
     if worker is None:
