@@ -8,21 +8,17 @@ again to those that are left, until nothing is missing. Newcomers wait for the n
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from torch.utils.data import DataLoader
 
-from ef_common.collectives.torch_codec import TENSORS
 from ef_common.core import sharding
-from ef_common.data.coverage import Coverage
 from ef_common.data.torch_order import batch_size_of, num_samples, order_of
-from ef_common.events import EventLog
-from ef_common.session import Session
 from ef_lightning import hooks
-from ef_lightning.contributions import Contributions
 from ef_lightning.data_workers import WrappedLoader, planned_for
+from ef_lightning.evaluation import Evaluation
 from ef_lightning.order import before_limit, limited
 
 logger = logging.getLogger(__name__)
@@ -33,33 +29,14 @@ class EvaluationLoader(WrappedLoader):
 
     Args:
         loader: The user's loader.
-        session: The worker's session.
-        trainer: The Trainer that iterates over it.
-        log: Event log.
-        stage: "val", "test" or "predict", as Trainer's limits are named.
-        index: Number of the loader within its stage.
-        contributions: To the metrics of the evaluation that runs; None in a prediction.
+        evaluation: What it is evaluated for.
     """
 
-    def __init__(
-        self,
-        loader: DataLoader[Any],
-        session: Session,
-        trainer: Any,
-        *,
-        log: EventLog,
-        stage: str,
-        index: int,
-        contributions: Callable[[], Contributions | None] = lambda: None,
-    ) -> None:
+    def __init__(self, loader: DataLoader[Any], evaluation: Evaluation) -> None:
         super().__init__(loader, planned_for(loader))
-        self._session = session
-        self._trainer = trainer
-        self._coverage = Coverage(session, log=log, stage=stage, index=index, codec=TENSORS)
-        self.stage = stage
-        self._index = index
+        self._evaluation = evaluation
+        self._coverage = evaluation.coverage()
         self._batch_size = batch_size_of(loader)
-        self._contributions = contributions
         self._batches: list[list[int]] = []
         self._num_own = 0
         self._next = 0
@@ -69,36 +46,31 @@ class EvaluationLoader(WrappedLoader):
 
     def __len__(self) -> int:
         """Batches of a worker in a whole pass, before Lightning applies its limit."""
-        return before_limit(self._num_batches(self._num_positions()), self._limit)
+        return before_limit(self._num_batches(self._num_positions()), self._evaluation.limit)
 
     def __iter__(self) -> Iterator[Any]:
         """Begin a pass."""
-        loop = hooks.active_evaluation_loop(self._trainer)
+        evaluation = self._evaluation
         self._coverage.settle()
         self._planned.begin()
         if self._recorder is not None:
             self._recorder.seen_batch_indices = []
-        epoch = self._trainer.fit_loop.epoch_progress.current.processed
-        self._order = order_of(self._loader, self._session, seed=0, epoch=epoch)
+        self._order = order_of(self._loader, evaluation.session, seed=0, epoch=evaluation.epoch)
         length = self._num_positions()
-        if loop is not None:  # the world may have another size than when the loop was set up
-            hooks.set_evaluation_length(loop, self._index, self._num_batches(length))
-        logged = not self._trainer.sanity_checking
-        if not logged:
-            steps = int(min(self._trainer.num_sanity_val_steps, length))
+        evaluation.set_num_batches(self._num_batches(length))
+        if not evaluation.is_logged:
+            steps = int(min(evaluation.num_sanity_steps, length))
             length = min(length, steps * self._samples_per_step)
-        self._take(*self._coverage.begin(length, logged=logged))
+        self._take(*self._coverage.begin(length, logged=evaluation.is_logged))
         return self
 
     def __next__(self) -> Any:
-        loop = hooks.active_evaluation_loop(self._trainer)
-        if self._next == 0 and loop is not None:
-            hooks.free_evaluation_length(loop)
+        if self._next == 0:
+            self._evaluation.free_length()
         self.padding = False
         while self._next >= len(self._batches):
             if not self._take_missing():
-                if loop is not None:
-                    hooks.mark_evaluation_done(loop)
+                self._evaluation.end()
                 raise StopIteration
         batch = self._planned.next()
         if self._recorder is not None:
@@ -107,17 +79,11 @@ class EvaluationLoader(WrappedLoader):
         self._next += 1
         return batch
 
-    @property
-    def _limit(self) -> float:
-        limit: float = getattr(self._trainer, f"limit_{self.stage}_batches")
-        return limit
-
     def _num_positions(self) -> int:
         """Samples of a pass, after the Trainer's limits; a sanity check takes fewer."""
-        length = limited(num_samples(self._loader), self._batch_size, self._limit)
-        if isinstance(self._limit, int):
-            length = min(length, self._limit * self._samples_per_step)
-        return length
+        limit = self._evaluation.limit
+        length = limited(num_samples(self._loader), self._batch_size, limit)
+        return min(length, limit * self._samples_per_step) if isinstance(limit, int) else length
 
     def _num_batches(self, length: int) -> int:
         """Batches of one worker in a pass over this many samples."""
@@ -125,7 +91,7 @@ class EvaluationLoader(WrappedLoader):
 
     @property
     def _samples_per_step(self) -> int:
-        return self._batch_size * self._session.completed_in.world_size
+        return self._batch_size * self._evaluation.world_size
 
     def _take(self, share: np.ndarray, largest: int) -> None:
         """Take this worker's share.
@@ -137,7 +103,7 @@ class EvaluationLoader(WrappedLoader):
         num_batches = -(-largest // self._batch_size)
         batches = _batched(share, num_batches, self._batch_size)
         self._num_own = len(batches)
-        if self.stage != "predict":
+        if self._evaluation.is_reduced:
             again = batches[-1][-1:] if batches else [0]
             batches += [again] * (num_batches - self._num_own)
         self._batches, self._next = batches, 0
@@ -145,17 +111,12 @@ class EvaluationLoader(WrappedLoader):
 
     def _take_missing(self) -> bool:
         """Exchange what is done, and take a share of what is missing. False if nothing is missing."""
-        contributions = self._contributions()
-        mine = None
-        if contributions is not None:
-            num_samples = sum(len(batch) for batch in self._batches[: self._num_own])
-            mine = {"worker": self._session.worker.id, "metrics": contributions.own(num_samples)}
-        missing, results = self._coverage.exchange(mine)
+        num_own = sum(len(batch) for batch in self._batches[: self._num_own])
+        missing, results = self._coverage.exchange(self._evaluation.result(num_own))
         if missing is not None:
             self._take(*missing)
             return True
-        if contributions is not None:
-            contributions.complete({result["worker"]: result["metrics"] for result in results})
+        self._evaluation.complete(results)
         return False
 
 

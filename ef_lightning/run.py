@@ -20,6 +20,7 @@ from ef_lightning.checks import callbacks_of_one
 from ef_lightning.combined_loader import combined, joined
 from ef_lightning.data_workers import is_stream
 from ef_lightning.default_group import Workers
+from ef_lightning.evaluation import Evaluation
 from ef_lightning.evaluation_loader import EvaluationLoader
 from ef_lightning.fit import Fit
 from ef_lightning.logged import Logged
@@ -212,8 +213,7 @@ class Run:
         if stage == "train" and fit is not None:
             return fit.wrap(dataloader, lambda loader: self._checked(loader, stage))
         checked = self._checked(dataloader, stage)
-        loader = self._evaluation_loader_for(checked)(
-            checked,
+        evaluation = Evaluation(
             self._session,
             self._trainer,
             log=self._worker.log,
@@ -221,6 +221,7 @@ class Run:
             index=len(self._evaluation_loaders),
             contributions=lambda: None if self.logged is None else self.logged.evaluation,
         )
+        loader = self._evaluation_loader_for(checked)(checked, evaluation)
         self._evaluation_loaders.append(loader)
         return loader
 

@@ -7,29 +7,23 @@ and counts nowhere; a prediction has none, as its results are not reduced.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch.utils.data import DataLoader
 
-from ef_common.collectives import operations
 from ef_common.collectives.torch_codec import TENSORS
 from ef_common.core import sharding
 from ef_common.core.streams.pieces import Lane, num_samples, taken
-from ef_common.core.streams.stream import Plan
 from ef_common.data.shard_list import agree_on_shards
 from ef_common.data.stream_coverage import StreamCoverage
 from ef_common.data.stream_dealer import ENDLESS
-from ef_common.data.stream_turns import StreamTurns
+from ef_common.data.stream_epochs import plan_of, turns_of
 from ef_common.data.torch_lanes import LaneLoader
 from ef_common.data.torch_stream import stream_dataset_of
 from ef_common.errors import UnsupportedError
-from ef_common.events import EventLog
-from ef_common.session import Session
-from ef_lightning import hooks
-from ef_lightning.contributions import Contributions
 from ef_lightning.data_workers import WrappedLoader, check_stream
+from ef_lightning.evaluation import Evaluation
 
 
 class StreamEvaluationLoader(WrappedLoader):
@@ -37,36 +31,24 @@ class StreamEvaluationLoader(WrappedLoader):
 
     Args:
         loader: The user's loader.
-        session: The worker's session.
-        trainer: The Trainer that iterates over it.
-        log: Event log.
-        stage: "val", "test" or "predict", as Trainer's limits are named.
-        index: Number of the loader within its stage.
-        contributions: To the metrics of the evaluation that runs; None in a prediction.
+        evaluation: What it is evaluated for.
     """
 
-    def __init__(
-        self,
-        loader: DataLoader[Any],
-        session: Session,
-        trainer: Any,
-        *,
-        log: EventLog,
-        stage: str,
-        index: int,
-        contributions: Callable[[], Contributions | None] = lambda: None,
-    ) -> None:
+    def __init__(self, loader: DataLoader[Any], evaluation: Evaluation) -> None:
         check_stream(loader)
         self._lanes = LaneLoader(loader, least=1)
         super().__init__(loader, self._lanes.planned)
-        self._session = session
-        self._trainer = trainer
+        self._evaluation = evaluation
         self._stream = stream_dataset_of(loader.dataset)
-        gather = partial(operations.gather, session, what="the ends of shards")
-        turns = StreamTurns(session, reader=self._lanes, gather=gather)
-        self._coverage = StreamCoverage(session, turns, log=log, stage=stage, index=index, codec=TENSORS)
-        self.stage = stage
-        self._contributions = contributions
+        session, log = evaluation.session, evaluation.log
+        self._coverage = StreamCoverage(
+            session,
+            turns_of(session, self._lanes),
+            log=log,
+            stage=evaluation.stage,
+            index=evaluation.index,
+            codec=TENSORS,
+        )
         self._num_samples = self._steps = 0
         self._most_steps = math.inf
         self.padding = False
@@ -84,56 +66,45 @@ class StreamEvaluationLoader(WrappedLoader):
         """Begin a pass."""
         self._coverage.settle()
         self._planned.begin()
-        epoch = self._trainer.fit_loop.epoch_progress.current.processed
-        self._stream.set_epoch(epoch)
+        evaluation = self._evaluation
+        self._stream.set_epoch(evaluation.epoch)
         shards = self._stream.shards()
-        agree_on_shards(self._session, shards)
-        self._lanes.begin(shards, epoch=epoch, seed=self._stream.seed)
-        logged = not self._trainer.sanity_checking
-        self._coverage.begin(self._plan(shards), len(shards), logged=logged)
-        self._most_steps = self._limit if logged else min(self._limit, self._trainer.num_sanity_val_steps)
+        agree_on_shards(evaluation.session, shards)
+        self._lanes.begin(shards, epoch=evaluation.epoch, seed=self._stream.seed)
+        plan = plan_of(self._stream, shards, self._lanes, batch_size=int(self._loader.batch_size))
+        self._coverage.begin(plan, len(shards), logged=evaluation.is_logged)
+        self._most_steps = self._limit if evaluation.is_logged else min(self._limit, evaluation.num_sanity_steps)
         self._num_samples = self._steps = 0
         return self
 
-    def _plan(self, shards: Sequence[Any]) -> Plan:
-        return Plan(
-            self._stream.order(len(shards)),
-            batch_size=int(self._loader.batch_size),
-            num_lanes=self._lanes.num_lanes,
-            ahead=self._lanes.ahead,
-            length=lambda shard: self._stream.length(shards[shard]),
-        )
-
     @property
     def _limit(self) -> float:
-        limit: float = getattr(self._trainer, f"limit_{self.stage}_batches")
+        limit, name = self._evaluation.limit, self._evaluation.limit_name
         if isinstance(limit, int) or limit == 1.0:
             return limit if isinstance(limit, int) else math.inf
         raise UnsupportedError(
-            f"a stream has no known length of which there could be a fraction: limit_{self.stage}_batches must be a "
-            f"number of batches. Received: limit_{self.stage}_batches={limit}"
+            f"a stream has no known length of which there could be a fraction: {name} must be a number of batches. "
+            f"Received: {name}={limit}"
         )
 
     def __next__(self) -> Any:
-        loop = hooks.active_evaluation_loop(self._trainer)
-        if self._steps == 0 and loop is not None:
-            hooks.free_evaluation_length(loop)
+        if self._steps == 0:
+            self._evaluation.free_length()
         while True:
             whole = self._steps < self._most_steps
             parts = self._coverage.deal() if whole else None
             if parts is None:
                 if self._is_complete(whole=whole):
-                    if loop is not None:
-                        hooks.mark_evaluation_done(loop)
+                    self._evaluation.end()
                     raise StopIteration
                 continue
             self._steps += 1
-            own = parts.get(self._session.worker.id, ())
+            own = parts.get(self._evaluation.session.worker.id, ())
             self._num_samples += num_samples(own)
             self.padding = not own
             if own:
                 return self._lanes.batch
-            if self.stage != "predict":
+            if self._evaluation.is_reduced:
                 return self._spare(parts)
 
     def _spare(self, parts: Mapping[str, Lane]) -> Any:
@@ -143,12 +114,8 @@ class StreamEvaluationLoader(WrappedLoader):
 
     def _is_complete(self, *, whole: bool) -> bool:
         """Exchange what is done; False if samples of a lost worker are missing."""
-        contributions = self._contributions()
-        mine = None
-        if contributions is not None:
-            mine = {"worker": self._session.worker.id, "metrics": contributions.own(self._num_samples)}
-            self._num_samples = 0
-        complete, results = self._coverage.exchange(mine, whole=whole)
-        if complete and contributions is not None:
-            contributions.complete({result["worker"]: result["metrics"] for result in results})
+        num, self._num_samples = self._num_samples, 0
+        complete, results = self._coverage.exchange(self._evaluation.result(num), whole=whole)
+        if complete:
+            self._evaluation.complete(results)
         return complete

@@ -5,25 +5,22 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from ef_common.collectives import operations
 from ef_common.core import sharding
 from ef_common.core.streams.pieces import num_samples, taken
-from ef_common.core.streams.stream import Plan
-from ef_common.data.shard_list import agree_on_shards, check_shards
-from ef_common.data.stream_dealer import ENDLESS, StreamDealer
-from ef_common.data.stream_turns import StreamTurns
+from ef_common.data.shard_list import agree_on_shards
+from ef_common.data.stream_dealer import ENDLESS
+from ef_common.data.stream_epochs import StreamEpochs
 from ef_common.data.torch_indexed import IndexedStream
 from ef_common.data.torch_lanes import LaneLoader
 from ef_common.data.torch_loader import PlannedLoader
 from ef_common.data.torch_stream import stream_dataset_of
-from ef_common.errors import UnsupportedError, UsageError
+from ef_common.errors import UnsupportedError
 from ef_common.events import EventLog
 from ef_common.session import Session
 from ef_lightning import hooks
@@ -115,12 +112,8 @@ class StreamLoader(ElasticLoader):
         super().__init__(reading.given, reading, session, trainer, log=log)
         self._stream = stream_dataset_of(reading.given.dataset)
         self._lanes = reading.lanes
-        self._digest = ""
-        gather = partial(operations.gather, session, what="the ends of shards")
-        turns = StreamTurns(session, reader=reading.lanes, gather=gather)
-        turns.on_fault = self._note_fault
-        self._dealing = StreamDealer(self.dealer, session, turns)
-        self._shards: Sequence[Any] = ()
+        self._epochs = StreamEpochs(self._stream, reading.lanes, self.dealer, session, log=log)
+        self._dealing = self._epochs.dealing
         self._told_of_few = False
 
     @property
@@ -132,49 +125,24 @@ class StreamLoader(ElasticLoader):
 
     def _begin_epoch(self) -> None:
         self._wants_epoch = False
-        self._planned.begin()
-        epoch = self._trainer.current_epoch
-        self._open_epoch(epoch)
-        self._digest = agree_on_shards(self._session, self._shards)
-        self._dealing.begin(epoch, self._plan(), len(self._shards))
+        self._epochs.begin(self._trainer.current_epoch, seed=self.seed)
         self._tell_of_few_shards()
         self._plan_of = None
 
-    def _open_epoch(self, epoch: int) -> None:
-        self._stream.seed = self.seed
-        self._stream.set_epoch(epoch)
-        self._shards = self._stream.shards()
-        self._lanes.begin(self._shards, epoch=epoch, seed=self.seed)
-
     def _tell_of_few_shards(self) -> None:
         """Once: what it costs if some data workers have no shard of their own."""
-        session, num_readers = self._session, self._session.completed_in.world_size * self._lanes.num_lanes
-        if self._told_of_few or session.rank != 0 or not 0 < len(self._shards) < num_readers:
+        session, num_shards = self._session, self._dealing.num_shards
+        num_readers = session.completed_in.world_size * self._lanes.num_lanes
+        if self._told_of_few or session.rank != 0 or not 0 < num_shards < num_readers:
             return
         self._told_of_few = True
         logger.warning(
             "the stream has %d shards for %d readers (data workers of all workers), so shards are cut: a reader opens "
             "its part in the middle of a shard, and a source that cannot seek reads all that comes before. Make more, "
             "smaller shards, or use fewer data workers",
-            len(self._shards),
+            num_shards,
             num_readers,
         )
-
-    def _plan(self) -> Plan:
-        shards, stream, lanes = self._shards, self._stream, self._lanes
-        return Plan(
-            stream.order(len(shards)),
-            batch_size=self.dealer.batch_size,
-            num_lanes=lanes.num_lanes,
-            ahead=lanes.ahead,
-            length=lambda shard: stream.length(shards[shard]),
-        )
-
-    def _note_fault(self, shard: int, offset: int, why: str) -> None:
-        name = str(self._shards[shard])
-        if self._session.rank == 0:
-            logger.warning("shard %s is left out from sample %d on, because it cannot be read: %s", name, offset, why)
-        self._log.write("bad_shard", epoch=self.progress.epoch, shard=shard, name=name, offset=offset, reason=why)
 
     # ------------------------------------------------------------ a step
 
@@ -243,23 +211,14 @@ class StreamLoader(ElasticLoader):
 
     def state(self) -> dict[str, Any]:
         """The state that a newcomer needs to continue with the others."""
-        return {**super().state(), "stream": {**self._dealing.state(), "digest": self._digest}}
+        return {**super().state(), "stream": self._epochs.state()}
 
     def take_state(self, state: dict[str, Any], *, saved: bool = False) -> None:
         """See the base class."""
         stream = state.get("stream")
-        if stream is None:
-            raise UsageError(
-                "the checkpoint was made with a data set of another kind: it has no place in a stream. Use a "
-                "checkpoint of the end of an epoch, or train on from its weights"
-            )
         super().take_state({**state, "order": np.arange(0)}, saved=saved)
-        if state["epoch"] < 0:
-            return
-        self._open_epoch(state["epoch"])
-        self._digest = str(stream["digest"])
-        check_shards(self._shards, self._digest)
-        self._dealing.load_state(stream, self._plan())
+        if stream is None or state["epoch"] >= 0:
+            self._epochs.load_state(stream, seed=self.seed)
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: how far the epoch is."""

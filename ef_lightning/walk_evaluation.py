@@ -7,24 +7,19 @@ with other data (:mod:`ef_lightning.evaluation_loader`); for what a lost worker 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 from torch.utils.data import DataLoader
 
-from ef_common.collectives.torch_codec import TENSORS
 from ef_common.core.epochs import ENDLESS, Epochs
 from ef_common.core.sharding import EpochProgress, Window
-from ef_common.data.coverage import Coverage
 from ef_common.data.torch_walk import WalkedLoader, checksums_of, num_samples
 from ef_common.data.walked_stream import WalkedStream
 from ef_common.errors import UsageError
-from ef_common.events import EventLog
-from ef_common.session import Session
-from ef_lightning import hooks
-from ef_lightning.contributions import Contributions
 from ef_lightning.data_workers import WrappedLoader
+from ef_lightning.evaluation import Evaluation
 from ef_lightning.order import before_limit
 from ef_lightning.walk_reading import REMEDY, limited_batches
 
@@ -42,33 +37,14 @@ class WalkEvaluationLoader(WrappedLoader):
 
     Args:
         loader: The user's loader.
-        session: The worker's session.
-        trainer: The Trainer that iterates over it.
-        log: Event log.
-        stage: "val", "test" or "predict", as Trainer's limits are named.
-        index: Number of the loader within its stage.
-        contributions: To the metrics of the evaluation that runs; None in a prediction.
+        evaluation: What it is evaluated for.
     """
 
-    def __init__(
-        self,
-        loader: DataLoader[Any],
-        session: Session,
-        trainer: Any,
-        *,
-        log: EventLog,
-        stage: str,
-        index: int,
-        contributions: Callable[[], Contributions | None] = lambda: None,
-    ) -> None:
+    def __init__(self, loader: DataLoader[Any], evaluation: Evaluation) -> None:
         self._walked = WalkedLoader(loader, follows_epochs=False)
         super().__init__(loader, self._walked)
-        self._session = session
-        self._trainer = trainer
-        self._coverage = Coverage(session, log=log, stage=stage, index=index, codec=TENSORS)
-        self.stage = stage
-        self._index = index
-        self._contributions = contributions
+        self._evaluation = evaluation
+        self._coverage = evaluation.coverage()
         self._compares = False
         self._stream = self._begin_walk()
         self._share: Iterator[_Taken] = iter(())
@@ -78,30 +54,25 @@ class WalkEvaluationLoader(WrappedLoader):
 
     def __len__(self) -> int:
         """Batches of a worker in a whole pass, before Lightning applies its limit; a huge number if nobody knows."""
-        return before_limit(int(min(self._num_steps(), ENDLESS)), self._limit)
+        return before_limit(int(min(self._num_steps(), ENDLESS)), self._evaluation.limit)
 
     def __iter__(self) -> Iterator[Any]:
         """Begin a pass."""
-        loop = hooks.active_evaluation_loop(self._trainer)
         self._coverage.settle()
-        if loop is not None:
-            hooks.set_evaluation_length(loop, self._index, self._num_steps())
-        self._compares = self._world_size > 1
+        self._evaluation.set_num_batches(self._num_steps())
+        self._compares = self._evaluation.world_size > 1
         self._stream = self._begin_walk()
         self._read, self._num_samples = [], 0
         self._share = self._turns()
         return self
 
     def __next__(self) -> Any:
-        loop = hooks.active_evaluation_loop(self._trainer)
-        if loop is not None:
-            hooks.free_evaluation_length(loop)
+        self._evaluation.free_length()
         while (taken := next(self._share, None)) is None:
             if not self._take_missing():
                 self.padding = False
                 self._stream.close()
-                if loop is not None:
-                    hooks.mark_evaluation_done(loop)
+                self._evaluation.end()
                 raise StopIteration
         self.padding = taken.padding
         self._num_samples += 0 if taken.padding else taken.num_samples
@@ -111,26 +82,18 @@ class WalkEvaluationLoader(WrappedLoader):
         """End the data workers."""
         self._stream.close()
 
-    @property
-    def _limit(self) -> float:
-        limit: float = getattr(self._trainer, f"limit_{self.stage}_batches")
-        return limit
-
-    @property
-    def _world_size(self) -> int:
-        return self._session.completed_in.world_size
-
     def _num_positions(self) -> int:
         """Batches of all workers in a pass, at most; a sanity check takes fewer."""
-        length, limit = limited_batches(self._loader, self._limit, name=f"limit_{self.stage}_batches"), self._limit
-        steps = [limit] if isinstance(limit, int) else []
-        if self._trainer.sanity_checking:
-            steps.append(self._trainer.num_sanity_val_steps)
-        return int(min([length, *(number * self._world_size for number in steps)]))
+        evaluation, limit = self._evaluation, self._evaluation.limit
+        length = limited_batches(self._loader, limit, name=evaluation.limit_name)
+        steps: list[float] = [limit] if isinstance(limit, int) else []
+        if not evaluation.is_logged:
+            steps.append(evaluation.num_sanity_steps)
+        return int(min([length, *(number * evaluation.world_size for number in steps)]))
 
     def _num_steps(self) -> float:
         length = self._num_positions()
-        return math.inf if length >= ENDLESS else -(-length // self._world_size)
+        return math.inf if length >= ENDLESS else -(-length // self._evaluation.world_size)
 
     def _begin_walk(self) -> WalkedStream:
         return WalkedStream(
@@ -143,7 +106,7 @@ class WalkEvaluationLoader(WrappedLoader):
 
     def _turns(self) -> Iterator[_Taken]:
         """This worker's share of a stream whose length nobody needs to know: the members take turns."""
-        turn, world_size = self._coverage.begin_open(logged=not self._trainer.sanity_checking)
+        turn, world_size = self._coverage.begin_open(logged=self._evaluation.is_logged)
         stream, limit, start = self._stream, self._num_positions(), 0
         stream.begin(0)
         while start < limit:
@@ -153,7 +116,7 @@ class WalkEvaluationLoader(WrappedLoader):
                 stop = min(stop, stream.ended_at)
             if start < stop and start + turn < stop:
                 yield self._take(start + turn)
-            elif start < stop and self.stage != "predict":  # all log equally often; predictions are not reduced
+            elif start < stop and self._evaluation.is_reduced:  # all log equally often
                 yield self._take(start)._replace(padding=True)
             if stream.ended_at is not None:
                 break
@@ -172,7 +135,7 @@ class WalkEvaluationLoader(WrappedLoader):
             self._follow(position, position + 1, limit)
             taken = self._take(position)
             yield taken
-        if self.stage != "predict":
+        if self._evaluation.is_reduced:
             for _ in range(largest - len(share)):
                 if taken is None:
                     self._follow(0, 1, limit)
@@ -189,10 +152,8 @@ class WalkEvaluationLoader(WrappedLoader):
 
     def _take_missing(self) -> bool:
         """Exchange what is done, and take a share of what is missing. False if nothing is missing."""
-        contributions, worker = self._contributions(), self._session.worker.id
         num, self._num_samples = self._num_samples, 0
-        metrics = None if contributions is None else contributions.own(num)
-        missing, results = self._coverage.exchange({"worker": worker, "metrics": metrics, "read": self._read})
+        missing, results = self._coverage.exchange({**self._evaluation.result(num), "read": self._read})
         read = {result["worker"]: result["read"] for result in results}
         if any(found != self._read[:2] * (len(found) // 2) for found in read.values()):
             raise UsageError(
@@ -202,6 +163,5 @@ class WalkEvaluationLoader(WrappedLoader):
         if missing is not None:
             self._share = self._rest(*missing)
             return True
-        if contributions is not None:
-            contributions.complete({result["worker"]: result["metrics"] for result in results})
+        self._evaluation.complete(results)
         return False

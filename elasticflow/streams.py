@@ -1,4 +1,4 @@
-"""Streams of shards of what people have: a table of contents, which imports nothing but what is asked for.
+"""Streams of shards made of common kinds of data: a table of contents, which imports only what is asked for.
 
 >>> from elasticflow.streams import StreamDataset, TextLines
 >>> data = StreamDataset(TextLines("data/*.txt"), shuffle=True)    # doctest: +SKIP

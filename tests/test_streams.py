@@ -211,6 +211,15 @@ def test_piece_that_was_moved_away_is_not_read_on() -> None:
     assert reader.read(4).samples == []
 
 
+def test_other_pieces_of_a_shard_that_has_ended_are_not_read() -> None:
+    stream = Numbers("0:5", "1:5")
+    reader = reader_of(stream)
+    follow(reader, stream, (Piece(0, 3, 8), Piece(0, 12, OPEN), Piece(1, 0, OPEN)))
+
+    assert reader.read(4) == ([3, 4, 100, 101], (Piece(0, 3, 5), Piece(1, 0, 2)), {0: 5}, [])
+    assert stream.opened == [("0:5", 3), ("1:5", 0)]
+
+
 def test_new_plan_begins_at_its_first_piece() -> None:
     stream = Numbers("0:50")
     reader = reader_of(stream)
@@ -249,6 +258,16 @@ def test_rest_of_a_shard_that_cannot_be_read_is_left_out_if_asked_for() -> None:
     assert parts == (Piece(0, 6, 8), Piece(1, 0, 2))
     assert ends == {0: 8}
     assert faults == [(0, 8, "OSError: bad sector")]
+
+
+def test_fault_is_told_once_when_the_lane_goes_on() -> None:
+    stream = Broken("0:20", "1:5")
+    reader = reader_of(stream, skips=True)
+    follow(reader, stream, (Piece(0, 6, OPEN),))
+    assert reader.read(4).faults == [(0, 8, "OSError: bad sector")]
+    follow(reader, stream, (Piece(0, 6, OPEN), Piece(1, 0, OPEN)))
+
+    assert reader.read(4) == ([100, 101, 102, 103], (Piece(1, 0, 4),), {}, [])
 
 
 @pytest.mark.parametrize(

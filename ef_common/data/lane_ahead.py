@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from ef_common.core.streams.pieces import Lane, clipped, taken
+from ef_common.core.streams.pieces import Lane, clipped, taken, upcoming
 from ef_common.core.streams.stream import Held
-from ef_common.data.lane_reader import LaneReader, Reading, Source
+from ef_common.data.lane_reader import LaneReader, Reading, changed, misread, source_of
 from ef_common.data.ordered_stream import OrderedStream
 from ef_common.data.stream_turns import Found
-from ef_common.errors import UsageError
 
 _NOTHING = Reading([], (), {}, [])
 
@@ -51,23 +50,18 @@ class LaneAhead:
         self._shards: Sequence[Any] = ()
         self._lane: Lane = ()
         self._num_plans = 0
-        self._reader = LaneReader(self._source)
+        self._reader = LaneReader(source_of(stream))
         self._pool: ThreadPoolExecutor | None = None
         self._pending: Future[_Read] | None = None
         self._read: _Read | None = None
 
-    @property
-    def _source(self) -> Source:
-        stream = self._stream
-        return Source(stream.open, stream.length, skips_faults=stream.on_bad_shard == "skip")
-
     def begin(self, shards: Sequence[Any], *, epoch: int, seed: int) -> None:
         """Begin an epoch of these shards, or go on in one. The stream knows which epoch it is."""
         self.pause()
-        self._shards, self._reader = shards, LaneReader(self._source)
+        self._shards, self._reader = shards, LaneReader(source_of(self._stream))
 
     def pause(self) -> None:
-        """Forget what was read ahead, and let go of the shard that is open."""
+        """Drop what was read ahead, and close the shard that is open."""
         pending, self._pending, self._read = self._pending, None, None
         if pending is not None and not pending.cancel():
             pending.exception()  # waits
@@ -94,21 +88,14 @@ class LaneAhead:
             self._read = self._more(lane, before if self._is_begin(before) else _NOTHING)
         found = self._read.reading
         if not self._fits(found):
-            raise UsageError(
-                "a shard does not yield what it is asked for: `open(shard, offset)` must begin with this sample. "
-                f"Expected: {self._named(self._wanted(found))}. Received: {self._named(found.parts)}"
-            )
+            raise misread(self._shards, expected=self._wanted(found), received=found.parts)
         return Found(found.ends, found.faults)
 
     def take(self, parts: Lane) -> None:
         """See :class:`~ef_common.data.stream_turns.Reader`."""
         read, self._read = self._read, None
         if read is None or read.reading.parts != parts:
-            found = () if read is None else read.reading.parts
-            raise UsageError(
-                "a shard has changed while it was read: two workers have found other ends of it. "
-                f"Expected: {self._named(parts)}. Received: {self._named(found)}"
-            )
+            raise changed(self._shards, expected=parts, received=() if read is None else read.reading.parts)
         samples = read.reading.samples
         self.batch = self._collate(samples) if samples and read.batch is None else read.batch
         rest = taken(clipped(self._lane, read.reading.ends), len(samples))[1]
@@ -123,7 +110,7 @@ class LaneAhead:
     # ------------------------------------------------------------ reading
 
     def _more(self, lane: Lane, before: Reading) -> _Read:
-        """Read what comes in a lane after these samples, as far as a batch goes."""
+        """Read the rest of a batch: what follows these samples in a lane."""
         rest = taken(clipped(lane, before.ends), len(before.samples))[1]
         self._num_plans += 1
         self._reader.follow(self._num_plans, rest, [self._shards[piece.shard] for piece in rest])
@@ -135,15 +122,10 @@ class LaneAhead:
 
     def _wanted(self, reading: Reading) -> Lane:
         """The parts of the next batch, with the ends that were found in it."""
-        return taken(clipped(self._lane, reading.ends), self._size)[0]
+        return upcoming(self._lane, self._size, reading.ends)
 
     def _fits(self, reading: Reading) -> bool:
         return self._wanted(reading) == reading.parts
 
     def _is_begin(self, reading: Reading) -> bool:
         return self._wanted(reading)[: len(reading.parts)] == reading.parts
-
-    def _named(self, parts: Lane) -> str:
-        return (
-            ", ".join(f"samples {start} to {stop} of {self._shards[shard]!r}" for shard, start, stop in parts) or "none"
-        )

@@ -1,7 +1,7 @@
 """Reads a lane of pieces of shards, batch by batch: what a data worker does with a stream.
 
-A reader is told the lane anew with each request, as its main process knows it then: from the first sample on that has
-not been dealt, while the reader is ahead of that. It goes on where it is, as far as the lane still says so.
+Each request contains the lane as the main process knows it at that time. It begins with the first sample that has not
+been dealt; the reader may already be ahead of that. It goes on where it is if the lane still contains that place.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ef_common.core.streams.pieces import OPEN, Lane, Piece
+from ef_common.data.ordered_stream import OrderedStream
 from ef_common.errors import UsageError
 
 logger = logging.getLogger(__name__)
@@ -23,9 +24,9 @@ class Source(NamedTuple):
     """The shards of an epoch.
 
     Args:
-        open: Samples of a shard from an offset on.
-        length: Samples of a shard, if that is known.
-        skips_faults: The rest of a shard that cannot be read is left out.
+        open: Returns the samples of a shard from an offset on.
+        length: Returns the number of samples of a shard, or None if it is unknown.
+        skips_faults: Whether the rest of a shard that cannot be read is left out.
     """
 
     open: Callable[[Any, int], Iterator[Any]]
@@ -33,12 +34,17 @@ class Source(NamedTuple):
     skips_faults: bool = False
 
 
+def source_of(stream: OrderedStream) -> Source:
+    """The shards of a stream's epoch."""
+    return Source(stream.open, stream.length, skips_faults=stream.on_bad_shard == "skip")
+
+
 class Reading(NamedTuple):
     """What was read of a lane for a batch.
 
     Args:
         samples: The samples.
-        parts: What they are parts of.
+        parts: The parts of shards that they are.
         ends: By shard: the offset at which there was no sample.
         faults: Shards that could not be read further: shard, offset, and why.
     """
@@ -98,7 +104,7 @@ class LaneReader:
         return found._replace(parts=tuple(parts))
 
     def close(self) -> None:
-        """Let go of the shard that is open."""
+        """Close the shard that is open."""
         iterator, self._iterator = self._iterator, None
         self._ahead = []
         close = getattr(iterator, "close", None)
@@ -124,7 +130,7 @@ class LaneReader:
             found.faults.append((shard, offset, self._fault(shard, offset, error)))
         self._at = (shard, offset)
         if has_ended:
-            found.ends[shard] = min(offset, found.ends.get(shard, offset))
+            found.ends[shard] = offset
             self._pieces = [piece for piece in self._pieces if piece.shard != shard]
         elif offset == stop:
             del self._pieces[0]
@@ -145,7 +151,7 @@ class LaneReader:
         return why
 
     def _check(self, offset: int, *, has_ended: bool, stop: int) -> None:
-        """Compare the length of a shard with what was said of it."""
+        """Compare the length of a shard with the length that its stream has stated."""
         length = self._length
         if length is None:
             return
@@ -178,8 +184,28 @@ class LaneReader:
         return _END if self._iterator is None else next(self._iterator, _END)
 
 
+def misread(shards: Sequence[Any], *, expected: Lane, received: Lane) -> UsageError:
+    """An error: these parts of shards were read in place of others."""
+    return UsageError(
+        "a shard does not yield what it is asked for: `open(shard, offset)` must begin with this sample. "
+        f"Expected: {_named(expected, shards)}. Received: {_named(received, shards)}"
+    )
+
+
+def changed(shards: Sequence[Any], *, expected: Lane, received: Lane) -> UsageError:
+    """An error: these parts of shards were read, and others have been dealt."""
+    return UsageError(
+        "a shard has changed while it was read: two workers have found different ends of it. "
+        f"Expected: {_named(expected, shards)}. Received: {_named(received, shards)}"
+    )
+
+
+def _named(parts: Lane, shards: Sequence[Any]) -> str:
+    return ", ".join(f"samples {start} to {stop} of {shards[shard]!r}" for shard, start, stop in parts) or "none"
+
+
 def _rest(lane: Lane, shard: int, offset: int, *, unknown: Lane) -> list[Piece]:
-    """What comes in a lane from this sample on; `unknown` if it is not in the lane."""
+    """The part of a lane from this sample on, or `unknown` if the sample is not in the lane."""
     for number, piece in enumerate(lane):
         if piece.shard == shard and piece.start <= offset <= piece.stop:
             first = [Piece(shard, offset, piece.stop)] if offset < piece.stop else []

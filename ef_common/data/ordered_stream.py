@@ -20,17 +20,10 @@ class OrderedStream:
     """A stream of shards with an order, itself a stream of shards.
 
     Args:
-        stream: What has shards: an object with `shards()` and `open(shard, offset)`; see
-            :class:`ef_common.data.shards.ShardStream`.
-        shuffle: The shards come in another order in each epoch.
-        shuffle_buffer: Samples of a shard are shuffled in a buffer of this size. Offsets are then places in the
-            shuffled order, so a shard that is continued is read again from its start.
-        seed: Of the order, where no ElasticFlow gives one.
-        on_bad_shard: Whether a shard that cannot be read ends the training ("raise"), or the rest of it is left out
-            with a warning and an event ("skip").
+        stream, shuffle, shuffle_buffer, seed, on_bad_shard: See :class:`ef_common.data.torch_stream.StreamDataset`.
 
     Raises:
-        UsageError: A setting is wrong, or the stream has not got these methods.
+        UsageError: A setting is invalid, or the stream lacks a method.
     """
 
     def __init__(
@@ -59,7 +52,7 @@ class OrderedStream:
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch: its order is another one."""
+        """Begin an epoch, which has an order of its own."""
         self._epoch = epoch
         begin_epoch(self.stream, epoch)
 
@@ -83,7 +76,7 @@ class OrderedStream:
         return ShardOrder(num_shards, seed=self.seed, epoch=self._epoch, shuffled=self.shuffle)
 
     def samples(self, first: int = 0, every: int = 1) -> Iterator[Any]:
-        """All samples of the epoch; or those of each n-th shard, beginning with this one."""
+        """All samples of the epoch, or those of every n-th shard, beginning with the shard at place `first`."""
         shards = self.shards()
         order = self.order(len(shards))
         for place in range(first, len(shards), every):

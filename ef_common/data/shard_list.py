@@ -15,9 +15,9 @@ _CHUNKS = 64
 
 
 def digest(shards: Sequence[Any]) -> str:
-    """A checksum of a list of shards, by what they look like (`repr`).
+    """A checksum of a list of shards, made of their `repr`.
 
-    Cost: 0.5 µs for each shard; nothing for a `range`.
+    Cost: 0.5 µs for each shard; that of one shard for a whole `range`.
     """
     found = xxhash.xxh3_128()
     for shard in [shards] if isinstance(shards, range) else shards:
@@ -49,7 +49,7 @@ def agree_on_shards(session: Session, shards: Sequence[Any]) -> str:
 
 
 def check_shards(shards: Sequence[Any], expected: str) -> None:
-    """Compare a list with the checksum of those who continue from it.
+    """Compare a list with the checksum of the training that is continued.
 
     Raises:
         UsageError: They differ.
@@ -57,7 +57,7 @@ def check_shards(shards: Sequence[Any], expected: str) -> None:
     found = digest(shards)
     if found != expected:
         raise UsageError(
-            "this worker has another list of shards than the training that it continues: `shards()` must return the "
+            "this worker has another list of shards than the training that it continues. `shards()` must return the "
             "same list in the same order within an epoch. "
             f"Expected: {expected.split()[0]} shards with checksum {expected.split()[1][:8]}. "
             f"Received: {found.split()[0]} with {found.split()[1][:8]}"
@@ -65,7 +65,7 @@ def check_shards(shards: Sequence[Any], expected: str) -> None:
 
 
 def _first_difference(session: Session, shards: Sequence[Any]) -> str:
-    """What two lists differ in first. All members call this together, and find the same."""
+    """The first difference between the lists. All members call this together, and get the same answer."""
     low, high = 0, max(operations.gather(session, len(shards), what="number of shards")[0])
     while high - low > 1:
         step = -(-(high - low) // _CHUNKS)

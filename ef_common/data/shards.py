@@ -1,4 +1,4 @@
-"""Streams of shards: data without positions, which can be dealt to workers because they consist of parts.
+"""Streams of shards: data sets without an index, which can be dealt to workers because they consist of parts.
 
 A *shard* is whatever can be opened at an offset: a file, a URL, a row group, a range of a table. An *offset* is a
 number of samples. A data set with these two methods can be dealt to any number of workers, and every sample counts once
@@ -65,18 +65,18 @@ def length_of(stream: ShardStream, shard: Any) -> int | None:
 
 
 def begin_epoch(stream: ShardStream, epoch: int) -> None:
-    """Tell a stream which epoch comes, if it wants to know."""
+    """Tell a stream which epoch begins, if it has `set_epoch`."""
     tell = getattr(stream, "set_epoch", None)
     if callable(tell):
         tell(epoch)
 
 
 def skipped(samples: Iterable[Any], num_samples: int, *, what: Any) -> Iterator[Any]:
-    """The samples after the first ones, for a source that cannot seek. If that takes long, the log says how far it is.
+    """The samples after the first ones, for a source that cannot seek. A long skip reports its progress to the log.
 
     Args:
         samples: All of them.
-        num_samples: Number of those that are left out.
+        num_samples: Number of samples that are left out.
         what: The shard, for the log.
 
     >>> list(skipped("abcd", 2, what="letters"))

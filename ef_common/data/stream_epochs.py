@@ -47,6 +47,22 @@ class Lanes(Reader, Protocol):
         """Stop reading. May be repeated."""
 
 
+def turns_of(session: Session, lanes: Lanes) -> StreamTurns:
+    """The steps of a stream whose lanes are read so, with the other members' ends."""
+    return StreamTurns(session, reader=lanes, gather=partial(operations.gather, session, what="the ends of shards"))
+
+
+def plan_of(stream: OrderedStream, shards: Sequence[Any], lanes: Lanes, *, batch_size: int) -> Plan:
+    """The plan of an epoch of these shards."""
+    return Plan(
+        stream.order(len(shards)),
+        batch_size=batch_size,
+        num_lanes=lanes.num_lanes,
+        ahead=lanes.ahead,
+        length=lambda shard: stream.length(shards[shard]),
+    )
+
+
 class StreamEpochs:
     """Deals the epochs of a stream.
 
@@ -78,8 +94,7 @@ class StreamEpochs:
         self._dealer = dealer
         self._session = session
         self._log = log
-        gather = partial(operations.gather, session, what="the ends of shards")
-        turns = StreamTurns(session, reader=lanes, gather=gather)
+        turns = turns_of(session, lanes)
         turns.on_fault = self._note_fault
         self.dealing = StreamDealer(dealer, session, turns)
         self.dealing.limit = limit
@@ -96,26 +111,19 @@ class StreamEpochs:
         if dealing.limit is not None and not dealing.stream.is_over:
             dealing.go_on(epoch)
             return
+        self._lanes.pause()
         self._open(epoch, seed=seed)
         self._digest = agree_on_shards(self._session, self._shards)
         dealing.begin(epoch, self._plan(), len(self._shards))
 
     def _open(self, epoch: int, *, seed: int) -> None:
-        self._lanes.pause()
         self._stream.seed = seed
         self._stream.set_epoch(epoch)
         self._shards = self._stream.shards()
         self._lanes.begin(self._shards, epoch=epoch, seed=seed)
 
     def _plan(self) -> Plan:
-        shards, length = self._shards, self._stream.length
-        return Plan(
-            self._stream.order(len(shards)),
-            batch_size=self._dealer.batch_size,
-            num_lanes=self._lanes.num_lanes,
-            ahead=self._lanes.ahead,
-            length=lambda shard: length(shards[shard]),
-        )
+        return plan_of(self._stream, self._shards, self._lanes, batch_size=self._dealer.batch_size)
 
     def _note_fault(self, shard: int, offset: int, why: str) -> None:
         name = str(self._shards[shard])

@@ -16,13 +16,12 @@ from typing import Any, NamedTuple
 from torch.utils.data import DataLoader
 
 from ef_common.core.sharding import MIN_SHARE
-from ef_common.core.streams.pieces import Lane, clipped, num_samples, taken
+from ef_common.core.streams.pieces import Lane, num_samples, upcoming
 from ef_common.core.streams.stream import Held
-from ef_common.data.lane_reader import LaneReader, Source
+from ef_common.data.lane_reader import LaneReader, changed, misread, source_of
 from ef_common.data.stream_turns import Found
 from ef_common.data.torch_loader import PlannedLoader
 from ef_common.data.torch_stream import StreamDataset, stream_dataset_of
-from ef_common.errors import UsageError
 
 _NOT_YET = Held(((),))
 
@@ -82,11 +81,6 @@ class LaneSource:
         self._epoch: tuple[int, int] | None = None
         self._lanes: dict[int, LaneReader] = {}
 
-    @property
-    def _source(self) -> Source:
-        stream = self._stream
-        return Source(stream.open, stream.length, skips_faults=stream.on_bad_shard == "skip")
-
     def __getitems__(self, requests: list[Request]) -> Samples:
         """What a request asks for; there is one."""
         request = requests[0]
@@ -94,11 +88,9 @@ class LaneSource:
             return Samples([], Trace())
         if request.epoch != self._epoch:
             self._begin(request.epoch)
-        reader = (
-            LaneReader(self._source)
-            if request.is_apart
-            else self._lanes.setdefault(request.lane, LaneReader(self._source))
-        )
+        reader = LaneReader(source_of(self._stream))
+        if not request.is_apart:
+            reader = self._lanes.setdefault(request.lane, reader)
         reader.follow(request.plan, request.pieces, request.names)
         size = num_samples(request.pieces) if request.is_apart else request.size
         samples, parts, ends, faults = reader.read(size)
@@ -148,12 +140,11 @@ class LaneLoader:
         self._turn = -1
         self._read: Batch | None = None
         self._dealt = Batch(None, Trace())
-        self._spare: Request | None = None
 
     def begin(self, shards: Sequence[Any], *, epoch: int, seed: int) -> None:
         """Begin an epoch of these shards, or go on in one."""
         self._shards, self._epoch = shards, (epoch, seed)
-        self._read, self._turn, self._spare = None, -1, None
+        self._read, self._turn = None, -1
 
     def pause(self) -> None:
         """Between two epochs: data workers that the user does not keep see the data set as it is then."""
@@ -181,11 +172,7 @@ class LaneLoader:
     def take(self, parts: Lane) -> None:
         """See :class:`~ef_common.data.stream_turns.Reader`."""
         if self._read is None or self._read.trace.parts != parts:
-            found = None if self._read is None else self._read.trace.parts
-            raise UsageError(
-                "a shard has changed while it was read: two workers have found other ends of it. "
-                f"Expected: {self._named(parts)}. Received: {self._named(found or ())}"
-            )
+            raise changed(self._shards, expected=parts, received=() if self._read is None else self._read.trace.parts)
         self._dealt, self._read = self._read, None
 
     def skip(self) -> None:
@@ -201,10 +188,7 @@ class LaneLoader:
             self._turn = (self._held.turn + 1) % self.num_lanes
             if _fits(batch.trace, lane, self._size):
                 return batch
-        raise UsageError(
-            "a shard does not yield what it is asked for: `open(shard, offset)` must begin with this sample. "
-            f"Expected: {self._named(taken(lane, self._size)[0])}. Received: {self._named(batch.trace.parts)}"
-        )
+        raise misread(self._shards, expected=upcoming(lane, self._size), received=batch.trace.parts)
 
     def _begin_plan(self) -> None:
         self.num_plans += 1
@@ -240,12 +224,7 @@ class LaneLoader:
     def _names_of(self, pieces: Lane) -> tuple[Any, ...]:
         return tuple(self._shards[piece.shard] for piece in pieces)
 
-    def _named(self, parts: Lane) -> str:
-        return (
-            ", ".join(f"samples {start} to {stop} of {self._shards[shard]!r}" for shard, start, stop in parts) or "none"
-        )
-
 
 def _fits(trace: Trace, lane: Lane, size: int) -> bool:
     """Whether a batch is what comes next in a lane, with the ends that were found in it."""
-    return taken(clipped(lane, dict(trace.ends)), size)[0] == trace.parts
+    return upcoming(lane, size, dict(trace.ends)) == trace.parts

@@ -18,12 +18,12 @@ class StreamDataset(OrderedStream, IterableDataset[Any]):
     iterable data set that reads all shards, or those of its data worker.
 
     Args:
-        stream: What has shards: an object with `shards()` and `open(shard, offset)`; see
+        stream: An object with the methods `shards()` and `open(shard, offset)`; see
             :class:`ef_common.data.shards.ShardStream`.
-        shuffle: The shards come in another order in each epoch.
-        shuffle_buffer: Samples of a shard are shuffled in a buffer of this size. Offsets are then places in the
-            shuffled order, so a shard that is continued is read again from its start.
-        seed: Of the order, where no ElasticFlow gives one.
+        shuffle: Whether the shards have another order in each epoch.
+        shuffle_buffer: Samples of a shard are shuffled in a buffer of this size; 0 for none. Offsets are then places in
+            the shuffled order, so a shard that is continued is read again from its start.
+        seed: Seed of the order without ElasticFlow, which has a seed of its own.
         on_bad_shard: Whether a shard that cannot be read ends the training ("raise"), or the rest of it is left out
             with a warning and an event ("skip").
 
@@ -38,7 +38,7 @@ class StreamDataset(OrderedStream, IterableDataset[Any]):
         [0, 1, 2, 10, 11, 12]
 
     Raises:
-        UsageError: A setting is wrong, or the stream has not got these methods.
+        UsageError: A setting is invalid, or the stream lacks a method.
     """
 
     def __iter__(self) -> Iterator[Any]:
@@ -48,10 +48,10 @@ class StreamDataset(OrderedStream, IterableDataset[Any]):
 
 
 def stream_dataset_of(dataset: Any) -> StreamDataset:
-    """The data set itself, or a stream with the ordinary settings.
+    """The data set itself, or a stream of its shards with the default settings.
 
     Raises:
-        UnsupportedError: It is another library's, and cannot be dealt as it is set up.
+        UnsupportedError: It is a data set of another library that cannot be dealt with its settings.
         UsageError: It is no stream of shards.
     """
     if isinstance(dataset, StreamDataset):

@@ -19,13 +19,13 @@ class WalkedStream:
     A shuffled data set has another order each time that an iterator over it is made. So iterators are counted: that of
     pass `n` is the one after `n` others, in every worker. What has been passed without being kept cannot be had again.
 
-    Whoever has been admitted keeps the newest window, what no update has used yet, and all that was returned. A
+    A member keeps the newest window, what no update has used yet, and all that was returned. A
     newcomer goes ahead of its admission, but never beyond a :class:`~ef_common.core.watermark.Watermark`, and keeps
     what that says was returned. Nothing else before that position can ever be asked for: it is committed, and the
     commits are confirmed. What is returned later was dealt later; it lies behind the position, where the newcomer has
     not been yet.
 
-    Where nobody knows how long the data are, their end is found by whoever walks there: all do so in the same step. The
+    If the length of the data is unknown, each worker finds their end when it walks there, all in the same step. The
     epoch is over then, and the next one has a new iterator.
 
     Memory: one batch for each worker and each window that no update has used yet, and what was returned.
@@ -37,7 +37,7 @@ class WalkedStream:
         num_samples: Samples of a batch, or None if it does not tell.
         is_open: The length of the data is not known.
         once: There is one iterator under all passes (a bare generator), so none can be skipped.
-        independent: A pass does not depend on those before it, so these need not be begun.
+        independent: A pass does not depend on the passes before it, so that these need not be begun.
         ahead: Batches behind a window that are read with it, so that the last window is known to be the last.
 
     Attributes:
@@ -83,7 +83,7 @@ class WalkedStream:
         self._begin_reading(0)
 
     def close(self) -> None:
-        """Let go of the data."""
+        """Drop the iterator and the batches that are kept."""
         self._iterator = None
         self._kept.clear()
 
@@ -103,7 +103,7 @@ class WalkedStream:
 
         Args:
             epoch: Its index.
-            seed: Of no meaning here.
+            seed: Not used: the data have an order of their own.
             cursor: Positions before this one, other than those returned, are not asked for any more.
         """
         lacks = any(position not in self._kept for position in range(cursor, self.cursor))

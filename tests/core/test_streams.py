@@ -193,6 +193,50 @@ def test_a_batch_behind_an_end_that_another_member_has_found_is_read_again() -> 
     assert streams.upcoming(stream, plan, "b") == ()
 
 
+def test_the_lowest_of_the_ends_that_members_have_found_counts() -> None:
+    held = {"a": Held(((Piece(0, 0, 8),),)), "b": Held(((Piece(0, 8, OPEN),),))}
+
+    stream, agreed = streams.settle(Stream(1, 1, held), plan_of(1), {"a": {0: 4}, "b": {0: 8}})
+
+    assert agreed
+    assert [held.lanes for held in stream.held.values()] == [((Piece(0, 0, 4),),), ((),)]
+
+
+def test_an_end_that_was_known_does_not_count_as_a_length_once_more() -> None:
+    held = {"a": Held(((Piece(0, 0, OPEN), Piece(1, 0, 8)),))}
+
+    stream, _ = streams.settle(Stream(2, 2, held), plan_of(2), {"a": {0: 3, 1: 8}})
+    assert stream.ended == (1, 3)
+
+    stream, _ = streams.settle(stream, plan_of(2), {"a": {0: 3}})
+    assert stream.ended == (1, 3)
+
+
+def test_lane_does_not_get_many_shards_because_the_first_ones_were_short() -> None:
+    stream = streams.admit(Stream(1000, ended=(10, 10)), plan_of(1000, ahead=64), ("a",))
+
+    assert len(stream.held["a"].lanes[0]) == 2
+
+
+def test_what_a_lost_member_was_dealt_comes_back_once() -> None:
+    plan = plan_of(1, length=lambda shard: 8)
+    dealt = streams.deal(streams.admit(Stream(1), plan, AB), plan)
+
+    stream = streams.give_back(streams.give_back(dealt, ("b",)), ("b",))
+
+    assert stream.left == (Piece(0, 0, 4),)
+    assert stream.dealt == ({"b": (Piece(0, 4, 8),)},)
+
+
+def test_steps_that_become_one_step_are_joined() -> None:
+    plan = plan_of(2, length=lambda shard: 12)
+    stream = streams.admit(Stream(2), plan, AB)
+    for _ in range(3):
+        stream = streams.as_one_step(streams.deal(stream, plan))
+
+    assert stream.dealt == ({"a": (Piece(0, 0, 12),), "b": (Piece(1, 0, 12),)},)
+
+
 def test_an_epoch_that_seems_over_goes_on_if_its_last_samples_come_back() -> None:
     plan = plan_of(1, length=lambda shard: 8)
     stream = streams.deal(streams.admit(Stream(1), plan, AB), plan)
@@ -240,6 +284,9 @@ def test_goes_on_is_certain_only_within_a_piece() -> None:
     plan = plan_of(2)
     stream = streams.deal(streams.admit(Stream(2), plan, ("a",)), plan)
     assert streams.goes_on(stream)
+
+    of_two_lanes = plan_of(4, num_lanes=2)
+    assert streams.goes_on(streams.deal(streams.admit(Stream(4), of_two_lanes, ("a",)), of_two_lanes))
 
     held = {"a": Held(((Piece(0, 0, 4), Piece(1, 0, OPEN)),))}
     assert not streams.goes_on(streams.deal(Stream(2, 2, held), plan))

@@ -2,44 +2,28 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.faults.conftest import TrainingJob, check_gentle, check_run, struck
+from tests.faults.conftest import TrainingJob, check_run, struck
 from tests.faults.holding import NEVER
 from tests.faults.hosts import hosted, in_keras
+from tests.faults.streamed import Finish, check_whole, leave, lose_all, lose_and_join, share_few_shards
 from tests.faults.test_kill import start_with_fault
 from tests.faults.test_restart import kill_all
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
-Finish = Callable[..., list[dict[str, Any]]]
 STREAM: dict[str, Any] = {"length": 203, "data": "shards", "step_sleep_s": 0.03}
 READINGS = ({}, {"knows_lengths": True, "stream": {"shuffle_buffer": 10}})
 
 
-def check_whole(job: TrainingJob) -> None:
-    """Each epoch that has ended was a whole one."""
-    assert {event["exact"] for event in job.events("epoch_end")} == {True}
-
-
 @hosted("keras-tensorflow")
 def test_a_loss_and_a_join_leave_out_no_sample(job: TrainingJob, finish: Finish) -> None:
-    options = {**STREAM, **job.patient}
-    _, others = start_with_fault(job, options, {"where": "forward", "step": 4})
-    job.view(2)
-    assert struck(job, "forward")["step"] == 4
-    joiner = job.start(job.train, options)
-    job.wait_for("admitted")
-    epoch = max(event["epoch"] for event in job.events("step"))
-    job.wait_until(lambda _: any(event["epoch"] > epoch for event in job.events("epoch_end")), "a whole epoch")
-    finish([*others, joiner])
-    (returned, *_) = [step["returned"] for step in job.events("step") if step["returned"]]
-    assert sum(stop - start for start, stop in returned) > 0
+    lose_and_join(job, finish, STREAM)
 
 
 @in_keras
@@ -71,14 +55,7 @@ def test_newcomer_joins_in_the_middle_of_shards(job: TrainingJob, finish: Finish
 @hosted("keras-tensorflow")
 @pytest.mark.thorough
 def test_a_worker_that_leaves_hands_on_its_shards(job: TrainingJob, finish: Finish) -> None:
-    options = {**STREAM, **job.patient}
-    victim, *others = job.start_world(3, job.train, options)
-    job.wait_for_step(3)
-    victim.kill(signal.SIGTERM)
-    assert victim.wait() == 0
-    job.wait_for("view", 2, world_size=2)
-    finish(others)
-    check_gentle(job)
+    leave(job, finish, STREAM)
 
 
 @in_keras
@@ -103,11 +80,7 @@ def test_a_job_that_is_started_again_goes_on_in_the_middle_of_shards(
 @hosted("keras-tensorflow")
 @pytest.mark.thorough
 def test_workers_that_come_when_all_are_lost_read_the_stream_again(job: TrainingJob, finish: Finish) -> None:
-    workers = job.start_world(2, job.train, {**STREAM, "holds": {4: NEVER}})
-    job.wait_for_step(3)
-    kill_all(workers)
-    finish([job.start(job.train, STREAM)])
-    check_whole(job)
+    lose_all(job, finish, STREAM)
 
 
 @in_keras
@@ -139,12 +112,7 @@ def test_a_loss_leaves_out_no_sample_of_a_loader(job: TrainingJob, finish: Finis
 @in_keras
 @pytest.mark.thorough
 def test_fewer_shards_than_workers_are_cut(job: TrainingJob, finish: Finish) -> None:
-    finish(job.start_world(3, job.train, {**STREAM, "shards": 2}))
-    shares = dict.fromkeys({event["worker"] for event in job.events("step")}, 0)
-    for event in job.events("step"):
-        shares[event["worker"]] += sum(stop - start for start, stop in event["mine"])
-    assert sum(shares.values()) == 2 * 203
-    assert min(shares.values()) > 50
+    share_few_shards(job, finish, STREAM)
 
 
 @in_keras

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.faults.conftest import TrainingJob, check_gentle, check_run, struck
+from tests.faults.conftest import TrainingJob, check_run, struck
 from tests.faults.holding import NEVER
 from tests.faults.hosts import HOSTS
+from tests.faults.streamed import Finish, check_whole, leave, lose_all, lose_and_join, share_few_shards
 from tests.faults.test_kill import start_with_fault
 from tests.faults.test_restart import kill_all, saved
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
-Finish = Callable[..., list[dict[str, Any]]]
 STREAM: dict[str, Any] = {"length": 203, "shards": 9, "step_sleep_s": 0.03}
 READINGS = (
     {"num_workers": 0},
@@ -27,17 +26,7 @@ READINGS = (
 
 
 def test_a_loss_and_a_join_leave_out_no_sample(job: TrainingJob, finish: Finish) -> None:
-    options = {**STREAM, **job.patient, "num_workers": 2}
-    _, others = start_with_fault(job, options, {"where": "forward", "step": 4})
-    job.view(2)
-    assert struck(job, "forward")["step"] == 4
-    joiner = job.start(job.train, options)
-    job.wait_for("admitted")
-    epoch = max(event["epoch"] for event in job.events("step"))
-    job.wait_until(lambda _: any(event["epoch"] > epoch for event in job.events("epoch_end")), "a whole epoch")
-    finish([*others, joiner])
-    (returned, *_) = [step["returned"] for step in job.events("step") if step["returned"]]
-    assert sum(stop - start for start, stop in returned) > 0
+    lose_and_join(job, finish, {**STREAM, "num_workers": 2})
 
 
 @pytest.mark.thorough
@@ -49,7 +38,7 @@ def test_a_loss_within_a_step_leaves_out_no_sample(
     _, others = start_with_fault(job, {**STREAM, **reading, "val_length": 21}, {"where": where, "step": 5})
     finish(others)
     assert struck(job, where)
-    assert {event["exact"] for event in job.events("epoch_end")} == {True}
+    check_whole(job)
     assert len({event["run"] for event in job.events("evaluation")}) == 2  # one at the end of each epoch
 
 
@@ -63,14 +52,7 @@ def test_a_loss_while_data_are_read_leaves_out_no_sample(job: TrainingJob, finis
 @pytest.mark.thorough
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_a_worker_that_leaves_hands_on_its_shards(job: TrainingJob, finish: Finish, accumulate: int) -> None:
-    options = {**STREAM, **job.patient, "accumulate": accumulate, "num_workers": 1}
-    victim, *others = job.start_world(3, job.train, options)
-    job.wait_for_step(3)
-    victim.kill(signal.SIGTERM)
-    assert victim.wait() == 0
-    job.wait_for("view", 2, world_size=2)
-    finish(others)
-    check_gentle(job)
+    leave(job, finish, {**STREAM, "accumulate": accumulate, "num_workers": 1})
 
 
 @pytest.mark.thorough
@@ -93,11 +75,7 @@ def test_a_job_that_is_started_again_goes_on_in_the_middle_of_shards(
 
 @pytest.mark.thorough
 def test_workers_that_come_when_all_are_lost_read_the_stream_again(job: TrainingJob, finish: Finish) -> None:
-    workers = job.start_world(2, job.train, {**STREAM, "holds": {4: NEVER}})
-    job.wait_for_step(3)
-    kill_all(workers)
-    finish([job.start(job.train, STREAM)])
-    assert {event["exact"] for event in job.events("epoch_end")} == {True}
+    lose_all(job, finish, STREAM)
 
 
 @pytest.mark.thorough
@@ -110,12 +88,7 @@ def test_a_dead_data_worker_costs_a_second_reading(job: TrainingJob, finish: Fin
 
 @pytest.mark.thorough
 def test_fewer_shards_than_workers_are_cut(job: TrainingJob, finish: Finish) -> None:
-    finish(job.start_world(3, job.train, {**STREAM, "shards": 2}))
-    shares = dict.fromkeys({event["worker"] for event in job.events("step")}, 0)
-    for event in job.events("step"):
-        shares[event["worker"]] += sum(stop - start for start, stop in event["mine"])
-    assert sum(shares.values()) == 2 * 203
-    assert min(shares.values()) > 50
+    share_few_shards(job, finish, STREAM)
 
 
 @pytest.mark.thorough

@@ -7,6 +7,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
+STREAMED = ("tests/simulation", "tests/faults/test_streams.py", "tests/faults/test_keras_streams.py")
+"""Tests of whole trainings on streams of shards."""
+
 GUARDS: dict[str, tuple[str, ...]] = {
     "docs": ("tests/test_docs.py", "tests/pages"),
     "ef_common/audit": ("tests/test_audit.py", "tests/fuzz"),
@@ -29,7 +32,17 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "ef_common/data/torch_order.py": ("tests/lightning/test_order.py", "tests/keras/test_loader.py"),
     "ef_common/data/lane_ahead.py": ("tests/test_lane_ahead.py", "tests/keras/test_stream_data.py"),
     "ef_common/data/ordered_stream.py": ("tests/test_streams.py", "tests/keras/test_stream_data.py"),
-    "ef_common/data/stream_epochs.py": ("tests/keras/test_stream_data.py", "tests/faults/test_keras_streams.py"),
+    "ef_common/data/lane_reader.py": ("tests/test_streams.py", "tests/test_lane_ahead.py"),
+    "ef_common/data/shard_list.py": ("tests/test_streams.py", "tests/test_shard_list.py"),
+    "ef_common/data/shards.py": ("tests/test_streams.py", "tests/adapters"),
+    "ef_common/data/shuffle_buffer.py": ("tests/test_streams.py",),
+    "ef_common/data/stream_coverage.py": ("tests/test_stream_coverage.py", "tests/faults/test_streams.py"),
+    "ef_common/data/stream_dealer.py": ("tests/test_stream_dealer.py", *STREAMED),
+    "ef_common/data/stream_epochs.py": ("tests/keras/test_stream_data.py", *STREAMED),
+    "ef_common/data/stream_turns.py": ("tests/test_stream_turns.py", *STREAMED),
+    "ef_common/data/torch_indexed.py": ("tests/test_streams.py", "tests/faults/test_streams.py"),
+    "ef_common/data/torch_lanes.py": ("tests/test_streams.py", "tests/faults/test_streams.py"),
+    "ef_common/data/torch_stream.py": ("tests/test_streams.py", "tests/faults/test_streams.py"),
     "ef_common/demo": ("tests/demo",),
     "ef_common/horovod": ("tests/horovod", "tests/collectives", "tests/faults/test_horovodrun.py"),
     "ef_common/core/cluster": ("tests/core/test_cluster.py", "tests/kubernetes"),
@@ -64,6 +77,8 @@ GUARDS: dict[str, tuple[str, ...]] = {
         "tests/faults/test_kill.py",
     ),
     "ef_lightning": ("tests/lightning", "tests/faults/test_deterministic.py", "tests/faults/test_restart.py"),
+    "ef_lightning/stream_evaluation.py": ("tests/faults/test_streams.py",),
+    "ef_lightning/stream_loader.py": ("tests/faults/test_streams.py",),
     "ef_keras/demo.py": ("tests/demo",),
     "ef_lightning/demo.py": ("tests/demo",),
     "elasticflow": ("tests/test_elasticflow.py", "tests/program"),

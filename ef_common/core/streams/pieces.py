@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 OPEN = 1 << 50
-"""The end of a shard of which nobody knows where it is."""
+"""The end of a piece of a shard whose length is unknown."""
 
 
 class Piece(NamedTuple):
@@ -21,7 +21,7 @@ Lane = tuple[Piece, ...]
 """What one data worker reads, in this order."""
 
 Ends = Mapping[int, int]
-"""By shard: the lowest offset at which somebody has found no sample."""
+"""The end of each shard, by its index: the lowest offset at which a reader has found no sample."""
 
 
 def taken(lane: Lane, num_samples: int) -> tuple[Lane, Lane]:
@@ -42,7 +42,7 @@ def taken(lane: Lane, num_samples: int) -> tuple[Lane, Lane]:
 
 
 def clipped(pieces: Iterable[Piece], ends: Ends) -> Lane:
-    """Pieces without what lies behind the ends that were found."""
+    """The pieces without the parts behind the ends that were found."""
     found = []
     for piece in pieces:
         end = ends.get(piece.shard)
@@ -54,8 +54,13 @@ def clipped(pieces: Iterable[Piece], ends: Ends) -> Lane:
     return tuple(found)
 
 
+def upcoming(lane: Lane, num_samples: int, ends: Ends | None = None) -> Lane:
+    """The first samples of a lane, if its shards end there and nowhere before."""
+    return taken(clipped(lane, ends) if ends else lane, num_samples)[0]
+
+
 def joined(pieces: Iterable[Piece]) -> Lane:
-    """Pieces in order, those that touch as one.
+    """The pieces in order; adjacent ones become one.
 
     >>> joined([Piece(1, 8, 10), Piece(0, 0, 4), Piece(1, 10, 12)])
     (Piece(shard=0, start=0, stop=4), Piece(shard=1, start=8, stop=12))
@@ -70,5 +75,5 @@ def joined(pieces: Iterable[Piece]) -> Lane:
 
 
 def num_samples(parts: Iterable[Piece]) -> int:
-    """Samples of pieces whose ends are known."""
+    """Number of samples in pieces whose ends are known."""
     return sum(stop - start for _, start, stop in parts)

@@ -25,10 +25,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from ef_common.core.streams import pieces
 from ef_common.core.streams.pieces import OPEN, Ends, Lane, Piece, clipped, joined, num_samples, taken
 
 _GUESS = 64
-"""Batches that a shard has probably got, as long as no shard has ended."""
+"""Number of batches that a shard is assumed to have until the first shard has ended."""
 
 
 class Order(Protocol):
@@ -45,8 +46,8 @@ class Plan:
         order: Which shard comes at each place.
         batch_size: Samples of a member in a step.
         num_lanes: Lanes of each member, at least one.
-        ahead: Samples that a lane holds at least, as long as there are any; as many as are read ahead.
-        length: Samples of a shard, if that is known without reading.
+        ahead: Minimal number of samples in a lane, as long as there are any: the number that is read ahead.
+        length: Returns the number of samples of a shard, or None if it is not known without reading the shard.
     """
 
     order: Order
@@ -57,18 +58,18 @@ class Plan:
 
 
 class Held(NamedTuple):
-    """The lanes of a member, and which is in turn."""
+    """The lanes of a member, and the number of the one that is in turn."""
 
     lanes: tuple[Lane, ...]
     turn: int = 0
 
 
 class Stream(NamedTuple):
-    """How far an epoch of a stream is.
+    """The progress of an epoch of a stream.
 
     Args:
         num_shards: Shards of the epoch.
-        begun: Places of their order that have been dealt.
+        begun: Number of shards that have been begun, which are the first ones of the order.
         held: Lanes by member, in rank order.
         left: Pieces that are in no lane.
         dealt: Parts by member of each step that no gradient reduction has completed yet.
@@ -93,18 +94,17 @@ class Stream(NamedTuple):
         """Pieces of begun shards that are not committed."""
         lanes = (lane for held in self.held.values() for lane in held.lanes)
         parts = (part for step in self.dealt for part in step.values())
-        return joined(piece for pieces in (self.left, *lanes, *parts) for piece in pieces)
+        return joined(piece for some in (self.left, *lanes, *parts) for piece in some)
 
 
 def upcoming(stream: Stream, plan: Plan, member: str, ends: Ends | None = None) -> Lane:
     """The parts of a member's next batch, if the shards in its lane end there and nowhere before."""
     held = stream.held[member]
-    lane = held.lanes[held.turn]
-    return taken(clipped(lane, ends) if ends else lane, plan.batch_size)[0]
+    return pieces.upcoming(held.lanes[held.turn], plan.batch_size, ends)
 
 
 def admit(stream: Stream, plan: Plan, members: Sequence[str]) -> Stream:
-    """These are the members now: lost ones leave what they had to the others, and new ones get lanes.
+    """Change the members: what lost members had is left to the others, and new members get lanes.
 
     Cost: about 2 µs for each lane.
     """
@@ -112,11 +112,11 @@ def admit(stream: Stream, plan: Plan, members: Sequence[str]) -> Stream:
 
 
 def settle(stream: Stream, plan: Plan, found: Mapping[str, Ends]) -> tuple[Stream, bool]:
-    """All members know the ends that these members, the ones that are left, have found in their next batches.
+    """The present members have told each other the ends that they have found in their next batches.
 
     Returns:
-        The stream with these ends, and whether the batches are still as they were read. One is not if another member
-        has found an end before it; then it must be read again, and may show other ends.
+        The stream with these ends, and whether all batches are still what was read. A batch is not if another member
+        has found an earlier end of its shard. It must then be read again, which may show further ends.
     """
     stream = _with_members(stream, plan, tuple(found))
     ends: dict[int, int] = {}
@@ -186,7 +186,7 @@ def as_one_step(stream: Stream) -> Stream:
     for step in stream.dealt:
         for member, of_member in step.items():
             parts.setdefault(member, []).extend(of_member)
-    return stream._replace(dealt=({member: joined(pieces) for member, pieces in parts.items()},))
+    return stream._replace(dealt=({member: joined(of_member) for member, of_member in parts.items()},))
 
 
 def take_back(stream: Stream) -> Stream:
@@ -288,12 +288,12 @@ class _Filling:
         return needed > 0
 
     def _samples_in(self, piece: Piece) -> float:
-        """How many samples a piece has, at a guess if nobody knows."""
+        """Number of samples in a piece, which is estimated if its end is unknown."""
         if piece.stop != OPEN:
             return piece.stop - piece.start
         if piece.start < self._mean:
             return self._mean - piece.start
-        return float(piece.start)  # it is longer than others: what has lasted, lasts as long again
+        return float(piece.start)  # it is longer than the mean: assume that half of it has been read
 
     def from_each_other(self) -> None:
         """Let lanes without anything take from the longest ones."""
@@ -320,11 +320,10 @@ class _Filling:
         """The last piece of a lane, or half of its only one, after the batch that has been read already."""
         if len(lane) > 1:
             return lane.pop()
-        shard, start, stop = lane[0]
-        size = self._plan.batch_size
-        batches = -(-self._samples_in(lane[0]) // (2 * size))
-        cut = start + max(1, int(batches)) * size
-        if cut >= stop or self._samples_in(lane[0]) <= size:
+        size, num_samples = self._plan.batch_size, self._samples_in(lane[0])
+        if num_samples <= size:
             return None
+        shard, start, stop = lane[0]
+        cut = start + int(-(-num_samples // (2 * size))) * size
         lane[0] = Piece(shard, start, cut)
         return Piece(shard, cut, stop)

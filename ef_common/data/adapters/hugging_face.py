@@ -8,15 +8,15 @@ from contextlib import contextmanager
 from itertools import chain, islice
 from typing import Any
 
+from ef_common.data.adapters.classes import is_a
 from ef_common.errors import UnsupportedError
+
+_CLASS = "datasets.iterable_dataset.IterableDataset"
 
 
 def is_hugging_face(dataset: Any) -> bool:
     """Whether this is a `datasets.IterableDataset`."""
-    return any(f"{cls.__module__}.{cls.__name__}" == _CLASS for cls in type(dataset).__mro__)
-
-
-_CLASS = "datasets.iterable_dataset.IterableDataset"
+    return is_a(dataset, _CLASS)
 
 
 def is_shuffled(dataset: Any) -> bool:
@@ -72,9 +72,9 @@ class HuggingFaceShards:
 
 @contextmanager
 def _in_no_data_worker() -> Iterator[None]:
-    """Within this context, a data worker of a DataLoader looks like any process.
+    """Within this context, torch does not tell that this process is a data worker of a DataLoader.
 
-    A data set looks when it begins to be read, and would divide this one shard once more among the data workers.
+    A data set asks for that when reading begins, and would divide this one shard among the data workers.
     """
     worker: Any = sys.modules.get("torch.utils.data._utils.worker")
     if worker is None:

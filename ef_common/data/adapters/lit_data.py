@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ef_common.data.adapters.classes import is_a
+
 _CLASS = "litdata.streaming.dataset.StreamingDataset"
 
 
 def is_lit_data(dataset: Any) -> bool:
     """Whether this is a `litdata.StreamingDataset`."""
-    return any(f"{cls.__module__}.{cls.__name__}" == _CLASS for cls in type(dataset).__mro__)
+    return is_a(dataset, _CLASS)
 
 
 class LitDataChunks:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ef_common.data.adapters.classes import is_a
+
 _CLASS = "streaming.base.dataset.StreamingDataset"
 
 REFUSAL = (
@@ -15,4 +17,4 @@ REFUSAL = (
 
 def is_mosaic_ml(dataset: Any) -> bool:
     """Whether this is a `streaming.StreamingDataset`."""
-    return any(f"{cls.__module__}.{cls.__name__}" == _CLASS for cls in type(dataset).__mro__)
+    return is_a(dataset, _CLASS)

@@ -8,15 +8,14 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+from ef_common.data.adapters.classes import is_a
 from ef_common.data.seeds import numbers_of
 from ef_common.errors import UnsupportedError
 
 
 def is_web_dataset(dataset: Any) -> bool:
     """Whether this is a `webdataset.DataPipeline`, such as a `WebDataset`."""
-    return any(
-        f"{cls.__module__}.{cls.__name__}" == "webdataset.pipeline.DataPipeline" for cls in type(dataset).__mro__
-    )
+    return is_a(dataset, "webdataset.pipeline.DataPipeline")
 
 
 class TarShards:

@@ -52,6 +52,7 @@ def main() -> int:
         ("hangs", "workers hang"),
         ("trainings", "programs train several times"),
         ("sizes", "the wanted number of nodes changes"),
+        ("streams", "the data are a stream of shards"),
     ):
         families.add_argument(
             f"--{name}", dest="family", action="store_const", const=name, help=f"schedules in which {what}"

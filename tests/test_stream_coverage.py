@@ -1,0 +1,112 @@
+"""A pass of evaluation over a stream, in which a worker may be lost with what it has read."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ef_common.collectives.codec import ARRAYS
+from ef_common.core.streams.pieces import Piece
+from ef_common.core.view import Member, View
+from ef_common.data.stream_coverage import StreamCoverage
+from ef_common.data.stream_turns import StreamTurns
+from ef_common.testing.simulation.streamed import LaneReader
+from tests.core.streams import found_by, plan_of
+
+LENGTHS = [9, 0, 14, 3]
+
+
+class Session(SimpleNamespace):
+    """Of the worker "a"; the others find the ends that there are, and tell their names."""
+
+    def __init__(self) -> None:
+        super().__init__(worker=Member("a", "a", ""), newcomer=False, entering=False, completed=7)
+        self.when_confirmed = lambda act: act()
+        self.see("a", "b")
+
+    def see(self, *names: str) -> None:
+        self.completed_in = View(1, tuple(Member(name, name, "") for name in names))
+
+    def run(self, operation: Any) -> View:
+        if hasattr(operation, "_payload"):
+            told = [{"worker": name, "result": name} for name in self.completed_in.ids]
+            operation.parts = [ARRAYS.dumps(of_member) for of_member in told]
+        return self.completed_in
+
+
+class Pass:
+    """A pass over shards of these lengths."""
+
+    def __init__(self, *, num_lanes: int = 1) -> None:
+        self.session = Session()
+        self.records: list[dict[str, Any]] = []
+        log: Any = SimpleNamespace(enabled=True, write=lambda kind, **record: self.records.append(record))
+        session: Any = self.session
+        self.turns = StreamTurns(session, reader=LaneReader(LENGTHS), gather=lambda mine: self._gather())
+        self.coverage = StreamCoverage(session, self.turns, log=log, stage="val")
+        self.coverage.settle()
+        self.coverage.begin(plan_of(len(LENGTHS), num_lanes=num_lanes), len(LENGTHS))
+
+    def _gather(self) -> tuple[list[Any], View]:
+        turns, view = self.turns, self.session.completed_in
+        ends = [found_by(LENGTHS, turns.stream.held[name], turns.plan.batch_size) for name in view.ids]
+        return [{"ends": sorted(of_member.items()), "faults": []} for of_member in ends], view
+
+    def read(self) -> list[Piece]:
+        """All that this worker gets until nothing is left."""
+        found: list[Piece] = []
+        while (parts := self.coverage.deal()) is not None:
+            found += parts.get("a", ())
+        return found
+
+
+def samples(parts: list[Piece]) -> list[tuple[int, int]]:
+    return sorted((shard, offset) for shard, start, stop in parts for offset in range(start, stop))
+
+
+ALL = [(shard, offset) for shard, length in enumerate(LENGTHS) for offset in range(length)]
+
+
+@pytest.mark.parametrize("num_lanes", [1, 2])
+def test_pass_without_a_loss_is_logged_with_each_sample_once(num_lanes: int) -> None:
+    run = Pass(num_lanes=num_lanes)
+    mine = run.read()
+
+    assert run.coverage.exchange("a") == (True, ["a", "b"])
+    (record,) = run.records
+    assert (record["length"], record["exact"], record["run"]) == (sum(LENGTHS), True, 7)
+    positions = [place for spans in record["shares"].values() for start, stop in spans for place in range(start, stop)]
+    assert sorted(positions) == list(range(sum(LENGTHS)))
+    assert sum(stop - start for start, stop in record["shares"]["a"]) == len(samples(mine))
+
+
+@pytest.mark.parametrize("num_lanes", [1, 2])
+def test_what_a_lost_worker_has_read_is_dealt_again_once(num_lanes: int) -> None:
+    run = Pass(num_lanes=num_lanes)
+    mine = run.read()
+    run.session.see("a")
+
+    assert run.coverage.exchange("a") == (False, [])
+    assert run.records == []
+    again = run.read()
+    assert run.coverage.exchange("a") == (True, ["a"])
+    assert samples(mine + again) == ALL
+    assert [record["length"] for record in run.records] == [sum(LENGTHS)]
+
+
+def test_pass_that_was_limited_deals_nothing_again() -> None:
+    run = Pass()
+    run.coverage.deal()
+    run.session.see("a")
+
+    assert run.coverage.exchange("a", whole=False) == (True, ["a"])
+    assert [record["exact"] for record in run.records] == [False]
+
+
+def test_steps_of_a_long_pass_are_kept_as_one() -> None:
+    run = Pass()
+    run.read()
+
+    assert len(run.turns.stream.dealt) == 1

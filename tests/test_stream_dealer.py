@@ -1,0 +1,78 @@
+"""The dealing of a stream is logged and saved so that each sample can be found again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ef_common.core.streams.stream import Plan
+from ef_common.core.view import SOLO
+from ef_common.data.dealer import Dealer
+from ef_common.data.stream_dealer import StreamDealer
+from ef_common.data.stream_turns import StreamTurns
+from ef_common.events import EventLog
+from ef_common.session import Session
+from ef_common.testing.simulation.streamed import LaneReader
+from tests.core.streams import plan_of
+
+LENGTHS = [6, 0, 11, 3]
+
+
+def dealing(**settings: Any) -> tuple[StreamDealer, Dealer, Plan]:
+    """A worker alone that deals a stream, and the plan of its epoch."""
+    session = Session(SOLO.members[0], channel=None, groups=None)  # type: ignore[arg-type]
+    dealer = Dealer(session, log=EventLog(None, "solo"), batch_size=4)
+    turns = StreamTurns(
+        session, reader=LaneReader(LENGTHS), gather=lambda mine: ([mine | {"faults": []}], session.completed_in)
+    )
+    return StreamDealer(dealer, session, turns), dealer, plan_of(len(LENGTHS), **settings)
+
+
+def read(dealer: StreamDealer, num_steps: int | None = None, *, commits: bool = True) -> list[tuple[int, int]]:
+    """Samples of the next steps, or of all that are left."""
+    found: list[tuple[int, int]] = []
+    while num_steps != 0 and dealer.deal() is not None:
+        found += [(shard, at) for shard, start, stop in dealer.own_parts() for at in range(start, stop)]
+        if commits:
+            dealer._dealer.commit(SOLO)
+        num_steps = None if num_steps is None else num_steps - 1
+    return found
+
+
+ALL = [(shard, at) for shard, length in enumerate(LENGTHS) for at in range(length)]
+
+
+@pytest.mark.parametrize("num_lanes", [1, 2])
+@pytest.mark.parametrize("num_open", [0, 1, 2])
+def test_state_keeps_what_was_dealt_and_not_committed(num_open: int, num_lanes: int) -> None:
+    before, dealer, plan = dealing(num_lanes=num_lanes)
+    before.begin(0, plan, len(LENGTHS))
+    committed = read(before, 2)
+    read(before, num_open, commits=False)
+    after, other, _ = dealing()
+    other.load_state(dealer.state())
+    after.load_state(before.state(), plan)
+
+    assert sorted(committed + read(after)) == ALL
+    assert other.progress.remaining == 0
+
+
+def test_ends_that_nobody_reports_are_recorded_once() -> None:
+    found, dealer, plan = dealing(length=lambda shard: LENGTHS[shard])
+    found.begin(0, plan, len(LENGTHS))
+    ends: list[tuple[int, int]] = []
+    while found.deal() is not None:
+        ends += found.record(dealer.progress, SOLO)["ends"]
+        dealer.commit(SOLO)
+
+    assert sorted(ends) == list(enumerate(LENGTHS))
+
+
+def test_record_names_the_samples_at_the_positions_of_a_step() -> None:
+    found, dealer, plan = dealing(length=lambda shard: LENGTHS[shard])
+    found.begin(0, plan, len(LENGTHS))
+    read(found, 1)
+    found.deal()
+
+    assert found.record(dealer.progress, SOLO)["parts"] == [(4, 0, 4, 6), (6, 2, 0, 2)]

@@ -1,0 +1,119 @@
+"""The steps of a stream: when members exchange the ends of shards, and what they need not exchange."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ef_common.core.streams.pieces import OPEN, Piece
+from ef_common.core.streams.stream import Held, Stream
+from ef_common.core.view import Member, View
+from ef_common.data.stream_turns import StreamTurns
+from ef_common.testing.simulation.streamed import LaneReader
+from tests.core.streams import found_by, plan_of
+
+
+class Steps:
+    """The worker "a" of a world, whose other members find the ends that there are."""
+
+    def __init__(self, *lengths: int, names: str = "a", num_lanes: int = 1, stream: Stream | None = None) -> None:
+        self.session = SimpleNamespace(worker=Member("a", "a", ""), entering=False)
+        self.see(names)
+        self.lengths = lengths
+        self.num_gathers = 0
+        session: Any = self.session
+        self.turns = StreamTurns(session, reader=LaneReader(lengths), gather=lambda mine: self._gather())
+        plan = plan_of(len(lengths), num_lanes=num_lanes)
+        self.turns.begin(plan, stream or Stream(len(lengths)))
+
+    def see(self, names: str) -> None:
+        self.session.completed_in = View(1, tuple(Member(name, name, "") for name in names))
+
+    def _gather(self) -> tuple[list[Any], View]:
+        self.num_gathers += 1
+        turns, view = self.turns, self.session.completed_in
+        ends = [found_by(self.lengths, turns.stream.held[name], turns.plan.batch_size) for name in view.ids]
+        return [{"ends": sorted(of_member.items()), "faults": []} for of_member in ends], view
+
+    def deal(self) -> int:
+        """Deal a step; how often the members had to exchange ends."""
+        before = self.num_gathers
+        self.turns.deal()
+        return self.num_gathers - before
+
+    def reduce(self) -> None:
+        """A reduction whose flags count the members that find an end."""
+        turns = self.turns
+        held = [turns.stream.held[name] for name in self.session.completed_in.ids if name in turns.stream.held]
+        found = [found_by(self.lengths, of_member, turns.plan.batch_size) for of_member in held]
+        assert turns.finds() == bool(found and found[0])
+        turns.heard(float(sum(map(bool, found))))
+        turns.commit(self.session.completed_in)
+
+
+def test_members_exchange_nothing_as_long_as_nobody_finds_an_end() -> None:
+    steps = Steps(100, 100, names="ab")
+    assert steps.deal() == 1
+    for _ in range(5):
+        steps.reduce()
+        assert steps.deal() == 0
+    steps.turns.commit(steps.session.completed_in)
+    assert steps.deal() == 1  # no reduction has told that nobody has found an end
+
+
+@pytest.mark.parametrize("num_lanes", [1, 2, 3])
+@pytest.mark.parametrize("lengths", [(9,), (5, 1, 0, 4), (3, 30), (1, 1, 1)])
+def test_each_step_has_samples_and_all_are_dealt_once(lengths: tuple[int, ...], num_lanes: int) -> None:
+    steps = Steps(*lengths, names="ab", num_lanes=num_lanes)
+    dealt: list[Piece] = []
+    while (parts := steps.turns.deal()) is not None:
+        assert any(parts.values())
+        dealt += [piece for of_member in parts.values() for piece in of_member]
+        if not steps.turns.stream.is_over:
+            steps.reduce()
+    samples = [(shard, offset) for shard, start, stop in dealt for offset in range(start, stop)]
+    assert sorted(samples) == [(shard, at) for shard, length in enumerate(lengths) for at in range(length)]
+
+
+def test_certainty_that_there_is_no_end_needs_a_sample() -> None:
+    lanes: tuple[Any, ...] = ((Piece(0, 0, OPEN),), ())
+    steps = Steps(100, num_lanes=2, stream=Stream(1, 1, {"a": Held(lanes, 1)}))
+    steps.turns.heard(0.0)
+    assert not steps.turns.certain
+
+
+def test_batches_of_another_size_are_exchanged_again() -> None:
+    steps = Steps(100)
+    steps.deal()
+    steps.reduce()
+    assert steps.turns.certain
+    steps.turns.resize(4)
+    assert steps.turns.certain
+    steps.turns.resize(7)
+    assert steps.deal() == 1
+    assert steps.turns.stream.dealt[-1] == {"a": (Piece(0, 4, 11),)}
+
+
+def test_step_that_is_taken_back_is_exchanged_again() -> None:
+    steps = Steps(100, 100)
+    steps.deal()
+    steps.turns.heard(0.0)
+    steps.turns.take_back()
+    assert steps.deal() == 1
+
+
+def test_newcomer_finds_nothing_before_it_has_lanes_and_then_meets_the_others() -> None:
+    steps = Steps(100, names="ab", stream=Stream(1, 1, {"b": Held(((Piece(0, 4, OPEN),),))}))
+    steps.session.entering = True
+    assert not steps.turns.finds()
+    steps.deal()
+    assert not steps.session.entering
+
+
+def test_lowest_of_the_ends_that_were_exchanged_is_told() -> None:
+    held = {"a": Held(((Piece(0, 0, 4),),)), "b": Held(((Piece(0, 4, OPEN),),))}
+    steps = Steps(2, names="ab", stream=Stream(1, 1, held))
+    steps.deal()
+    assert steps.turns.ends == {0: 2}
