@@ -2,7 +2,7 @@
 
 Each host has one node, which is `elasticflow run` there, and as many workers as the list gives it slots. This process
 hosts the coordinator, and each node keeps a standby: if this machine is lost, the nodes train on, until they notice
-that their launcher is gone. :mod:`ef_common.core.fleet` says which hosts are called, :mod:`ef_common.launch.host_link`
+that their launcher is gone. :mod:`ef_common.core.hosts` says which hosts are called, :mod:`ef_common.launch.host_link`
 calls them, and :mod:`ef_common.launch.host_node` is what answers.
 
 The event logs of the nodes come back through the connections, so the directory of the run need not be shared.
@@ -26,7 +26,7 @@ import psutil
 
 from ef_common import __version__
 from ef_common.control.coordinator import Coordinator
-from ef_common.core.fleet import Host, Verdict
+from ef_common.core.hosts import Host, Verdict
 from ef_common.errors import UsageError
 from ef_common.launch import environment, joining, run_directory
 from ef_common.launch import host_lines as lines

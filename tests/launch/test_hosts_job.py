@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ef_common import __version__
-from ef_common.core.fleet import Host
+from ef_common.core.hosts import Host
 from ef_common.errors import ProtocolError, UsageError
 from ef_common.launch import host_lines as lines
 from ef_common.launch import hosts_job
