@@ -1,6 +1,6 @@
 """The far side of `elasticflow run --hosts`: what the remote shell of the launcher starts on a host.
 
-It starts the keeper of the node (:mod:`ef_common.launch.host_keeper`) unless there is one, sends on what the node
+It starts the keeper of the node (:mod:`ef_common.launch.hosts.keeper`) unless there is one, sends on what the node
 writes, and hands over what the launcher says. If the connection is cut, it ends, and the node trains on; the next
 connection finds the same keeper, and goes on where this one has stopped.
 """
@@ -16,9 +16,9 @@ from dataclasses import asdict, replace
 
 from ef_common import __version__, threads
 from ef_common.errors import ElasticFlowError, UsageError
-from ef_common.launch import host_lines as lines
-from ef_common.launch.host_folder import HostFolder
-from ef_common.launch.host_lines import BEAT_S, KNOWN, SILENT_S, WISHES, Order
+from ef_common.launch.hosts import lines
+from ef_common.launch.hosts.folder import HostFolder
+from ef_common.launch.hosts.lines import BEAT_S, KNOWN, SILENT_S, WISHES, Order
 from ef_common.protocol.addresses import format_address, is_loopback
 
 _LOOK_S = 0.05
@@ -86,7 +86,7 @@ class FarSide:
         folder.give(asdict(replace(order, arguments=[*arguments, *order.arguments], life=life)))
         with folder.output.open("ab") as output:
             keeper = subprocess.Popen(
-                [sys.executable, "-m", "ef_common.launch.host_keeper", str(folder.path)],
+                [sys.executable, "-m", "ef_common.launch.hosts.keeper", str(folder.path)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

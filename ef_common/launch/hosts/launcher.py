@@ -10,16 +10,15 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-from ef_common.core.hosts import Host, HostStates, State, Verdict
+from ef_common.core.hosts import FAILED, REFUSED, Host, HostStates, State, Verdict
 from ef_common.launch import environment, run_directory
-from ef_common.launch.host_lines import BEAT_S, KILL, KNOWN, LEAVE, WISHES, Answer, Data, Ended, Refused, Runs, Wants
-from ef_common.launch.host_link import Link
-from ef_common.launch.host_list import HostList
-from ef_common.launch.host_records import Records
+from ef_common.launch.hosts.lines import BEAT_S, KILL, KNOWN, LEAVE, WISHES, Answer, Data, Ended, Refused, Runs, Wants
+from ef_common.launch.hosts.link import Link
+from ef_common.launch.hosts.list import HostList
+from ef_common.launch.hosts.records import Records
 from ef_common.launch.signals import GENTLE
 from ef_common.terminal import say
 
-FAILED, REFUSED = 1, 2
 _LOOK_S = 0.05
 
 
