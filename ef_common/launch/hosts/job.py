@@ -36,13 +36,12 @@ from ef_common.launch.hosts.launcher import HostsLauncher
 from ef_common.launch.hosts.link import Link, command_for
 from ef_common.launch.hosts.list import HostList, file_of_hosts, script_of_hosts
 from ef_common.launch.hosts.records import Records
+from ef_common.launch.nnodes import DEFAULT_NNODES, nodes_of
 from ef_common.launch.rendezvous_options import (
     BACKEND,
-    DEFAULT_NNODES,
     JOIN_TIMEOUT_S,
     config_of,
     joined_conf,
-    nodes_of,
     options_of_a_local_job,
 )
 from ef_common.launch.signals import GENTLE, listening
