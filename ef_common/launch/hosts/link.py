@@ -159,7 +159,7 @@ class Link:
                     self._limit = time.monotonic() + SILENT_S
                     self._on_answer(found)
         except (ProtocolError, ValueError) as error:
-            self._last = str(error)
+            self._last = f"what came from there makes no sense: {error}"
         finally:
             self._on_answer(None)
 

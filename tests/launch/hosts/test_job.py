@@ -127,22 +127,22 @@ def test_lines_survive_the_way() -> None:
     made = order("train.py")
     assert lines.read_order(lines.order_line(made).decode()) == made
     assert lines.read_beat(lines.beat_line("leave").decode()) == "leave"
-    assert lines.read_answer(lines.answer("runs", life="x")) == Runs("x")
-    assert lines.read_answer(lines.answer("wants", number=2, nodes=3)) == Wants(2, 3)
-    assert lines.read_answer(lines.answer("ended", status=137)) == Ended(137)
-    assert lines.read_answer(lines.answer("refused", why="x")) == Refused("x")
-    assert lines.read_answer(lines.data("output", 3, b"\xff\n")) == Data("output", 3, b"\xff\n")
+    for answer in (Runs("x"), Wants(2, 3), Ended(137), Refused("x"), Data("output", 3, b"\xff\n")):
+        assert lines.read_answer(lines.answer_line(answer)) == answer
+    assert lines.read_answer(lines.answer_line(Refused("two\nlines\udcff"))) == Refused("two lines ")
     assert lines.read_answer("Welcome to node1\n") is None
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        '{"elasticflow": "data", "file": "../x.jsonl", "offset": 0, "data": ""}',
-        '{"elasticflow": "data", "file": "a/b.jsonl", "offset": 0, "data": ""}',
-        '{"elasticflow": "data", "file": "output", "offset": -1, "data": ""}',
-        '{"elasticflow": "data", "file": "output", "offset": 0, "data": "?"}',
+        '{"elasticflow": "data", "file": "../x.jsonl", "offset": 0, "content": ""}',
+        '{"elasticflow": "data", "file": "a/b.jsonl", "offset": 0, "content": ""}',
+        '{"elasticflow": "data", "file": "output", "offset": -1, "content": ""}',
+        '{"elasticflow": "data", "file": "output", "offset": 0, "content": "?"}',
         '{"elasticflow": "ended", "status": "x"}',
+        '{"elasticflow": "ended", "status": 1, "more": 1}',
+        '{"elasticflow": "runs"}',
         '{"elasticflow": "what"}',
         '{"elasticflow": ',
         '{"elasticflow": []}',
