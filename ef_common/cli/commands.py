@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from ef_common import __version__
+from ef_common.cli.common import refusing
 from ef_common.cli.kubernetes import kubernetes
 from ef_common.cli.mpi import mpi
 from ef_common.cli.slurm import slurm
@@ -45,18 +46,6 @@ def _complete_run(context: click.Context, parameter: click.Parameter, incomplete
 
 def _complete_file(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
     return [CompletionItem(incomplete, type="file")]
-
-
-@contextmanager
-def _refusing(command: str) -> Iterator[None]:
-    """Print a UsageError as one line, and exit with status 2."""
-    from ef_common.errors import UsageError
-
-    try:
-        yield
-    except UsageError as error:
-        click.echo(f"elasticflow {command}: {error}", err=True)
-        sys.exit(2)
 
 
 _run = click.argument(
@@ -131,7 +120,7 @@ def report(run: Path | None, output: Path | None, png: Path | None, audits: bool
     from ef_common.report.page import page
     from ef_common.report.timeline import snapshot_of
 
-    with _refusing("report"):
+    with refusing("report"):
         place = run or run_directory.newest()
         snapshot = snapshot_of(place, audited=audits)
         if as_json:
@@ -223,7 +212,7 @@ def demo(framework: str, workers: int, run_dir: Path | None, limit_s: float) -> 
     from ef_common.demo import play
 
     try:
-        with _refusing("demo"), play.ending_at_once():
+        with refusing("demo"), play.ending_at_once():
             sys.exit(play.run(framework, workers=workers, run_dir=run_dir, limit_s=limit_s))
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
@@ -239,7 +228,7 @@ def list_runs(as_json: bool) -> None:
 
     from ef_common.launch import run_directory
 
-    with _refusing("list"):
+    with refusing("list"):
         found = run_directory.launchers()
     if as_json:
         click.echo(json.dumps([{"run": str(path), **asdict(one), "state": one.seen} for path, one in found]))
@@ -263,7 +252,7 @@ def stop(run: Path | None, kill: bool) -> None:
     from ef_common.launch import run_directory
     from ef_common.launch import slurm as slurms
 
-    with _refusing("stop"):
+    with refusing("stop"):
         place = run or run_directory.newest()
         job = slurms.job_in(place)
         if job is None:
@@ -299,7 +288,7 @@ def status(run: Path | None, once: bool, serve: bool, address: str, as_json: boo
     from ef_common.report import status_table as tables
 
     console, usage = Console(), tables.Usage()
-    with _refusing("status"), suppress(KeyboardInterrupt):
+    with refusing("status"), suppress(KeyboardInterrupt):
         current = statuses.Status(run or run_directory.newest())
         current.update()
         if as_json:
@@ -328,7 +317,7 @@ def _serve(run: Path | None, address: str) -> None:
     except ImportError as error:
         click.echo(f"elasticflow status --serve needs pip install 'elasticflow-training[live]': {error}", err=True)
         sys.exit(2)
-    with _refusing("status"), suppress(KeyboardInterrupt):
+    with refusing("status"), suppress(KeyboardInterrupt):
         place, token = run or run_directory.newest(), read_environment().token
         server = Server(place, parse_address(address, what="--address"), token=token)
         server.run(on_start=lambda: click.echo(f"{place} is shown at {server.url} until Ctrl-C"))
@@ -347,7 +336,7 @@ def logs(run: Path | None, follow: bool, as_json: bool) -> None:
     from ef_common.launch import run_directory
     from ef_common.report import status as statuses
 
-    with _refusing("logs"), suppress(KeyboardInterrupt):
+    with refusing("logs"), suppress(KeyboardInterrupt):
         place = run or run_directory.newest()
         if as_json:
             follower = Follower(place)
@@ -387,7 +376,7 @@ def scale(arguments: tuple[str, ...], wait: bool) -> None:
             f"expected a directory, or none, and a number of workers. Received: {' '.join(arguments)!r}"
         )
     try:
-        with _refusing("scale"):
+        with refusing("scale"):
             scaling = Scaling(Path(runs[0]) if runs else run_directory.newest(), int(workers))
             reached, text = scaling.wait() if wait else (True, scaling.plan)
     except KeyboardInterrupt:

@@ -13,6 +13,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ef_common.cli.common import name_for, options_and_script, refusing, say_what_next
+from ef_common.errors import UsageError
+from ef_common.launch.nnodes import nodes_of
+
 if TYPE_CHECKING:
     from ef_common.kubernetes.api import Api
 
@@ -25,25 +29,8 @@ def kubernetes() -> None:
 
 
 @contextmanager
-def _refusing(command: str) -> Iterator[None]:
-    """Print what is wrong as one line: exit with status 2 if the user can fix it, else with 1."""
-    from ef_common.errors import ClusterFailed, UsageError
-
-    try:
-        yield
-    except UsageError as error:
-        click.echo(f"elasticflow kubernetes {command}: {error}", err=True)
-        sys.exit(2)
-    except ClusterFailed as error:
-        click.echo(f"elasticflow kubernetes {command}: {error}", err=True)
-        sys.exit(1)
-
-
-@contextmanager
 def _explaining() -> Iterator[None]:
     """Say how to install what is missing."""
-    from ef_common.errors import UsageError
-
     try:
         yield
     except ImportError as error:
@@ -85,7 +72,7 @@ def install(image: str, namespace: str, replicas: int, dry_run: bool, kubeconfig
     from ef_common.kubernetes.installation import manifests
 
     things = manifests(image=image, namespace=namespace, replicas=replicas)
-    with _refusing("install"):
+    with refusing("kubernetes install"):
         if dry_run:
             click.echo(_as_yaml(things), nl=False)
             return
@@ -110,7 +97,7 @@ def controller(namespace: str, page: str, lease_s: float, kubeconfig: str) -> No
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx2").setLevel(logging.WARNING)
-    with _refusing("controller"), _connected(kubeconfig) as api:
+    with refusing("kubernetes controller"), _connected(kubeconfig) as api:
         from ef_common.kubernetes.controller import Controller
         from ef_common.kubernetes.metrics import Metrics, Page
 
@@ -160,18 +147,14 @@ def submit(
     The training starts with the pods for which there is room, and grows. SCRIPT is a path in the image. Options of
     `elasticflow run` are accepted before it as --name=value.
     """
-    from ef_common.errors import UsageError
-    from ef_common.kubernetes.submission import Submission, name_for, pairs
-    from ef_common.launch.rendezvous_options import nodes_of
+    from ef_common.kubernetes.resource import MAX_NAME
+    from ef_common.kubernetes.submission import Submission, pairs
 
-    with _refusing("submit"):
-        number = next((i for i, one in enumerate(arguments) if not one.startswith("-")), len(arguments))
-        run, command = arguments[:number], arguments[number:]
-        if not command:
-            raise UsageError("expected options, each as --name=value, then a script. Received: no script")
+    with refusing("kubernetes submit"):
+        run, command = options_and_script(arguments)
         low, high = nodes_of(workers, option="--workers")
         submission = Submission(
-            *(name or name_for(command[0]), namespace, low, high, image, command, per_pod),
+            *(name or name_for(command[0], max_chars=MAX_NAME), namespace, low, high, image, command, per_pod),
             resources=pairs(resources, option="--resource"),
             checkpoint=checkpoint,
             priority_class=priority_class,
@@ -196,10 +179,7 @@ def submit(
         (f"elasticflow kubernetes scale{where} {submission.name} WORKERS", "no more pods than this"),
         (f"kubectl delete elasticjob{where} {submission.name}", "end it"),
     )
-    click.echo(f"ElasticJob {submission.name} starts with {low} to {high} pods. What next:")
-    width = max(len(text) for text, _ in rows)
-    for text, meaning in rows:
-        click.echo(f"  {text:{width}}  {meaning}")
+    say_what_next(f"ElasticJob {submission.name} starts with {low} to {high} pods.", rows)
 
 
 @kubernetes.command()
@@ -209,7 +189,7 @@ def submit(
 @_kubeconfig
 def status(name: str, as_json: bool, namespace: str, kubeconfig: str) -> None:
     """Show the job NAME, or all jobs of the namespace."""
-    with _refusing("status"), _connected(kubeconfig) as api:
+    with refusing("kubernetes status"), _connected(kubeconfig) as api:
         from ef_common.kubernetes.kinds import JOBS
         from ef_common.kubernetes.submission import row
 
@@ -238,7 +218,7 @@ def scale(name: str, workers: int, namespace: str, kubeconfig: str) -> None:
 
     The same as `kubectl scale elasticjob/NAME --replicas=WORKERS`.
     """
-    with _refusing("scale"), _connected(kubeconfig) as api:
+    with refusing("kubernetes scale"), _connected(kubeconfig) as api:
         from ef_common.kubernetes.kinds import JOBS
 
         job = api.change(JOBS, namespace or api.namespace, name, {"spec": {"workers": workers}})
@@ -258,7 +238,7 @@ def scale(name: str, workers: int, namespace: str, kubeconfig: str) -> None:
 @_kubeconfig
 def logs(name: str, follow: bool, namespace: str, kubeconfig: str) -> None:
     """Print what the pods of the job NAME have written, each line with the name of its pod."""
-    with _refusing("logs"), _connected(kubeconfig) as api:
+    with refusing("kubernetes logs"), _connected(kubeconfig) as api:
         from ef_common.kubernetes.following import lines
 
         for pod, line in lines(api, namespace or api.namespace, name, follow=follow):

@@ -7,6 +7,8 @@ import sys
 
 import click
 
+from ef_common.cli.common import refusing
+
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--mpirun", metavar="PROGRAM", default="mpirun", show_default=True, help="The launcher.")
@@ -18,14 +20,10 @@ def mpi(mpirun: str, dry_run: bool, arguments: tuple[str, ...]) -> None:
     Adds the options of Open MPI or MPICH by which a rank that is lost does not end the job, and a secret. Ctrl-C lets
     the workers save a checkpoint and leave. The exit status is that of the training.
     """
-    from ef_common.errors import UsageError
     from ef_common.launch import mpirun as launching
 
-    try:
+    with refusing("mpi"):
         command = launching.command_of(mpirun, arguments)
-    except UsageError as error:
-        click.echo(f"elasticflow mpi: {error}", err=True)
-        sys.exit(2)
     if dry_run:
         click.echo(shlex.join(command))
         return

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
 
-from ef_common.launch.rendezvous_options import DEFAULT_NNODES
+from ef_common.cli.common import refusing, say_what_next, shown
+from ef_common.launch.nnodes import DEFAULT_NNODES
 
 
 @click.group()
@@ -50,30 +50,24 @@ def submit(
     grows. A task that Slurm preempts, or whose time is over, leaves at the next step, and is queued again. Options of
     sbatch and of `elasticflow run` are accepted as --name=value.
     """
-    from ef_common.errors import UsageError
     from ef_common.launch import run_directory
     from ef_common.launch import slurm as slurms
     from ef_common.launch.slurm_script import Submission, script_of
 
-    try:
+    with refusing("slurm submit"):
         submission = Submission.parse(nodes, arguments, per_node=per_node)
         place = (run_dir or run_directory.new_place(submission.command[0])).resolve()
         if dry_run:
             click.echo(script_of(submission, place, directory=Path.cwd(), checkpoint=checkpoint), nl=False)
             return
         job = slurms.submit(submission, place, checkpoint=checkpoint)
-    except UsageError as error:
-        click.echo(f"elasticflow slurm submit: {error}", err=True)
-        sys.exit(2)
-    shown = place.relative_to(Path.cwd()) if place.is_relative_to(Path.cwd()) else place
+    where = shown(place)
     rows = (
         (f"squeue --jobs={job.number}", "which nodes it has"),
-        (f"elasticflow status {shown}", "workers, progress, speed"),
-        (f"elasticflow logs --follow {shown}", "what happens"),
-        (f"elasticflow scale {shown} WORKERS", "more nodes or fewer"),
+        (f"elasticflow status {where}", "workers, progress, speed"),
+        (f"elasticflow logs --follow {where}", "what happens"),
+        (f"elasticflow scale {where} WORKERS", "more nodes or fewer"),
         (f"scancel {job.number}", "save a checkpoint, and end"),
     )
-    click.echo(f"Slurm job {job.number} starts with {submission.min_nodes} to {submission.max_nodes} nodes. What next:")
-    width = max(len(command) for command, _ in rows)
-    for command, meaning in rows:
-        click.echo(f"  {command:{width}}  {meaning}")
+    low, high = submission.min_nodes, submission.max_nodes
+    say_what_next(f"Slurm job {job.number} starts with {low} to {high} nodes.", rows)

@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-import re
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ef_common.launch.rendezvous_options import DEFAULT_NNODES
+from ef_common.cli.common import name_for, options_and_script, refusing, say_what_next, shown
+from ef_common.launch.nnodes import DEFAULT_NNODES, nodes_of
 
 if TYPE_CHECKING:
     from ef_common.launch.yarn import YarnJob
-
-
-@contextmanager
-def _refusing(command: str) -> Iterator[None]:
-    """Print a UsageError as one line, and exit with status 2."""
-    from ef_common.errors import UsageError
-
-    try:
-        yield
-    except UsageError as error:
-        click.echo(f"elasticflow yarn {command}: {error}", err=True)
-        sys.exit(2)
 
 
 _run = click.argument("run", type=click.Path(path_type=Path, exists=True, file_okay=False))
@@ -76,21 +61,18 @@ def submit(
 
     from ef_common.launch import run_directory
     from ef_common.launch import yarn as services
-    from ef_common.launch.rendezvous_options import nodes_of
 
-    number = next((i for i, argument in enumerate(arguments) if not argument.startswith("-")), len(arguments))
-    with _refusing("submit"):
+    with refusing("yarn submit"):
         low, high = nodes_of(nodes, option="--nodes")
-        command = arguments[number:]
-        stem = re.sub(r"[^a-z0-9]+", "-", Path(command[0]).stem.lower()).strip("-") if command else ""
+        run, command = options_and_script(arguments)
         training = services.Training(
-            name=name or stem or "training",
+            name=name or name_for(command[0], max_chars=services.MAX_NAME),
             containers=high if containers is None else containers,
             min_nodes=low,
             max_nodes=high,
             resource=services.Resource(cpus, memory, gpus),
             queue=queue,
-            run=arguments[:number],
+            run=run,
             command=command,
         )
         place = (run_dir or run_directory.new_place(command[0])).resolve()
@@ -98,9 +80,15 @@ def submit(
             click.echo(json.dumps(services.service_of(training, place), indent=2))
             return
         job = services.submit(training, place, url=url, checkpoint=checkpoint)
-    click.echo(f"Service {job.name} starts with {training.containers} containers. What next:")
-    for line in (f"yarn status {place}", f"status {place}", f"yarn scale {place} CONTAINERS", f"yarn stop {place}"):
-        click.echo(f"  elasticflow {line}")
+    where = shown(place)
+    rows = (
+        (f"elasticflow yarn status {where}", "which containers it has"),
+        (f"elasticflow status {where}", "workers, progress, speed"),
+        (f"elasticflow logs --follow {where}", "what happens"),
+        (f"elasticflow yarn scale {where} CONTAINERS", "more containers or fewer"),
+        (f"elasticflow yarn stop {where}", "end it; the workers are told to leave"),
+    )
+    say_what_next(f"Service {job.name} starts with {training.containers} containers.", rows)
 
 
 @yarn.command()
@@ -110,7 +98,7 @@ def scale(run: Path, containers: int) -> None:
     """Let the service of RUN have CONTAINERS containers."""
     from ef_common.launch import yarn as services
 
-    with _refusing("scale"):
+    with refusing("yarn scale"):
         services.scale(_job_in(run), containers)
     click.echo(f"{containers} containers ordered")
 
@@ -121,7 +109,7 @@ def status(run: Path) -> None:
     """Show what YARN says of the service of RUN; `elasticflow status RUN` shows the training."""
     from ef_common.launch import yarn as services
 
-    with _refusing("status"):
+    with refusing("yarn status"):
         job = _job_in(run)
         known = services.status_of(job)
     hosts = f": {', '.join(known.hosts)}" if known.hosts else ""
@@ -136,7 +124,7 @@ def stop(run: Path) -> None:
     """End the service of RUN; its workers are told to leave."""
     from ef_common.launch import yarn as services
 
-    with _refusing("stop"):
+    with refusing("yarn stop"):
         services.stop(_job_in(run))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Any
 
 from ef_common.errors import UsageError
@@ -89,12 +88,6 @@ class Submission:
             "containers": [container],
             "volumes": [{"name": "run", "emptyDir": {}}, {"name": "tmp", "emptyDir": {}}],
         }
-
-
-def name_for(script: str) -> str:
-    """A name for the job of a script."""
-    stem = re.sub(r"[^a-z0-9]+", "-", PurePosixPath(script).stem.lower()).strip("-")
-    return (stem if stem[:1].isalpha() else f"job-{stem}".strip("-"))[:MAX_NAME].rstrip("-")
 
 
 def pairs(texts: Sequence[str], *, option: str) -> dict[str, str]:

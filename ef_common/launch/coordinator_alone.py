@@ -9,7 +9,8 @@ from dataclasses import replace
 from ef_common.errors import JobFinished, UsageError
 from ef_common.launch.doors import names_a_group
 from ef_common.launch.hosting import Hosting, node_name
-from ef_common.launch.rendezvous_options import Options, Told, config_of, nodes_of
+from ef_common.launch.nnodes import nodes_of
+from ef_common.launch.rendezvous_options import Options, Told, config_of
 from ef_common.launch.signals import handled, to_end
 from ef_common.protocol.addresses import format_address
 from ef_common.terminal import log_as_json, say

@@ -9,7 +9,7 @@ from ef_common.data.provisioners import Orders, Provisioner, ScaleCommand
 from ef_common.errors import UsageError
 from ef_common.launch import run_directory, yarn
 from ef_common.launch.environment import HOST, WorkerEnvironment
-from ef_common.launch.host_folder import wish_for
+from ef_common.launch.hosts.folder import wish_for
 from ef_common.launch.slurm import SlurmJob, job_in, limit
 
 _NUM_SPARES = 1  # one that replaces a straggler; it is no member until that has gone

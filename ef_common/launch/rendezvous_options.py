@@ -42,7 +42,6 @@ BACKEND = "elasticflow"
 DEFAULT_PORT = 29400
 JOIN_TIMEOUT_S = 600.0
 """As torchrun's own backends have it."""
-DEFAULT_NNODES = "1:8"
 _HOST = re.compile(r"[\w.:-]+")
 _FLAGS = {**dict.fromkeys(("1", "true", "t", "yes", "y"), True), **dict.fromkeys(("0", "false", "f", "no", "n"), False)}
 
@@ -191,20 +190,6 @@ def endpoint_of(text: str) -> Address:
             f"Received: --rdzv-endpoint={text}"
         )
     return host, int(port)
-
-
-def nodes_of(text: str, *, option: str = "--nnodes") -> tuple[int, int]:
-    """Parse ``--nnodes``, or another option for the same: ``MIN:MAX``, or one number for both.
-
-    Raises:
-        UsageError: It is malformed.
-    """
-    low, _, high = text.partition(":")
-    if not all(re.fullmatch(r"[0-9]{1,9}", part) for part in (low, high or low)) or not 1 <= int(low) <= int(
-        high or low
-    ):
-        raise UsageError(f"expected MIN:MAX, with at least one node. Received: {option}={text}")
-    return int(low), int(high or low)
 
 
 def doors_of(text: str) -> tuple[Address, ...]:

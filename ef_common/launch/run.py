@@ -35,14 +35,16 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from ef_common.errors import AuthenticationError, CoordinatorLost, JobFinished, UsageError
-from ef_common.launch import environment, hosts_job, joining, run_directory
+from ef_common.launch import environment, joining, run_directory
 from ef_common.launch.certificates import trust_of
 from ef_common.launch.child import end_with_parent
 from ef_common.launch.coordinator_process import start_coordinator
 from ef_common.launch.departure import SIGNAL
+from ef_common.launch.hosts import job as hosts_job
 from ef_common.launch.mpi import rank_in
 from ef_common.launch.mpirun import tell_status
-from ef_common.launch.rendezvous_options import BACKEND, DEFAULT_NNODES, joined_conf, options_of_a_local_job
+from ef_common.launch.nnodes import DEFAULT_NNODES
+from ef_common.launch.rendezvous_options import BACKEND, joined_conf, options_of_a_local_job
 from ef_common.launch.restarts import Restarts
 from ef_common.launch.run_directory import Launcher
 from ef_common.launch.signals import GENTLE, listening, to_end

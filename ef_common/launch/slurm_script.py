@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ef_common.errors import UsageError
-from ef_common.launch.rendezvous_options import nodes_of
+from ef_common.launch.nnodes import nodes_of
 
 NOTICE_S = 60
 """How long before the end of its time a task is told to go."""

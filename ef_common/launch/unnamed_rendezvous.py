@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ef_common.errors import UsageError
-from ef_common.launch.rendezvous_options import BACKEND, Parameters, Told, nodes_of
+from ef_common.launch.nnodes import nodes_of
+from ef_common.launch.rendezvous_options import BACKEND, Parameters, Told
 from ef_common.launch.surroundings import meeting_in
 
 FLAGS = ("-h", "--help", "-m", "--module", "--no-python", "--run-path", "--standalone", "--virtual-local-rank")

@@ -36,7 +36,9 @@ COMPONENT = "worker"
 _RECORD, _YARNFILE, _SCRIPT, _TOKEN = "yarn.json", "Yarnfile", "node.sh", "token"
 _PATH = "app/v1/services"
 _TIMEOUT_S = 30.0
-_NAME = re.compile(r"[a-z][a-z0-9-]{0,62}")
+MAX_NAME = 63
+"""Longest name of a service, which is a part of host names."""
+_NAME = re.compile(rf"[a-z][a-z0-9-]{{0,{MAX_NAME - 1}}}")
 _STATES = ("ACCEPTED", "STARTED", "STABLE", "FLEX", "UPGRADING")
 """Those of a service that has not ended."""
 
@@ -88,7 +90,8 @@ class Training:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise UsageError(
-                f"the name of a service is up to 63 lower-case letters, digits and hyphens. Received: {self.name}"
+                f"the name of a service has at most {MAX_NAME} small letters, digits and hyphens, and begins with a "
+                f"letter. Received: {self.name}"
             )
         if not self.command or not Path(self.command[0]).is_file():
             received = self.command[0] if self.command else "no script"

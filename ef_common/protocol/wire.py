@@ -19,10 +19,9 @@ with `redirect`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from ef_common.core import membership
 from ef_common.core.doors import Standing
@@ -32,7 +31,6 @@ from ef_common.protocol.fields import (
     Amount,
     Bytes,
     ClaimName,
-    Codec,
     Count,
     DemandField,
     Digest,
@@ -66,6 +64,7 @@ from ef_common.protocol.fields import (
     Wish,
     to_json,
 )
+from ef_common.protocol.objects import Fields, brief, dump, fields_of, kind_of, load, parse
 
 VERSION = 10
 MAX_STRANGER_BYTES = 4 * 1024
@@ -459,14 +458,13 @@ _FROM_COORDINATOR: Mapping[str, type[FromCoordinator]] = {
 _NAMES = {kind: name for table in (_FROM_WORKER, _FROM_COORDINATOR) for name, kind in table.items()}
 
 
-def _fields_of(kind: type) -> dict[str, Codec]:
-    hints = get_type_hints(kind, include_extras=True)
+def _fields_of(kind: type) -> Fields:
     if kind in _EVENTS or kind in (Standing, Room):
-        hints = {name: _CORE_FIELDS[name] for name in hints if name != "worker"}
-    return {name: hint.__metadata__[0] for name, hint in hints.items()}
+        return {name: _CORE_FIELDS[name].__metadata__[0] for name in get_type_hints(kind) if name != "worker"}
+    return fields_of(kind)
 
 
-_FIELDS: Mapping[type, Mapping[str, Codec]] = {kind: _fields_of(kind) for kind in _NAMES}
+_FIELDS: Mapping[type, Fields] = {kind: _fields_of(kind) for kind in _NAMES}
 
 # ---------------------------------------------------------------- lines
 
@@ -478,8 +476,7 @@ def encode(message: FromWorker | FromCoordinator) -> bytes:
         ProtocolError: The line would be too long.
     """
     kind = type(message)
-    fields = {name: codec.dump(getattr(message, name)) for name, codec in _FIELDS[kind].items()}
-    record = {"v": VERSION, "t": _NAMES[kind], **fields}
+    record = {"v": VERSION, "t": _NAMES[kind], **dump(message, _FIELDS[kind])}
     line = to_json(record).encode() + b"\n"
     if len(line) > MAX_LINE_BYTES:
         raise ProtocolError(f"a message must fit into {MAX_LINE_BYTES} bytes. Received: {len(line)} bytes")
@@ -514,54 +511,13 @@ def decode_from_coordinator(line: bytes, *, max_bytes: int = MAX_LINE_BYTES) -> 
 def _decode(line: bytes, table: Mapping[str, type], max_bytes: int, worker: str = "") -> Any:
     if len(line) >= max_bytes:
         raise ProtocolError(f"a line must have less than {max_bytes} bytes. Received: {len(line)} bytes")
-    record = _parse(line)
+    record = parse(line)
     version, name = record.pop("v", None), record.pop("t", None)
     if type(version) is not int or version != VERSION:
         raise ProtocolError(
             f"expected version {VERSION} of the protocol: use the same elasticflow everywhere. "
-            f"Received: v={_brief(version)}"
+            f"Received: v={brief(version)}"
         )
-    kind = table.get(name) if type(name) is str else None
-    if kind is None:
-        raise ProtocolError(f"expected one of {', '.join(table)}. Received: t={_brief(name)}")
-    codecs = _FIELDS[kind]
-    if record.keys() != codecs.keys():
-        raise ProtocolError(f"{name} must have the fields ({', '.join(codecs)}). Received: {_brief(list(record))}")
-    values = {field: _load(codec, record[field], f"{name}.{field}") for field, codec in codecs.items()}
+    kind = kind_of(name, table)
+    values = load(record, _FIELDS[kind], name=name)
     return kind(worker=worker, **values) if kind in _EVENTS else kind(**values)
-
-
-def _parse(line: bytes) -> dict[str, Any]:
-    try:
-        record = _DECODER.decode(line.decode())
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"expected a line of JSON: {_brief(str(error))}") from None
-    if type(record) is not dict:
-        raise ProtocolError(f"expected a JSON object. Received: {type(record).__name__}")
-    return record
-
-
-def _load(codec: Codec, value: Any, where: str) -> Any:
-    try:
-        return codec.load(value)
-    except (ValueError, OverflowError) as error:
-        raise ProtocolError(f"{where}: {error}. Received: {_brief(value)}") from None
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    record = dict(pairs)
-    if len(record) != len(pairs):
-        raise ValueError("a field stands twice")
-    return record
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_without_duplicates)
-
-
-def _brief(value: object) -> str:
-    text = ascii(value)
-    return text if len(text) <= 80 else text[:80] + "..."

@@ -83,6 +83,19 @@ class Run:
             lambda events: [e for e in events if e["kind"] == "step" and e["step"] >= step], f"step {step}"
         )
 
+    def wait_for_steps(self, number: int = 3) -> None:
+        """Wait until so many more updates are made."""
+        self.wait_for_step(max((event["step"] for event in self.events("step")), default=0) + number)
+
+    def wait_for_world(self, size: int, *, after: int = 0) -> int:
+        """Wait until so many workers are in a view that is newer than a generation, all of them; its generation."""
+
+        def complete(events: list[Record]) -> int:
+            found = [event["generation"] for event in events if event["kind"] == "view" and event["world_size"] == size]
+            return max((one for one in found if one > after and found.count(one) == size), default=0)
+
+        return self.wait_until(complete, f"a view of {size} workers after {after}")
+
     def check(self) -> None:
         """Called while waiting; a subclass may raise when nothing more can come."""
 

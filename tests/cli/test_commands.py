@@ -112,12 +112,12 @@ def test_module_runs_on_a_terminal_of_any_encoding(tmp_path: Path, encoding: str
     assert done.stdout.startswith(f"{mark} samples: ")
 
 
-def test_version_imports_neither_numpy_nor_torch() -> None:
+def test_version_imports_neither_numpy_nor_torch_nor_what_a_job_needs() -> None:
     script = (
         "import sys\n"
         "from ef_common.cli import main\n"
         "main(['--version'], standalone_mode=False)\n"
-        "print(sorted({'numpy', 'torch', 'lightning'} & set(sys.modules)))\n"
+        "print(sorted({'numpy', 'torch', 'lightning', 'asyncio', 'ef_common.protocol'} & set(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr

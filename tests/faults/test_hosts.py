@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from ef_common.testing.harness_run import HEARTBEAT_TIMEOUT_S, Run
 from tests.faults import networks, ssh_hosts
 from tests.faults.conftest import check_gentle
 from tests.faults.hosts import ENOUGH
+from tests.faults.launched import LaunchedRun
 from tests.faults.ssh_hosts import SshHosts
 from tests.faults.torchrun_nodes import OPTIONS, SCRIPT
 from tests.waiting import poll_until
@@ -30,12 +29,6 @@ pytestmark = [
 ROOT = Path(__file__).parents[2]
 NUM_HOSTS = 3
 GUARD_S = 300.0
-ENVIRON = {
-    "ELASTICFLOW_AUDIT": "1",
-    "ELASTICFLOW_HEARTBEAT_TIMEOUT": str(HEARTBEAT_TIMEOUT_S),
-    "OMP_NUM_THREADS": "1",
-    "PYTHONWARNINGS": "ignore",
-}
 
 
 @pytest.fixture(scope="module")
@@ -44,23 +37,17 @@ def machines() -> Iterator[SshHosts]:
         yield running
 
 
-class HostsRun(Run):
-    """A training on hosts.
+class HostsRun(LaunchedRun):
+    """A training on hosts, whose launcher is `elasticflow run --hosts`.
 
     Attributes:
         list: The file of hosts.
-        launcher: `elasticflow run --hosts`.
     """
 
-    launcher: subprocess.Popen[bytes]
-
     def __init__(self, directory: Path, machines: SshHosts) -> None:
-        super().__init__(directory)
+        super().__init__(directory, guard_s=GUARD_S, without=("SSH_",))
         self._machines = machines
         self.list = directory.with_name("hosts.txt")
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "ELASTICFLOW_", "SSH_"))}
-        path = os.pathsep.join(filter(None, sys.path))
-        self.environ = {**inherited, **ENVIRON, "PYTHONPATH": path}
 
     def write(self, *lines: str) -> None:
         """These are the hosts from now on."""
@@ -69,38 +56,14 @@ class HostsRun(Run):
     def start(self, *options: str, by: Sequence[str] = (), script: Sequence[str] = (), **training: Any) -> None:
         """Start the launcher."""
         training = {**OPTIONS, "stop": str(self.directory / ENOUGH), **training}
-        command = (
+        self.launch(
             *(*self._machines.inside, sys.executable, "-m", "ef_common.cli", "run"),
             *(*(by or (f"--hosts={self.list}",)), f"--ssh-command={self._machines.ssh}", f"--run-dir={self.directory}"),
             *("--monitor-interval=0.1", *options, *(script or (str(SCRIPT), json.dumps(training)))),
         )
-        with (self.outputs / "launcher.txt").open("ab") as output:
-            self.launcher = subprocess.Popen(
-                command, env=self.environ, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
-            )
-
-    def check(self) -> None:
-        assert self.launcher.poll() is None, self.tails()
-
-    def said(self) -> str:
-        """What the launcher has said so far."""
-        return (self.outputs / "launcher.txt").read_text(errors="replace")
 
     def wait_for_line(self, text: str) -> None:
         self.wait_until(lambda _: text in self.said(), repr(text))
-
-    def wait_for_world(self, size: int, *, after: int = 0) -> int:
-        """Wait until so many are in a view, all of them; its generation."""
-
-        def complete(events: Any) -> int:
-            found = [event["generation"] for event in events if event["kind"] == "view" and event["world_size"] == size]
-            return max((one for one in found if one > after and found.count(one) == size), default=0)
-
-        return self.wait_until(complete, f"a view of {size} workers after {after}")
-
-    def wait_for_steps(self, number: int = 3) -> None:
-        """Wait until so many more steps are made."""
-        self.wait_for_step(max((event["step"] for event in self.events("step")), default=0) + number)
 
     def command(self, *arguments: str) -> str:
         """A command of ours, given on the launcher's machine; what it prints."""
@@ -114,13 +77,6 @@ class HostsRun(Run):
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def status(self) -> int:
-        """Wait for the end of the launcher; its status."""
-        try:
-            return self.launcher.wait(GUARD_S)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(self.tails()) from None
-
     def finish(self) -> None:
         """The training is enough: it ends well, and with it the job."""
         (self.directory / ENOUGH).touch()
@@ -128,9 +84,7 @@ class HostsRun(Run):
         self.audit()
 
     def close(self) -> None:
-        if hasattr(self, "launcher"):
-            self.launcher.kill()
-            self.launcher.wait()
+        super().close()
         for node in range(1, NUM_HOSTS + 1):
             networks.set_link(node, "up")
             self._machines.kill_all(node)

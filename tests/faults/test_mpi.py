@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -18,24 +17,17 @@ from typing import Any
 import psutil
 import pytest
 
-from ef_common.testing.harness_run import HEARTBEAT_TIMEOUT_S, Run
 from tests.faults import networks
 from tests.faults.conftest import check_gentle
 from tests.faults.hosts import ENOUGH
+from tests.faults.launched import LaunchedRun
 from tests.faults.torchrun_nodes import OPTIONS, SCRIPT
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(530)]
 
 NUM_NODES = 3
 GUARD_S = 200.0
-ENVIRON = {
-    "ELASTICFLOW_AUDIT": "1",
-    "ELASTICFLOW_HEARTBEAT_TIMEOUT": str(HEARTBEAT_TIMEOUT_S),
-    "OMP_NUM_THREADS": "1",
-    "PYTHONWARNINGS": "ignore",
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-}
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 @dataclass(frozen=True)
@@ -78,47 +70,23 @@ def mpi(request: pytest.FixtureRequest) -> Mpi:
     return found
 
 
-class MpiRun(Run):
-    """A training under `mpirun`."""
+class MpiRun(LaunchedRun):
+    """A training under `mpirun`, which `elasticflow mpi` has started."""
 
-    launcher: subprocess.Popen[bytes]
     shell = ""
 
     def __init__(self, directory: Path, prefix: Sequence[str] = ()) -> None:
-        super().__init__(directory)
-        left_out = ("PET_", "ELASTICFLOW_", "OMPI_", "PMIX_", "PMI_", "SLURM_")
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(left_out)}
-        self.environ = {**kept, **ENVIRON, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        super().__init__(directory, guard_s=GUARD_S, without=("OMPI_", "PMIX_", "PMI_", "SLURM_"), environ=AS_ROOT)
         self._prefix = prefix
 
     def start(self, mpi: Mpi, *options: str, script: Sequence[str] = (), **training: Any) -> None:
         """Start `elasticflow mpi`."""
         given = json.dumps({**OPTIONS, "stop": ENOUGH, **training})
-        command = (
+        self.launch(
             *(*self._prefix, sys.executable, "-m", "ef_common.cli", "mpi", f"--mpirun={mpi.program}", *options),
             *(f"{Path(sys.executable).parent}/elasticflow", "run", f"--run-dir={self.directory}"),
             *("--monitor-interval=0.1", *(script or (str(SCRIPT), given))),
         )
-        with (self.outputs / "launcher.txt").open("ab") as output:
-            self.launcher = subprocess.Popen(
-                command, env=self.environ, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
-            )
-
-    def check(self) -> None:
-        assert self.launcher.poll() is None, self.tails()
-
-    def wait_for_world(self, size: int, *, after: int = 0) -> int:
-        """Wait until so many are in a view, all of them; its generation."""
-
-        def complete(events: Any) -> int:
-            found = [event["generation"] for event in events if event["kind"] == "view" and event["world_size"] == size]
-            return max((one for one in found if one > after and found.count(one) == size), default=0)
-
-        return self.wait_until(complete, f"a view of {size} workers after {after}")
-
-    def wait_for_steps(self, number: int = 3) -> None:
-        """Wait until so many more steps are made."""
-        self.wait_for_step(max((event["step"] for event in self.events("step")), default=0) + number)
 
     def ranks(self) -> list[psutil.Process]:
         """The processes that mpirun has started, in the order of their ranks."""
@@ -136,19 +104,6 @@ class MpiRun(Run):
         victim = self.ranks()[rank]
         for process in (victim, *victim.children(recursive=True)):
             process.kill()
-
-    def status(self) -> int:
-        try:
-            return self.launcher.wait(GUARD_S)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(self.tails()) from None
-
-    def close(self) -> None:
-        if hasattr(self, "launcher"):
-            tree = [psutil.Process(self.launcher.pid)] if self.launcher.poll() is None else []
-            for process in [one for top in tree for one in (*top.children(recursive=True), top)]:
-                process.kill()
-            self.launcher.wait()
 
 
 @pytest.fixture

@@ -14,10 +14,11 @@ from typing import Any
 import psutil
 import pytest
 
-from ef_common.testing.harness_run import HEARTBEAT_TIMEOUT_S, Run
+from ef_common.testing.harness_run import Run
 from tests.faults import slurm_cluster
 from tests.faults.conftest import check_gentle
 from tests.faults.hosts import ENOUGH
+from tests.faults.launched import ENVIRON
 from tests.faults.slurm_cluster import SERVE, Cluster
 from tests.faults.torchrun_nodes import OPTIONS, SCRIPT
 
@@ -29,12 +30,6 @@ pytestmark = [
 
 ROOT = Path(__file__).parents[2]
 NUM_NODES = 3
-ENVIRON = {
-    "ELASTICFLOW_AUDIT": "1",
-    "ELASTICFLOW_HEARTBEAT_TIMEOUT": str(HEARTBEAT_TIMEOUT_S),
-    "OMP_NUM_THREADS": "1",
-    "PYTHONWARNINGS": "ignore",
-}
 BY_HAND = {**ENVIRON, "ELASTICFLOW_TOKEN": "secret", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 """What whoever writes a script has in the shell."""
 
@@ -70,19 +65,6 @@ class Submitted(Run):
         assert found, said
         self.job = found[1]
         return said
-
-    def wait_for_world(self, size: int, *, after: int = 0) -> int:
-        """Wait until so many are in a view, all of them; its generation."""
-
-        def complete(events: Any) -> int:
-            found = [event["generation"] for event in events if event["kind"] == "view" and event["world_size"] == size]
-            return max((one for one in found if one > after and found.count(one) == size), default=0)
-
-        return self.wait_until(complete, f"a view of {size} workers after {after}")
-
-    def wait_for_steps(self, number: int = 3) -> None:
-        """Wait until so many more steps are made."""
-        self.wait_for_step(max((event["step"] for event in self.events("step")), default=0) + number)
 
     def wait_for_tasks(self, reached: Callable[[dict[int, dict[str, str]]], bool]) -> dict[int, dict[str, str]]:
         """Wait until Slurm says this of the tasks."""

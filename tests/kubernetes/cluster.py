@@ -20,9 +20,9 @@ from ef_common.kubernetes.applying import apply_all
 from ef_common.kubernetes.installation import NAME, NAMESPACE, manifests
 from ef_common.kubernetes.kinds import CLASSES, EVENTS, JOBS, LEASES, PODS
 from ef_common.kubernetes.resource import JOB_LABEL, Json
-from ef_common.testing.harness_run import HEARTBEAT_TIMEOUT_S, Run
+from ef_common.testing.harness_run import Run
 from ef_common.testing.ports import free_ports
-from tests.faults import networks
+from tests.faults import launched, networks
 from tests.faults.hosts import ENOUGH
 from tests.faults.torchrun_nodes import OPTIONS, SCRIPT
 from tests.kubernetes import control_plane
@@ -33,13 +33,7 @@ GUARD_S = 240.0
 LEASE_S = 4.0
 _POLL_S = 0.1
 _HERE = "default"
-ENVIRON = {
-    "ELASTICFLOW_AUDIT": "1",
-    "ELASTICFLOW_HEARTBEAT_TIMEOUT": str(HEARTBEAT_TIMEOUT_S),
-    "OMP_NUM_THREADS": "1",
-    "PYTHONUNBUFFERED": "1",
-    "PYTHONWARNINGS": "ignore",
-}
+ENVIRON = {**launched.ENVIRON, "PYTHONUNBUFFERED": "1"}
 
 
 class Cluster:
@@ -256,19 +250,6 @@ class Training(Run):
     def check(self) -> None:
         ended = [one for one in self._cluster.controllers if one.poll() not in (None, -signal.SIGKILL)]
         assert not ended, self._cluster.log()
-
-    def wait_for_world(self, size: int, *, after: int = 0) -> int:
-        """Wait until so many are in a view, all of them; its generation."""
-
-        def complete(events: Any) -> int:
-            found = [event["generation"] for event in events if event["kind"] == "view" and event["world_size"] == size]
-            return max((one for one in found if one > after and found.count(one) == size), default=0)
-
-        return self.wait_until(complete, f"a view of {size} workers after {after}")
-
-    def wait_for_steps(self, number: int = 3) -> None:
-        """Wait until so many more steps are made."""
-        self.wait_for_step(max((event["step"] for event in self.events("step")), default=0) + number)
 
     def wait_for_phase(self, phase: str) -> None:
         self._cluster.wait_until(

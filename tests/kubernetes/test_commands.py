@@ -12,10 +12,11 @@ import yaml
 from click.testing import CliRunner, Result
 
 from ef_common.cli import main
+from ef_common.cli.common import name_for
 from ef_common.errors import UsageError
 from ef_common.kubernetes.installation import NAME, controller_rules, manifests
-from ef_common.kubernetes.resource import PLURAL, definition, problem
-from ef_common.kubernetes.submission import Submission, name_for, pairs, row
+from ef_common.kubernetes.resource import MAX_NAME, PLURAL, definition, problem
+from ef_common.kubernetes.submission import Submission, pairs, row
 
 ROOT = Path(__file__).parents[2]
 
@@ -95,7 +96,7 @@ def test_submission_that_is_wrong_is_refused_in_one_line(arguments: tuple[str, .
     ],
 )
 def test_job_is_named_like_its_script(script: str, name: str) -> None:
-    assert name_for(script) == name
+    assert name_for(script, max_chars=MAX_NAME) == name
     assert Submission(name, "", 1, 2, "i", (script,)).job()["metadata"]["name"] == name
 
 

@@ -13,7 +13,7 @@ from ef_common.data.provisioners import Orders
 from ef_common.errors import UsageError
 from ef_common.launch import environment, run_directory
 from ef_common.launch.environment import read_environment
-from ef_common.launch.host_folder import read_wish
+from ef_common.launch.hosts.folder import read_wish
 from ef_common.launch.provisioning import LocalJob, provisioner_for
 from ef_common.launch.run import Options
 from ef_common.launch.run_directory import Launcher, read_order, this_launcher, write_launcher

@@ -94,15 +94,6 @@ class Launched(Run):
         """Processes of workers that have started and live, the oldest first."""
         return [event["pid"] for event in self.events("start") if psutil.pid_exists(event["pid"])]
 
-    def wait_for_world(self, size: int, *, after: int = 0) -> int:
-        """Wait until so many are in a view, all of them; returns its generation."""
-
-        def complete(events: Any) -> int:
-            found = [event["generation"] for event in events if event["kind"] == "view" and event["world_size"] == size]
-            return max((one for one in found if one > after and found.count(one) == size), default=0)
-
-        return self.wait_until(complete, f"a view of {size} workers after {after}")
-
     def end(self) -> None:
         """End all of it, also what a launcher has left behind that did not do its work."""
         mine = f"--run-dir={self.directory}"

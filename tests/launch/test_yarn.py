@@ -141,6 +141,10 @@ def test_service_is_submitted_shown_flexed_and_stopped(yarn: tuple[Yarn, str]) -
         "additional": {"yarn.io/gpu": {"value": 1, "unit": ""}},
     }
     assert served.services["train"]["queue"] == "ml"
+    first, *others = done.output.splitlines()
+    assert first == "Service train starts with 2 containers. What next:"
+    commands = {line.split("  ")[1] for line in others}
+    assert {"elasticflow yarn status run", "elasticflow yarn scale run CONTAINERS"} <= commands
     assert elasticflow("status", "run").output == "train: STABLE, 2 of 2 containers: host0, host1\n"
     assert elasticflow("scale", "run", "5").exit_code == 0
     assert elasticflow("status", "run").output.startswith("train: STABLE, 5 of 5 containers")

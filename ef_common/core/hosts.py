@@ -97,7 +97,7 @@ def shares(hosts: Sequence[Host], most: int | None) -> dict[str, int]:
     return found
 
 
-class Fleet:
+class HostStates:
     """The hosts of a job. Times are seconds of one monotonic clock.
 
     Args:
@@ -105,13 +105,13 @@ class Fleet:
         now: The time.
 
     Example:
-        >>> fleet = Fleet(patience_s=600.0, now=0.0)
-        >>> fleet.want([Host("a", 1), Host("b", 1)])
-        >>> fleet.decide(0.0)
+        >>> hosts = HostStates(patience_s=600.0, now=0.0)
+        >>> hosts.want([Host("a", 1), Host("b", 1)])
+        >>> hosts.decide(0.0)
         [Host(name='a', slots=1), Host(name='b', slots=1)]
-        >>> fleet.runs("a", 1.0), fleet.lost("b", 1.0), fleet.decide(1.5), fleet.decide(2.0)
+        >>> hosts.runs("a", 1.0), hosts.lost("b", 1.0), hosts.decide(1.5), hosts.decide(2.0)
         (None, None, [], [Host(name='b', slots=1)])
-        >>> fleet.ended("a", 0, 9.0), fleet.lost("b", 9.0), fleet.decide(9.0), fleet.verdict(9.0)
+        >>> hosts.ended("a", 0, 9.0), hosts.lost("b", 9.0), hosts.decide(9.0), hosts.verdict(9.0)
         (None, None, [], <Verdict.FINISHED: 'finished'>)
     """
 

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from ef_common.launch.host_lines import OUTPUT, Data
+from ef_common.launch.hosts.lines import OUTPUT, Data
 from ef_common.terminal import is_json
 
 _MAX_LINE_BYTES = 1 << 16

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from ef_common import __version__
-from ef_common.core.fleet import Host
+from ef_common.core.hosts import Host
 from ef_common.errors import ProtocolError, UsageError
-from ef_common.launch import host_lines as lines
-from ef_common.launch import hosts_job
-from ef_common.launch.host_folder import HostFolder
-from ef_common.launch.host_lines import Data, Ended, Order, Refused, Runs, Wants
-from ef_common.launch.host_link import command_for
-from ef_common.launch.host_records import Records
+from ef_common.launch.hosts import job as hosts_job
+from ef_common.launch.hosts import lines
+from ef_common.launch.hosts.folder import HostFolder
+from ef_common.launch.hosts.lines import Data, Ended, Order, Refused, Runs, Wants
+from ef_common.launch.hosts.link import command_for
+from ef_common.launch.hosts.records import Records
 from ef_common.launch.run import main, parser
 
 SECRET = "not for others"
@@ -113,7 +113,7 @@ def test_host_is_reached_by_the_users_shell_and_this_machine_without() -> None:
     assert "BatchMode=yes" in reached
     assert reached[-2] == "me@node1"
     assert reached[-1].startswith("env PYTHONPATH=")
-    assert reached[-1].endswith("/opt/python -u -m ef_common.launch.host_node")
+    assert reached[-1].endswith("/opt/python -u -m ef_common.launch.hosts.far_side")
     assert command_for("node1", shell="./rsh.sh", python="p")[:2] == ["./rsh.sh", "node1"]
     assert command_for("[fe80::1]", shell="ssh", python="p")[-2] == "fe80::1"
     assert command_for("localhost", shell="ssh", python="p")[0] == "env"
@@ -127,22 +127,22 @@ def test_lines_survive_the_way() -> None:
     made = order("train.py")
     assert lines.read_order(lines.order_line(made).decode()) == made
     assert lines.read_beat(lines.beat_line("leave").decode()) == "leave"
-    assert lines.read_answer(lines.answer("runs", life="x")) == Runs("x")
-    assert lines.read_answer(lines.answer("wants", number=2, nodes=3)) == Wants(2, 3)
-    assert lines.read_answer(lines.answer("ended", status=137)) == Ended(137)
-    assert lines.read_answer(lines.answer("refused", why="x")) == Refused("x")
-    assert lines.read_answer(lines.data("output", 3, b"\xff\n")) == Data("output", 3, b"\xff\n")
+    for answer in (Runs("x"), Wants(2, 3), Ended(137), Refused("x"), Data("output", 3, b"\xff\n")):
+        assert lines.read_answer(lines.answer_line(answer)) == answer
+    assert lines.read_answer(lines.answer_line(Refused("two\nlines\udcff"))) == Refused("two lines ")
     assert lines.read_answer("Welcome to node1\n") is None
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        '{"elasticflow": "data", "file": "../x.jsonl", "offset": 0, "data": ""}',
-        '{"elasticflow": "data", "file": "a/b.jsonl", "offset": 0, "data": ""}',
-        '{"elasticflow": "data", "file": "output", "offset": -1, "data": ""}',
-        '{"elasticflow": "data", "file": "output", "offset": 0, "data": "?"}',
+        '{"elasticflow": "data", "file": "../x.jsonl", "offset": 0, "content": ""}',
+        '{"elasticflow": "data", "file": "a/b.jsonl", "offset": 0, "content": ""}',
+        '{"elasticflow": "data", "file": "output", "offset": -1, "content": ""}',
+        '{"elasticflow": "data", "file": "output", "offset": 0, "content": "?"}',
         '{"elasticflow": "ended", "status": "x"}',
+        '{"elasticflow": "ended", "status": 1, "more": 1}',
+        '{"elasticflow": "runs"}',
         '{"elasticflow": "what"}',
         '{"elasticflow": ',
         '{"elasticflow": []}',
@@ -213,7 +213,7 @@ def test_node_whose_keeper_is_gone_was_killed(tmp_path: Path) -> None:
 
 
 def test_other_version_is_refused() -> None:
-    from ef_common.launch.host_node import FarSide
+    from ef_common.launch.hosts.far_side import FarSide
 
     made = order("train.py")
     other = Order(**{**{name: getattr(made, name) for name in Order.__dataclass_fields__}, "version": "0.1"})

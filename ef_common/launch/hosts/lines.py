@@ -9,7 +9,7 @@ The launcher says, through the standard input of its remote shell::
 The far side answers on standard output, among whatever a login shell prints there::
 
     {"elasticflow": "runs", "life": "…"}                               there is a node; each one has a life of its own
-    {"elasticflow": "data", "file": "…", "offset": n, "data": "…"}     it has written this to a file (Base64)
+    {"elasticflow": "data", "file": "…", "offset": n, "content": "…"}  it has written this to a file (Base64)
     {"elasticflow": "wants", "number": n, "nodes": n}                  the job, which chooses its size, wants so many
     {"elasticflow": "ended", "status": n}                              it has ended
     {"elasticflow": "refused", "why": "…"}                             nothing was started
@@ -17,14 +17,15 @@ The far side answers on standard output, among whatever a login shell prints the
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from ef_common.errors import ProtocolError
+from ef_common.protocol.fields import Bytes, Codec, Count, Failure, Name
+from ef_common.protocol.objects import dump, fields_of, kind_of, load, parse
 
 BEAT_S = 2.0
 """How often the launcher gives a sign of life."""
@@ -33,7 +34,7 @@ SILENT_S = 20.0
 OUTPUT, WISHES = "output", "wishes"
 """Names of what comes from a node beside its event logs: what it prints, and how many nodes its job wants."""
 LEAVE, KILL, KNOWN = "leave", "kill", "known"
-_MARK = '{"elasticflow":'
+_MARK = "elasticflow"
 _FILE = re.compile(r"output|[\w.%~-]+\.jsonl")
 
 
@@ -113,55 +114,66 @@ def read_beat(line: str) -> str:
         raise ProtocolError(f"the launcher has said something malformed: {error}") from None
 
 
-def answer(kind: str, **what: Any) -> str:
-    """A line of the far side."""
-    return json.dumps({"elasticflow": kind, **what}) + "\n"
-
-
-def data(file: str, offset: int, content: bytes) -> str:
-    """A line of the far side with a part of a file."""
-    return answer("data", file=file, offset=offset, data=base64.b64encode(content).decode())
-
-
-@dataclass(frozen=True, slots=True)
-class Data:
-    """A part of a file."""
-
-    file: str
-    offset: int
-    content: bytes
+def _load_file(value: Any) -> str:
+    if type(value) is not str or not _FILE.fullmatch(value):
+        raise ValueError("expected the name of a file that a node writes")
+    return value
 
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """There is a node."""
+    """There is a node, in this life."""
 
-    life: str
+    life: Name
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """The node has written this to a file."""
+
+    file: Annotated[str, Codec(_load_file)]
+    offset: Count
+    content: Bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Wants:
     """The job wants so many nodes; its wishes are numbered."""
 
-    number: int
-    nodes: int
+    number: Count
+    nodes: Count
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """It has ended."""
+    """The node has ended."""
 
-    status: int
+    status: Count
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
     """Nothing was started."""
 
-    why: str
+    why: Failure
 
 
-Answer = Data | Runs | Wants | Ended | Refused
+Answer = Runs | Data | Wants | Ended | Refused
+_ANSWERS: Mapping[str, type[Answer]] = {
+    "runs": Runs,
+    "data": Data,
+    "wants": Wants,
+    "ended": Ended,
+    "refused": Refused,
+}
+_NAMES = {kind: name for name, kind in _ANSWERS.items()}
+_FIELDS = {kind: fields_of(kind) for kind in _NAMES}
+
+
+def answer_line(answer: Answer) -> str:
+    """A line of the far side."""
+    kind = type(answer)
+    return json.dumps({_MARK: _NAMES[kind], **dump(answer, _FIELDS[kind])}) + "\n"
 
 
 def read_answer(line: str) -> Answer | None:
@@ -170,24 +182,9 @@ def read_answer(line: str) -> Answer | None:
     Raises:
         ProtocolError: It is malformed.
     """
-    if not line.startswith(_MARK):
+    if not line.startswith(f'{{"{_MARK}":'):
         return None
-    try:
-        return _parse(json.loads(line))
-    except (ValueError, TypeError, KeyError) as error:
-        raise ProtocolError(f"the far side has said something malformed: {error}") from None
-
-
-def _parse(said: Mapping[str, Any]) -> Answer:
-    kind = said["elasticflow"]
-    if kind == "runs":
-        return Runs(str(said["life"]))
-    if kind == "wants":
-        return Wants(int(said["number"]), int(said["nodes"]))
-    if kind == "ended":
-        return Ended(int(said["status"]))
-    if kind == "refused":
-        return Refused(str(said["why"]))
-    if kind != "data" or not _FILE.fullmatch(said["file"]) or int(said["offset"]) < 0:
-        raise ValueError(str(said)[:200])
-    return Data(said["file"], int(said["offset"]), base64.b64decode(said["data"], validate=True))
+    record = parse(line.encode())
+    name = record.pop(_MARK)
+    kind = kind_of(name, _ANSWERS)
+    return kind(**load(record, _FIELDS[kind], name=name))

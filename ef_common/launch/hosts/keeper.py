@@ -12,13 +12,13 @@ import sys
 import time
 from pathlib import Path
 
+from ef_common.core.hosts import REFUSED
 from ef_common.launch.child import Child
-from ef_common.launch.host_folder import HostFolder
-from ef_common.launch.host_lines import KILL, LEAVE, Order
+from ef_common.launch.hosts.folder import HostFolder
+from ef_common.launch.hosts.lines import KILL, LEAVE, Order
 
 LINGER_S = 600.0
 """How long the folder is kept for a launcher that has not asked yet how the node has ended."""
-REFUSED = 2
 _LOOK_S = 0.1
 _AGAIN_S = 0.5
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ef_common.errors import UsageError
-from ef_common.launch.host_list import HostList, file_of_hosts, parse_hosts, script_of_hosts
+from ef_common.launch.hosts.list import HostList, file_of_hosts, parse_hosts, script_of_hosts
 
 
 def read(text: str, slots: int = 1) -> dict[str, int]:

@@ -28,7 +28,7 @@ import psutil
 
 from ef_common.errors import UsageError
 from ef_common.files import write_whole
-from ef_common.launch.host_lines import OUTPUT
+from ef_common.launch.hosts.lines import OUTPUT
 
 _ORDER, _KEEPER, _TOLD, _STATUS, _RUN = "order", "keeper", "told", "status", "run"
 _WISH = "wish.json"

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ef_common import threads
-from ef_common.core.fleet import Host
+from ef_common.core.hosts import Host
 from ef_common.errors import UsageError
 
 LOOK_S = 1.0

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from ef_common import threads
 from ef_common.errors import ProtocolError, UsageError
-from ef_common.launch import host_lines as lines
 from ef_common.launch.child import paths
 from ef_common.launch.doors import is_this_machine
-from ef_common.launch.host_lines import SILENT_S, Answer, Order
+from ef_common.launch.hosts import lines
+from ef_common.launch.hosts.lines import SILENT_S, Answer, Order
 
 SSH = "ssh"
 _OPTIONS_OF_SSH = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-x", "-T")
@@ -50,7 +50,7 @@ def command_for(host: str, *, shell: str, python: str) -> list[str]:
         prefix = []
     if not prefix:
         raise UsageError(f"expected a command such as `ssh -p 2222`. Received: --ssh-command={shell}")
-    far_side = ["env", f"PYTHONPATH={os.pathsep.join(paths())}", python, "-u", "-m", "ef_common.launch.host_node"]
+    far_side = ["env", f"PYTHONPATH={os.pathsep.join(paths())}", python, "-u", "-m", "ef_common.launch.hosts.far_side"]
     if _is_here(host.strip("[]")):
         return far_side
     options = _OPTIONS_OF_SSH if Path(prefix[0]).name == SSH else ()
@@ -159,7 +159,7 @@ class Link:
                     self._limit = time.monotonic() + SILENT_S
                     self._on_answer(found)
         except (ProtocolError, ValueError) as error:
-            self._last = str(error)
+            self._last = f"what came from there makes no sense: {error}"
         finally:
             self._on_answer(None)
 

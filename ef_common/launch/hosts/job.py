@@ -2,8 +2,8 @@
 
 Each host has one node, which is `elasticflow run` there, and as many workers as the list gives it slots. This process
 hosts the coordinator, and each node keeps a standby: if this machine is lost, the nodes train on, until they notice
-that their launcher is gone. :mod:`ef_common.core.fleet` says which hosts are called, :mod:`ef_common.launch.host_link`
-calls them, and :mod:`ef_common.launch.host_node` is what answers.
+that their launcher is gone. :mod:`ef_common.core.hosts` says which hosts are called, :mod:`ef_common.launch.hosts.link`
+calls them, and :mod:`ef_common.launch.hosts.far_side` is what answers.
 
 The event logs of the nodes come back through the connections, so the directory of the run need not be shared.
 """
@@ -26,23 +26,22 @@ import psutil
 
 from ef_common import __version__
 from ef_common.control.coordinator import Coordinator
-from ef_common.core.fleet import Host, Verdict
+from ef_common.core.hosts import Host, Verdict
 from ef_common.errors import UsageError
 from ef_common.launch import environment, joining, run_directory
-from ef_common.launch import host_lines as lines
 from ef_common.launch.certificates import trust_of
 from ef_common.launch.finding import own_host
-from ef_common.launch.host_link import Link, command_for
-from ef_common.launch.host_list import HostList, file_of_hosts, script_of_hosts
-from ef_common.launch.host_records import Records
-from ef_common.launch.hosts_launcher import HostsLauncher
+from ef_common.launch.hosts import lines
+from ef_common.launch.hosts.launcher import HostsLauncher
+from ef_common.launch.hosts.link import Link, command_for
+from ef_common.launch.hosts.list import HostList, file_of_hosts, script_of_hosts
+from ef_common.launch.hosts.records import Records
+from ef_common.launch.nnodes import DEFAULT_NNODES, nodes_of
 from ef_common.launch.rendezvous_options import (
     BACKEND,
-    DEFAULT_NNODES,
     JOIN_TIMEOUT_S,
     config_of,
     joined_conf,
-    nodes_of,
     options_of_a_local_job,
 )
 from ef_common.launch.signals import GENTLE, listening

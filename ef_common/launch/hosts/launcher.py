@@ -10,16 +10,15 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-from ef_common.core.fleet import Fleet, Host, State, Verdict
+from ef_common.core.hosts import FAILED, REFUSED, Host, HostStates, State, Verdict
 from ef_common.launch import environment, run_directory
-from ef_common.launch.host_lines import BEAT_S, KILL, KNOWN, LEAVE, WISHES, Answer, Data, Ended, Refused, Runs, Wants
-from ef_common.launch.host_link import Link
-from ef_common.launch.host_list import HostList
-from ef_common.launch.host_records import Records
+from ef_common.launch.hosts.lines import BEAT_S, KILL, KNOWN, LEAVE, WISHES, Answer, Data, Ended, Refused, Runs, Wants
+from ef_common.launch.hosts.link import Link
+from ef_common.launch.hosts.list import HostList
+from ef_common.launch.hosts.records import Records
 from ef_common.launch.signals import GENTLE
 from ef_common.terminal import say
 
-FAILED, REFUSED = 1, 2
 _LOOK_S = 0.05
 
 
@@ -56,9 +55,9 @@ class HostsLauncher:
         failure: Callable[[], str],
         patience_s: float,
     ) -> None:
-        self._hosts, self._call, self._run_dir = hosts, call, run_dir
+        self._list, self._call, self._run_dir = hosts, call, run_dir
         self._signals, self._failure = signals, failure
-        self._fleet = Fleet(patience_s=patience_s, now=time.monotonic())
+        self._hosts = HostStates(patience_s=patience_s, now=time.monotonic())
         self._launcher = run_directory.this_launcher(command, max_workers=0, local=True)
         self._links: dict[str, Link] = {}
         self._records: dict[str, Records] = {}
@@ -70,14 +69,14 @@ class HostsLauncher:
 
     def limit(self, num_workers: int) -> None:
         """Begin with no more workers than these."""
-        self._fleet.limit(num_workers)
+        self._hosts.limit(num_workers)
 
     def run(self) -> Verdict:
         """Run the job to its end; how that was."""
         say(f"the event log is in {self._run_dir}", event="run_directory", run_dir=str(self._run_dir))
         outcome = "failed"
         try:
-            while (verdict := self._fleet.verdict(time.monotonic())) is None:
+            while (verdict := self._hosts.verdict(time.monotonic())) is None:
                 self._look()
                 time.sleep(_LOOK_S)
             outcome = self._outcome(verdict)
@@ -106,8 +105,8 @@ class HostsLauncher:
         self._follow_order()
         now = time.monotonic()
         if self._failure():
-            self._fleet.close(Verdict.FAILED, now)
-        for host in self._fleet.decide(now):
+            self._hosts.close(Verdict.FAILED, now)
+        for host in self._hosts.decide(now):
             self._connect(host)
         self._drop_silent()
         if now >= self._beat_at:
@@ -121,7 +120,7 @@ class HostsLauncher:
             self._tell(state="stopping")
             what = "saving a checkpoint and stopping" if os.environ.get(environment.CHECKPOINT) else "stopping"
             say(f"{what}. Press Ctrl-C again to kill the workers.", color="yellow", event="stopping")
-            self._fleet.close(Verdict.STOPPED, time.monotonic())
+            self._hosts.close(Verdict.STOPPED, time.monotonic())
             self._beat_at = 0.0
         if self._is_killed and not self._kills:
             self._kills = True
@@ -129,7 +128,7 @@ class HostsLauncher:
             self._beat_at = 0.0
 
     def _follow_list(self) -> None:
-        hosts = self._hosts.hosts
+        hosts = self._list.hosts
         names = frozenset(host.name for host in hosts)
         if names != self._names:
             for what, changed in (("added to", names - self._names), ("removed from", self._names - names)):
@@ -137,21 +136,21 @@ class HostsLauncher:
                     say(f"{what} the list of hosts: {', '.join(sorted(changed))}", event="hosts", hosts=sorted(names))
             self._names = names
             self._beat_at = 0.0
-        self._fleet.want(hosts)
+        self._hosts.want(hosts)
 
     def _follow_order(self) -> None:
         order = run_directory.read_order(self._run_dir)
         if order is not None and order.number > self._launcher.order:
-            self._fleet.limit(order.num_workers)
+            self._hosts.limit(order.num_workers)
             self._tell(order=order.number)
             self._beat_at = 0.0
 
     def _told(self, name: str) -> str:
-        return KILL if self._is_killed else LEAVE if self._fleet.leaves(name) else ""
+        return KILL if self._is_killed else LEAVE if self._hosts.leaves(name) else ""
 
     def _tell(self, **changes: object) -> None:
-        fleet = self._fleet
-        now = replace(self._launcher, num_workers=fleet.num_workers, max_workers=fleet.num_slots, **changes)  # type: ignore[arg-type]
+        numbers = {"num_workers": self._hosts.num_workers, "max_workers": self._hosts.num_slots}
+        now = replace(self._launcher, **numbers, **changes)  # type: ignore[arg-type]
         if now != self._launcher:
             self._launcher = now
             run_directory.write_launcher(self._run_dir, now)
@@ -161,7 +160,7 @@ class HostsLauncher:
     def _connect(self, host: Host) -> None:
         name = host.name
         records = self._records.setdefault(name, Records(name, self._run_dir))
-        leaves = self._fleet.leaves(name)
+        leaves = self._hosts.leaves(name)
         try:
             self._links[name] = link = self._call(
                 host, records, starts=not leaves, on_answer=lambda answer: self._news.put((name, link, answer))
@@ -170,7 +169,7 @@ class HostsLauncher:
         except OSError as error:
             self._say_problem(name, f"cannot be called: {error}")
             self._links.pop(name, None)
-            self._fleet.lost(name, time.monotonic())
+            self._hosts.lost(name, time.monotonic())
 
     def _drop_silent(self) -> None:
         for name, link in list(self._links.items()):
@@ -181,10 +180,10 @@ class HostsLauncher:
         del self._links[name]
         why = link.why
         link.close()
-        known = self._fleet.state_of(name) in (State.RUNNING, State.RECALLED)
+        known = self._hosts.state_of(name) in (State.RUNNING, State.RECALLED)
         trains = "the connection is lost, and its node trains on" if known else "cannot be reached"
         self._say_problem(name, f"{trains}{f' ({why})' if why else ''}. It is called again")
-        self._fleet.lost(name, time.monotonic())
+        self._hosts.lost(name, time.monotonic())
 
     def _hear(self) -> None:
         while True:
@@ -203,8 +202,8 @@ class HostsLauncher:
                 self._records[name].keep(answer)
             case Runs(life):
                 self._records[name].begin(life)
-                if self._fleet.state_of(name) is not State.RUNNING:
-                    self._fleet.runs(name, time.monotonic())
+                if self._hosts.state_of(name) is not State.RUNNING:
+                    self._hosts.runs(name, time.monotonic())
                     link.tell(self._told(name))
                     if self._problems.pop(name, None):
                         say(f"host {name} is reached", event="host_reached", host=name)
@@ -220,18 +219,18 @@ class HostsLauncher:
 
     def _order_nodes(self, nodes: int) -> None:
         """Order the workers of the first hosts of the list; more hosts than there are cannot be had."""
-        slots = [host.slots for host in self._hosts.hosts]
+        slots = [host.slots for host in self._list.hosts]
         if self._launcher.state == "running":
             run_directory.order(self._run_dir, sum(slots[: max(1, nodes)]))
 
     def _end(self, name: str, link: Link, status: int) -> None:
         del self._links[name]
-        if not self._fleet.leaves(name) and status > FAILED:
+        if not self._hosts.leaves(name) and status > FAILED:
             self._problems.setdefault(name, f"status {status}")
             what = "has left" if status == os.EX_TEMPFAIL else f"has ended with status {status}"
             if status != REFUSED:
                 say(f"the node of host {name} {what}", color="yellow", event="node_ended", host=name, status=status)
-        self._fleet.ended(name, status, time.monotonic())
+        self._hosts.ended(name, status, time.monotonic())
         link.finish()
 
     def _say_problem(self, name: str, what: str) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from ef_common import __version__
-from ef_common.launch import host_lines as lines
-from ef_common.launch.host_lines import Data, Ended, Order, Refused, Runs
+from ef_common.launch.hosts import lines
+from ef_common.launch.hosts.lines import Data, Ended, Order, Refused, Runs
 from tests.waiting import poll_until
 
 GUARD_S = 60.0
@@ -79,7 +79,7 @@ class Connection:
 
     def __init__(self, order: Order) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "ef_common.launch.host_node"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-m", "ef_common.launch.hosts.far_side"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         self._write(lines.order_line(order))
 

@@ -1,6 +1,6 @@
 """The far side of `elasticflow run --hosts`: what the remote shell of the launcher starts on a host.
 
-It starts the keeper of the node (:mod:`ef_common.launch.host_keeper`) unless there is one, sends on what the node
+It starts the keeper of the node (:mod:`ef_common.launch.hosts.keeper`) unless there is one, sends on what the node
 writes, and hands over what the launcher says. If the connection is cut, it ends, and the node trains on; the next
 connection finds the same keeper, and goes on where this one has stopped.
 """
@@ -16,9 +16,21 @@ from dataclasses import asdict, replace
 
 from ef_common import __version__, threads
 from ef_common.errors import ElasticFlowError, UsageError
-from ef_common.launch import host_lines as lines
-from ef_common.launch.host_folder import HostFolder
-from ef_common.launch.host_lines import BEAT_S, KNOWN, SILENT_S, WISHES, Order
+from ef_common.launch.hosts import lines
+from ef_common.launch.hosts.folder import HostFolder
+from ef_common.launch.hosts.lines import (
+    BEAT_S,
+    KNOWN,
+    SILENT_S,
+    WISHES,
+    Answer,
+    Data,
+    Ended,
+    Order,
+    Refused,
+    Runs,
+    Wants,
+)
 from ef_common.protocol.addresses import format_address, is_loopback
 
 _LOOK_S = 0.05
@@ -56,24 +68,24 @@ class FarSide:
             if not self._folder.life:
                 if not self._order.starts:
                     self._folder.remove()
-                    self._say(lines.answer("ended", status=_NOBODY))
+                    self._say(Ended(_NOBODY))
                     return
                 self._start()
         life = self._folder.life
         self._sent = dict(self._order.known) if life == self._order.life else {}
         threads.start(self._listen, name="elasticflow-launcher", job="hears what the launcher says")
-        self._say(lines.answer("runs", life=life))
+        self._say(Runs(life))
         while not self._is_cut():
             status = self._folder.status
             self._pass_wish_on()
             num_bytes = self._send()
             if status is not None and not num_bytes:
                 self._is_over = True
-                self._say(lines.answer("ended", status=status))
+                self._say(Ended(status))
                 self._wait_until_known()
                 return
             if time.monotonic() >= self._said_at + BEAT_S:
-                self._say(lines.answer("runs", life=life))
+                self._say(Runs(life))
             if not num_bytes:
                 time.sleep(_LOOK_S)
 
@@ -86,7 +98,7 @@ class FarSide:
         folder.give(asdict(replace(order, arguments=[*arguments, *order.arguments], life=life)))
         with folder.output.open("ab") as output:
             keeper = subprocess.Popen(
-                [sys.executable, "-m", "ef_common.launch.host_keeper", str(folder.path)],
+                [sys.executable, "-m", "ef_common.launch.hosts.keeper", str(folder.path)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -117,7 +129,7 @@ class FarSide:
                 with file.open("rb") as source:
                     source.seek(offset)
                     content = source.read(_CHUNK_BYTES)
-                self._say(lines.data(file.name, offset, content))
+                self._say(Data(file.name, offset, content))
                 self._sent[file.name] = offset + len(content)
                 total += len(content)
         return total
@@ -126,7 +138,7 @@ class FarSide:
         number, nodes = self._folder.wish()
         if number > self._sent.get(WISHES, 0):
             self._sent[WISHES] = number
-            self._say(lines.answer("wants", number=number, nodes=nodes))
+            self._say(Wants(number, nodes))
 
     def _listen(self) -> None:
         for line in sys.stdin:
@@ -148,10 +160,14 @@ class FarSide:
         if self._is_known:
             self._folder.remove()
 
-    def _say(self, line: str) -> None:
-        sys.stdout.write(line)
-        sys.stdout.flush()
+    def _say(self, answer: Answer) -> None:
+        _say(answer)
         self._said_at = time.monotonic()
+
+
+def _say(answer: Answer) -> None:
+    sys.stdout.write(lines.answer_line(answer))
+    sys.stdout.flush()
 
 
 def main() -> int:
@@ -161,8 +177,7 @@ def main() -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except (ElasticFlowError, OSError) as error:
-        sys.stdout.write(lines.answer("refused", why=str(error)))
-        sys.stdout.flush()
+        _say(Refused(str(error)))
     return 0
 
 

@@ -1,0 +1,68 @@
+"""What several commands do alike: say what is wrong, take their command line apart, and say what comes next."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+
+import click
+
+from ef_common.errors import ClusterFailed, UsageError
+
+
+@contextmanager
+def refusing(command: str) -> Iterator[None]:
+    """Print what is wrong as one line, and exit: with status 2 if the user can fix it, with 1 if a cluster has failed.
+
+    Args:
+        command: Name of the command, without `elasticflow`.
+    """
+    try:
+        yield
+    except (UsageError, ClusterFailed) as error:
+        click.echo(f"elasticflow {command}: {error}", err=True)
+        sys.exit(2 if isinstance(error, UsageError) else 1)
+
+
+def options_and_script(arguments: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Options, each as ``--name=value``, and the script behind them with its arguments.
+
+    Raises:
+        UsageError: There is no script.
+    """
+    number = next((i for i, one in enumerate(arguments) if not one.startswith("-")), len(arguments))
+    if number == len(arguments):
+        raise UsageError("expected options, each as --name=value, then a script. Received: no script")
+    return arguments[:number], arguments[number:]
+
+
+def name_for(script: str, *, max_chars: int) -> str:
+    """A name for the job of a script, which begins with a letter.
+
+    Example:
+        >>> name_for("/app/My_Script.v2.py", max_chars=52), name_for("01-digits.py", max_chars=52)
+        ('my-script-v2', 'job-01-digits')
+    """
+    stem = re.sub(r"[^a-z0-9]+", "-", PurePosixPath(script).stem.lower()).strip("-")
+    return (stem if stem[:1].isalpha() else f"job-{stem}".strip("-"))[:max_chars].rstrip("-")
+
+
+def say_what_next(done: str, rows: Sequence[tuple[str, str]]) -> None:
+    """Print what has been done, and the commands with which the user goes on.
+
+    Args:
+        done: A sentence.
+        rows: Commands, and what each of them is for.
+    """
+    click.echo(f"{done} What next:")
+    width = max(len(command) for command, _ in rows)
+    for command, meaning in rows:
+        click.echo(f"  {command:{width}}  {meaning}")
+
+
+def shown(place: Path) -> Path:
+    """A directory, as it is shown: below the working directory without that."""
+    return place.relative_to(Path.cwd()) if place.is_relative_to(Path.cwd()) else place

@@ -1,0 +1,1 @@
+"""`elasticflow run --hosts`: a training on machines that ssh reaches."""
