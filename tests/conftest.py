@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from ef_common.testing import forkservers
 from tests.environment import clean
 from tests.tiers.marks import COLLECTED, mark
 
@@ -34,6 +35,13 @@ def environment_of_its_own() -> Iterator[None]:
     yield
     os.environ.clear()
     os.environ.update(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forkservers_are_shared(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The processes of pytest-xdist have one forkserver for each set of modules, and not one each."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        forkservers.share(tmp_path_factory.getbasetemp().parent / "forkservers")
 
 
 @pytest.fixture

@@ -24,10 +24,8 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from multiprocessing import forkserver
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -39,6 +37,7 @@ from ef_common.core.membership import Settings
 from ef_common.events import Record
 from ef_common.launch import environment
 from ef_common.protocol.addresses import format_address
+from ef_common.testing import forkservers
 from ef_common.testing.harness_run import GUARD_S, HEARTBEAT_TIMEOUT_S, HarnessError, Run
 
 __all__ = ["GUARD_S", "HarnessError", "Job", "WorkerProcess"]
@@ -46,7 +45,6 @@ __all__ = ["GUARD_S", "HarnessError", "Job", "WorkerProcess"]
 _PR_SET_PDEATHSIG = 1
 _DUMP_S = 0.5
 _CONTEXT = multiprocessing.get_context("forkserver")
-_FORKSERVER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 
 
 class WorkerProcess:
@@ -160,7 +158,7 @@ class Job(Run):
         self._ended = False
 
     def __enter__(self) -> Job:
-        _start_forkserver(self._preload)
+        forkservers.start((*self._preload, __name__))
         self.coordinator.start()
         return self
 
@@ -284,41 +282,7 @@ class Job(Run):
             raise HarnessError(f"all workers have ended\n{self.tails()}")
 
 
-# ---------------------------------------------------------------- the forkserver and its children
-
-
-_lock = threading.Lock()
-_modules: tuple[str, ...] = ()
-_resting: dict[tuple[str, ...], dict[str, Any]] = {}
-
-
-def _start_forkserver(preload: Sequence[str]) -> None:
-    """Have a forkserver run that has imported these modules, and have multiprocessing fork from it.
-
-    There is one for each set of modules, so suites that need different frameworks take turns without starting it
-    anew. multiprocessing knows only one at a time, in the attributes of one object; the others' are kept here.
-    """
-    global _modules
-    known = vars(forkserver._forkserver)
-    with _lock, _environ({**_FORKSERVER_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}):
-        if _modules != (modules := (*preload, __name__)):
-            _resting[_modules] = dict(known)
-            waiting = _resting.pop(modules, {})
-            known.update(waiting or vars(forkserver.ForkServer()))
-            _modules = modules
-        _CONTEXT.set_forkserver_preload(list(modules))
-        forkserver.ensure_running()
-
-
-@contextlib.contextmanager
-def _environ(variables: Mapping[str, str]) -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+# ---------------------------------------------------------------- children of the forkserver
 
 
 @contextlib.contextmanager
