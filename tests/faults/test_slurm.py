@@ -232,7 +232,7 @@ def test_job_that_chooses_its_size_asks_slurm_for_nodes_and_lets_one_go(run: Sub
     """Two workers have enough of what all of them need, so that a third is not worth it."""
     step_s = 0.8
     run.submit(
-        *("1:3", "--autoscale=max=3,threshold=0.5,every_steps=10"),
+        *("1:3", "--autoscale=max=3,every_steps=10"),
         throttled=True,
         step_sleep_s=step_s,
         shared_per_s=2 / step_s,

@@ -13,19 +13,20 @@ SLOW, EXTRA_S = "slow", 0.6
 """A file in the run directory with the process id of a worker whose steps take longer, and by how much."""
 
 
-def step(at_least_s: float, per_s: float) -> None:
+def step(at_least_s: float, per_s: float, place: Path = Path()) -> None:
     """Take as long as a step takes.
 
     Args:
         at_least_s: Seconds that a step takes anyway.
         per_s: Steps per second that all workers together can make, because of something that they share; 0 for no
             limit. They take turns: a bucket that gives this many tokens per second, and holds none back.
+        place: Where the bucket is; by default in the run directory.
     """
     run_dir = read_environment().run_dir or Path()
     began = time.monotonic()
     until = began + at_least_s + (EXTRA_S if _is_slow(run_dir) else 0.0)
     if per_s:
-        until = max(until, _turn(run_dir / "bucket", began, per_s))
+        until = max(until, _turn(run_dir / place / "bucket", began, per_s))
     time.sleep(max(0.0, until - time.monotonic()))
 
 

@@ -46,6 +46,7 @@ class Options:
     epochs: int = 2
     step_sleep_s: float = 0.01
     shared_per_s: float = 0.0  # steps per second of all workers together, as they share something
+    shared_in: str = ""  # the folder where they take turns; the run directory
     throttled: bool = False  # a file may make a worker slow
     holds: dict[int, str] = field(default_factory=dict)  # from so many updates on, steps wait for this file
     num_workers: int = 0
@@ -182,7 +183,7 @@ class Net(LightningModule):
         if striker.num_forwards == 0:
             hold(self._options.holds, striker.step)
         if self._options.throttled:
-            throttles.step(self._options.step_sleep_s, self._options.shared_per_s)
+            throttles.step(self._options.step_sleep_s, self._options.shared_per_s, Path(self._options.shared_in))
         else:
             time.sleep(self._options.step_sleep_s)
         hidden = self.features(images).flatten(1)
