@@ -11,6 +11,11 @@ done the next time. It is safe for several controllers, and for one that acts on
   therefore agree on the pods that go, whichever of them deletes them.
 * **Counted once.** A pod that was lost is put on record, in the same way, before it is deleted.
 
+A job may choose its size: then it has no more pods than its training asks for, and the fewest before it asks. Who goes
+is for the training to choose, as only it knows who is slow: when it asks for fewer, it lets some go. The number is known
+here only a while later, so a pod that has left by itself is not replaced before the training was heard once more. Pods
+that are more than it asks for, and stay, are deleted after a while: they have never become members.
+
 ============  =========================================================================================================
 phase         becomes
 ============  =========================================================================================================
@@ -39,6 +44,8 @@ END_S = 60.0
 STEADY_S = 600.0
 """A pod that is lost so long after the last one is the first in a row."""
 MAX_PAUSE_S = 60.0
+RELEASE_S = 30.0
+"""How long after it has asked for fewer pods the training may take to let some go."""
 LOST_S = 30.0
 """So long after a pod should have gone, nobody is expected to end it."""
 
@@ -54,7 +61,7 @@ def decide(jobs: Sequence[Job], nodes: Sequence[Node], now: float) -> dict[str, 
     read = [replace(job, record=_advance(job, now)) for job in jobs]
     open_jobs = [job for job in read if not job.record.is_over and not job.suspended]
     taking = [pod for job in read for pod in job.pods if not pod.ended]
-    limits = {job.key: _limit(job) for job in open_jobs}
+    limits = {job.key: _limit(job, now) for job in open_jobs}
     dealt = {share.job.key: share for share in shares(open_jobs, nodes, taking=taking, limits=limits)}
     return {job.key: _decision(job, dealt.get(job.key), now) for job in read}
 
@@ -89,7 +96,8 @@ def _advance(job: Job, now: float) -> Record:
     if record.crashes > job.backoff_limit:
         why = f"{record.crashes} pods were lost in a row, and backoffLimit is {job.backoff_limit}: {record.lost}"
         return replace(record, phase=Phase.FAILED, ended_at=now, why=why)
-    return replace(_begin(job, record), refusal=_refusal(job, record, now))
+    record = replace(_begin(job, record), refusal=_refusal(job, record, now))
+    return _hear(job, record, now) if job.autoscales else replace(record, asked=0, asked_at=0.0)
 
 
 def _begin(job: Job, record: Record) -> Record:
@@ -135,9 +143,35 @@ def _refusal(job: Job, record: Record, now: float) -> Refusal | None:
     return record.refusal if record.refusal is not None and now < record.refusal.until else None
 
 
-def _limit(job: Job) -> int:
-    refusal = job.record.refusal
-    return job.maximum if refusal is None else min(job.maximum, refusal.limit)
+def _hear(job: Job, record: Record, now: float) -> Record:
+    """How many pods the training asks for."""
+    if record.phase is not Phase.RUNNING:
+        return replace(record, asked=0, asked_at=0.0)
+    left = {pod.uid for pod in job.pods if _has_left(pod) and pod.uid not in record.counted | record.leaving}
+    if left:  # until it is heard again, it is taken to have let them go
+        fewer = max(job.minimum, len(job.alive))
+        asked = min(record.asked, fewer) if record.asked else fewer
+        return replace(record, counted=record.counted | left, asked=asked, asked_at=now)
+    heard = job.report
+    if heard is None or heard.asked in (0, record.asked) or heard.at <= record.asked_at:
+        return record
+    return replace(record, asked=heard.asked, asked_at=heard.at)
+
+
+def _has_left(pod: Pod) -> bool:
+    """Whether it has left by itself: the training has let it go, or its machine was about to be taken away."""
+    return pod.ended and pod.gone_by is None and pod.status == LEFT
+
+
+def _limit(job: Job, now: float) -> int:
+    record, limits = job.record, [job.maximum]
+    if record.refusal is not None:
+        limits.append(record.refusal.limit)
+    if job.autoscales:
+        has = len(job.alive)
+        is_new = now < record.asked_at + RELEASE_S
+        limits.append(max(job.minimum, record.asked or has, has if is_new else 0))
+    return min(limits)
 
 
 # ------------------------------------------------------------ what is done about it
