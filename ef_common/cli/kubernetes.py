@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -205,7 +205,16 @@ def status(name: str, as_json: bool, namespace: str, kubeconfig: str) -> None:
     for one in rows:
         why = f": {one['reason']}" if one["reason"] else ""
         pods = f"{one['running']} of {one['wanted']} pods run (at least {one['min']}, at most {one['max']})"
-        click.echo(f"{one['name']}  {one['phase']}{why}; {pods}")
+        click.echo(f"{one['name']}  {one['phase']}{why}; {pods}{_progress(one)}")
+
+
+def _progress(one: dict[str, Any]) -> str:
+    """How far a training is, as far as that is known."""
+    if not one["training"]:
+        return ""
+    workers = "1 worker trains" if one["training"] == 1 else f"{one['training']} workers train"
+    asked = f", and it asks for {one['asked']} pods" if one["asked"] else ""
+    return f"; {workers}, at step {one['step']}, {one['samples_per_s'] or 0:g} samples/s{asked}"
 
 
 @kubernetes.command()

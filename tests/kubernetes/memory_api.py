@@ -129,15 +129,21 @@ class MemoryApi:
 
     def run_pods(self, status: int | None = None) -> None:
         """All pods run; or have ended with this status."""
+        with self._lock:
+            for plural, _, name in list(self._objects):
+                if plural == "pods":
+                    self.end_pod(name, status)
+
+    def end_pod(self, name: str, status: int | None) -> None:
+        """A pod has ended with this status; with None, it runs."""
         state: Json = {"running": {}} if status is None else {"terminated": {"exitCode": status}}
         phase = "Running" if status is None else "Failed" if status else "Succeeded"
         with self._lock:
-            for (plural, namespace, name), pod in list(self._objects.items()):
-                if plural == "pods":
-                    containers = [{"name": pod["spec"]["containers"][0]["name"], "state": state}]
-                    kind = Kind("v1", "Pod", "pods")
-                    self.change(kind, namespace, name, {"spec": {"nodeName": "n1"}})
-                    self.change(kind, namespace, name, {"status": {"phase": phase, "containerStatuses": containers}})
+            ((_, namespace, _), pod), *_ = [one for one in self._objects.items() if one[0][::2] == ("pods", name)]
+            containers = [{"name": pod["spec"]["containers"][0]["name"], "state": state}]
+            kind = Kind("v1", "Pod", "pods")
+            self.change(kind, namespace, name, {"spec": {"nodeName": "n1"}})
+            self.change(kind, namespace, name, {"status": {"phase": phase, "containerStatuses": containers}})
 
     # ---------------------------------------------------------------- inside
 

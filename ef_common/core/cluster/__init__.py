@@ -5,6 +5,17 @@ from ef_common.core.cluster.report import Report, on_record
 from ef_common.core.cluster.state import Decision, Doom, Job, Node, Phase, Pod, Record, Refusal, Resources
 
 __all__ = [
-    *("decide", "agrees", "on_record"),
-    *("Decision", "Doom", "Job", "Node", "Phase", "Pod", "Record", "Refusal", "Report", "Resources"),
+    "decide",
+    "agrees",
+    "on_record",
+    "Decision",
+    "Doom",
+    "Job",
+    "Node",
+    "Phase",
+    "Pod",
+    "Record",
+    "Refusal",
+    "Report",
+    "Resources",
 ]
