@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ef_common.cli.common import name_for, options_and_script, refusing, say_what_next
+from ef_common.core.cluster import Policy
 from ef_common.errors import UsageError
 from ef_common.launch.nnodes import nodes_of
 
@@ -87,8 +88,16 @@ def install(image: str, namespace: str, replicas: int, dry_run: bool, kubeconfig
 @click.option("--namespace", "-n", default="", help="Where the lease of the controllers is. Default: the pod's own.")
 @click.option("--page", default="127.0.0.1:8080", show_default=True, help="Where /healthz, /readyz and /metrics are.")
 @click.option("--lease-s", type=click.FloatRange(2.0), default=15.0, show_default=True, help="A lost one is replaced.")
+@click.option(
+    "--policy",
+    type=click.Choice([one.value for one in Policy]),
+    default=Policy.FAIR.value,
+    show_default=True,
+    help="Beyond their minimum, jobs get equally many pods (fair), or those of the highest priority come first. With "
+    "gang, a job gets its maximum or nothing, and the oldest comes first.",
+)
 @_kubeconfig
-def controller(namespace: str, page: str, lease_s: float, kubeconfig: str) -> None:
+def controller(namespace: str, page: str, lease_s: float, policy: str, kubeconfig: str) -> None:
     """Run the controller, which starts and deletes the pods of all ElasticJobs.
 
     Several may run: one of them acts. SIGTERM ends it; jobs go on without it, with the pods that they have.
@@ -102,7 +111,13 @@ def controller(namespace: str, page: str, lease_s: float, kubeconfig: str) -> No
         from ef_common.kubernetes.metrics import Metrics, Page
 
         metrics = Metrics()
-        acts = Controller(api, namespace=namespace or api.namespace, metrics=metrics, lease_s=lease_s)
+        acts = Controller(
+            api,
+            namespace=namespace or api.namespace,
+            metrics=metrics,
+            lease_s=lease_s,
+            policy=Policy(policy),
+        )
         host, port = parse_address(page, what="--page")
         server = Page(host, port, metrics=metrics, is_ready=lambda: acts.is_ready)
         server.start()

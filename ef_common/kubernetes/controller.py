@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ef_common import threads
-from ef_common.core.cluster import Decision, Job, Phase, Refusal, Report, agrees, decide, on_record
+from ef_common.core.cluster import Decision, Job, Phase, Policy, Refusal, Report, agrees, decide, on_record
 from ef_common.core.cluster.decide import RETRY_S
 from ef_common.errors import ClusterConflict, ClusterFailed, ClusterNotFound, ClusterRefused
 from ef_common.kubernetes import kinds, reading, writing
@@ -51,10 +51,19 @@ class Controller:
         namespace: Where the lease is.
         metrics: What it counts.
         lease_s: How long the lease counts.
+        policy: How pods are divided among the jobs.
     """
 
-    def __init__(self, api: Api, *, namespace: str, metrics: Metrics, lease_s: float = leases.DURATION_S) -> None:
-        self._api, self._metrics = api, metrics
+    def __init__(
+        self,
+        api: Api,
+        *,
+        namespace: str,
+        metrics: Metrics,
+        lease_s: float = leases.DURATION_S,
+        policy: Policy = Policy.FAIR,
+    ) -> None:
+        self._api, self._metrics, self._policy = api, metrics, policy
         self._wake = threading.Event()
         self._stopped = threading.Event()
         self._copies = {
@@ -136,7 +145,7 @@ class Controller:
         jobs = self._read(things)
         now = time.time()
         nodes = reading.nodes_of(self._copies[kinds.NODES].objects(), self._others(things))
-        decisions = decide(list(jobs.values()), nodes, now)
+        decisions = decide(list(jobs.values()), nodes, now, policy=self._policy)
         self._metrics.decided(jobs, decisions)
         order = sorted(jobs, key=lambda key: not decisions[key].delete)  # who gives room comes before who takes it
         for key in order:

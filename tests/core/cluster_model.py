@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from ef_common.core.cluster import Decision, Job, Node, Phase, Pod, Report, agrees, decide
+from ef_common.core.cluster import Decision, Job, Node, Phase, Pod, Policy, Report, agrees, decide
 from ef_common.core.cluster.state import FINISHED, LEFT
 
 GPU = "gpu"
@@ -79,10 +79,14 @@ class Cluster:
         seed: Of all that happens by chance.
         nodes: GPUs of each node.
         num_controllers: How many controllers there are.
+        policy: That of all of them.
     """
 
-    def __init__(self, seed: int, nodes: dict[str, int], *, num_controllers: int = 1) -> None:
+    def __init__(
+        self, seed: int, nodes: dict[str, int], *, num_controllers: int = 1, policy: Policy = Policy.FAIR
+    ) -> None:
         self.random = random.Random(seed)
+        self.policy = policy
         self.now = 1000.0
         self.nodes = nodes
         self.down: set[str] = set()
@@ -131,7 +135,7 @@ class Cluster:
             replace(job, pods=known.pods.get(key, ()), report=known.reports.get(key))
             for key, (job, _) in known.jobs.items()
         ]
-        decisions = decide(jobs, known.nodes, self.now)
+        decisions = decide(jobs, known.nodes, self.now, policy=self.policy)
         controller.todo = [
             self._act(job, known.jobs[job.key][1], decisions[job.key])
             for job in self.random.sample(jobs, len(jobs))
@@ -179,14 +183,15 @@ class Cluster:
 
         What others have taken since the pods were read is not its doing.
         """
+        minimum = self.policy.told_of(job).minimum
         new = decision.record.leaving - served.job.record.leaving
         there = [pod for pod in self.pods.get(job.key, {}).values() if pod.alive and pod.node]
         before = {pod.uid for pod in there} - served.job.record.leaving
         if not new or served.job.record.phase is not Phase.RUNNING or decision.record.is_over or job.suspended:
             return
-        if losses != self.losses[job.key] or len(before) < job.minimum:
+        if losses != self.losses[job.key] or len(before) < minimum:
             return
-        assert len(before - new) >= job.minimum, (job, decision)
+        assert len(before - new) >= minimum, (job, decision)
 
     # ---------------------------------------------------------------- calls
 

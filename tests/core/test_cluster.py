@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from ef_common.core.cluster import Decision, Job, Node, Phase, Pod, Record, Report, agrees, decide
+from ef_common.core.cluster import Decision, Job, Node, Phase, Pod, Policy, Record, Report, agrees, decide
 from ef_common.core.cluster.decide import END_S, LOST_S, RELEASE_S, RETRY_S, STEADY_S, TRY_S
 from ef_common.core.cluster.state import FAILED, FINISHED, LEFT
 from tests.core.cluster_model import EXITS, GPU, ONE, Cluster, Controller, Served
@@ -174,6 +174,47 @@ def test_pods_on_a_node_that_gets_no_more_pods_or_does_not_answer_stay() -> None
 
 def test_node_of_which_nothing_is_known_counts_for_nothing() -> None:
     assert one(replace(job("a", 1, 4), nodes=frozenset({"gone"})), nodes(4)).wanted == 0
+
+
+# ---------------------------------------------------------------- other policies
+
+
+def test_gang_gives_all_of_the_maximum_or_nothing_and_the_oldest_comes_first() -> None:
+    jobs = [job("a", 1, 4, created=1.0), job("b", 1, 4, created=2.0, priority=9), job("c", 1, 2, created=3.0)]
+    decisions = decide(jobs, nodes(6), 0.0, policy=Policy.GANG)
+    assert {key: one.wanted for key, one in decisions.items()} == {"a": 4, "b": 0, "c": 0}  # c must not pass b
+    assert decisions["b"].record.why == "there is no room for 4 pods, the minimum"
+    ended = [replace(jobs[0], record=Record(Phase.SUCCEEDED, ended_at=0.0)), *jobs[1:]]
+    later = decide(ended, nodes(6), 1.0, policy=Policy.GANG)
+    assert {key: one.wanted for key, one in later.items()} == {"a": 0, "b": 4, "c": 2}
+
+
+def test_gang_that_has_lost_a_pod_keeps_the_others_and_gets_it_back_first() -> None:
+    jobs = [running("a", 1, 4, 3), running("b", 1, 1, 1, created=1.0), job("c", 1, 1, created=2.0)]
+    lacking = decide(jobs, nodes(4), 0.0, policy=Policy.GANG)
+    assert (gone(lacking["a"]), lacking["b"].wanted, lacking["c"].wanted) == ([], 1, 0)
+    complete = decide([jobs[0], jobs[2]], nodes(4), 0.0, policy=Policy.GANG)
+    assert (complete["a"].create, complete["c"].wanted) == ((3,), 0)
+
+
+def test_gang_gives_up_what_its_user_does_not_want_any_more() -> None:
+    assert gone(decide([running("a", 1, 2, 4)], nodes(4), 0.0, policy=Policy.GANG)["a"]) == ["a-2", "a-3"]
+
+
+def test_priority_gives_the_surplus_to_the_highest_class_and_shares_it_there() -> None:
+    jobs = [job("a", 1, 8), job("b", 1, 4, priority=5), job("c", 1, 4, priority=5)]
+    wanted = {key: one.wanted for key, one in decide(jobs, nodes(4, 3), 0.0, policy=Policy.PRIORITY).items()}
+    assert wanted == {"a": 1, "b": 3, "c": 3}
+    wanted = {key: one.wanted for key, one in decide(jobs, nodes(6, 6), 0.0, policy=Policy.PRIORITY).items()}
+    assert wanted == {"a": 4, "b": 4, "c": 4}
+
+
+def test_with_priority_surplus_is_taken_from_the_lowest_class() -> None:
+    low, high = running("a", 1, 4, 2), running("b", 1, 4, 4, "n1", priority=5)
+    new = job("c", 1, 1, priority=9)
+    decisions = decide([low, high, new], nodes(2, 4), 0.0, policy=Policy.PRIORITY)
+    assert (gone(decisions["a"]), gone(decisions["b"]), decisions["c"].wanted) == (["a-1"], [], 1)
+    assert gone(decide([low, high, new], nodes(2, 4), 0.0)["b"]) == ["b-3"]
 
 
 # ---------------------------------------------------------------- the life of a job
@@ -457,7 +498,8 @@ def check_shares(cluster: Cluster) -> None:
     """The shares are fair, nothing is idle, and nobody has pods who should not."""
     sizes = {key: sum(pod.alive for pod in cluster.pods.get(key, {}).values()) for key in cluster.jobs}
     free = sum(map(cluster.free, cluster.nodes))
-    jobs = {key: served.job for key, served in cluster.jobs.items()}
+    jobs = {key: cluster.policy.told_of(served.job) for key, served in cluster.jobs.items()}
+    tiers = {key: cluster.policy.tier(job) for key, job in jobs.items()}
     wait = {key for key, job in jobs.items() if sizes[key] < job.minimum and not job.suspended}
     for key, job in jobs.items():
         assert all(pod.node and pod.running for pod in cluster.pods.get(key, {}).values()), "nothing is left over"
@@ -468,18 +510,25 @@ def check_shares(cluster: Cluster) -> None:
             continue
         assert not free, (key, sizes)
         for other, size in sizes.items():
-            assert other in wait or size <= jobs[other].minimum or size <= sizes[key] + 1, (key, other, sizes)
+            most = {-1: 0, 0: sizes[key] + 1, 1: jobs[other].maximum}[_sign(tiers[key] - tiers[other])]
+            assert other in wait or size <= max(jobs[other].minimum, most), (key, other, sizes)
     for key in sorted(wait, key=lambda key: jobs[key].rank)[:1]:  # whoever waits first
         surplus = sum(max(0, sizes[other] - jobs[other].minimum) for other in jobs if other not in wait)
         held = sum(sizes[other] for other in wait)
         assert free + surplus + held < jobs[key].minimum, (key, sizes)
 
 
-def check_schedules(number: int, *, num_controllers: int, autoscales: bool = False) -> None:
+def _sign(number: int) -> int:
+    return (number > 0) - (number < 0)
+
+
+def check_schedules(
+    number: int, *, num_controllers: int, policy: Policy = Policy.FAIR, autoscales: bool = False
+) -> None:
     conflicts = names = disagreements = others = released = 0
     for seed in range(number):
         room = {"n0": 4, "n1": 4, "n2": 3} if autoscales else {"n0": 2, "n1": 3, "n2": 1}
-        cluster = Cluster(seed, room, num_controllers=num_controllers)
+        cluster = Cluster(seed, room, num_controllers=num_controllers, policy=policy)
         for _ in range(cluster.random.randint(20, 200)):
             one_event(cluster, autoscales=autoscales)
         settle(cluster)
@@ -493,8 +542,9 @@ def check_schedules(number: int, *, num_controllers: int, autoscales: bool = Fal
     assert (released > 0) is autoscales
 
 
-def test_no_schedule_breaks_a_limit_and_each_one_comes_to_rest_with_fair_shares() -> None:
-    check_schedules(NUM_SCHEDULES, num_controllers=2)
+@pytest.mark.parametrize("policy", Policy)
+def test_no_schedule_breaks_a_limit_and_each_one_comes_to_rest_with_its_shares(policy: Policy) -> None:
+    check_schedules(NUM_SCHEDULES, num_controllers=2, policy=policy)
 
 
 def test_no_schedule_breaks_a_limit_if_trainings_choose_their_sizes() -> None:
@@ -502,10 +552,16 @@ def test_no_schedule_breaks_a_limit_if_trainings_choose_their_sizes() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("autoscales", [False, True])
+@pytest.mark.parametrize("policy", Policy)
 @pytest.mark.parametrize("num_controllers", [1, 2, 3])
-def test_no_schedule_of_many_breaks_a_limit(num_controllers: int, autoscales: float) -> None:
-    check_schedules(MANY, num_controllers=num_controllers, autoscales=autoscales)
+def test_no_schedule_of_many_breaks_a_limit(num_controllers: int, policy: Policy) -> None:
+    check_schedules(MANY, num_controllers=num_controllers, policy=policy)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("num_controllers", [1, 2, 3])
+def test_no_schedule_of_many_breaks_a_limit_if_trainings_choose_their_sizes(num_controllers: int) -> None:
+    check_schedules(MANY, num_controllers=num_controllers, autoscales=True)
 
 
 def test_every_job_ends_however_small_the_cluster_is() -> None:

@@ -11,6 +11,7 @@ from urllib.error import HTTPError
 
 import pytest
 
+from ef_common.core.cluster import Policy
 from ef_common.core.cluster.state import LEFT
 from ef_common.errors import ClusterNotFound
 from ef_common.kubernetes import asking, watching
@@ -39,9 +40,14 @@ def api(monkeypatch: pytest.MonkeyPatch) -> MemoryApi:
 class Acting:
     """A controller in a thread."""
 
-    def __init__(self, api: MemoryApi) -> None:
+    def __init__(self, api: MemoryApi, policy: Policy = Policy.FAIR) -> None:
         self.metrics = Metrics()
-        self.controller = Controller(api, namespace="system", metrics=self.metrics)  # type: ignore[arg-type]
+        self.controller = Controller(
+            api,  # type: ignore[arg-type]
+            namespace="system",
+            metrics=self.metrics,
+            policy=policy,
+        )
         self.thread = threading.Thread(target=self.controller.run)
         self.thread.start()
 
@@ -78,6 +84,17 @@ def test_controller_makes_what_a_job_needs_and_tells_of_it(api: MemoryApi, actin
     text = acting.metrics.text()
     assert "elasticflow_controller_pods_created_total 4" in text
     assert 'elasticflow_controller_jobs{phase="Running"} 1' in text
+
+
+def test_controller_divides_the_pods_by_its_policy(api: MemoryApi) -> None:
+    acting = Acting(api, Policy.GANG)
+    try:
+        for name in ("a", "b"):
+            api.create(JOBS, job(name, high=3))
+        poll_until(lambda: pods(api) == ["a-0", "a-1", "a-2"])
+        poll_until(lambda: api.get(JOBS, "here", "b").get("status", {}).get("wanted") == 0)
+    finally:
+        acting.stop()
 
 
 def test_job_without_a_network_policy_gets_none(api: MemoryApi, acting: Acting) -> None:

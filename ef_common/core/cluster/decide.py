@@ -32,6 +32,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ef_common.core.cluster.policy import Policy
 from ef_common.core.cluster.shares import Share, shares
 from ef_common.core.cluster.state import FAILED, FINISHED, LEFT, Decision, Doom, Job, Node, Phase, Pod, Record, Refusal
 
@@ -50,19 +51,23 @@ LOST_S = 30.0
 """So long after a pod should have gone, nobody is expected to end it."""
 
 
-def decide(jobs: Sequence[Job], nodes: Sequence[Node], now: float) -> dict[str, Decision]:
+def decide(
+    jobs: Sequence[Job], nodes: Sequence[Node], now: float, *, policy: Policy = Policy.FAIR
+) -> dict[str, Decision]:
     """What is to be done for each job.
 
     Args:
         jobs: All jobs, with their pods.
         nodes: The nodes on which pods may be started.
         now: Time of the day, in seconds. Clocks of controllers that differ only make waits longer or shorter.
+        policy: How pods are divided among the jobs.
     """
-    read = [replace(job, record=_advance(job, now)) for job in jobs]
+    told = map(policy.told_of, jobs)
+    read = [replace(job, record=_advance(job, now)) for job in told]
     open_jobs = [job for job in read if not job.record.is_over and not job.suspended]
     taking = [pod for job in read for pod in job.pods if not pod.ended]
     limits = {job.key: _limit(job, now) for job in open_jobs}
-    dealt = {share.job.key: share for share in shares(open_jobs, nodes, taking=taking, limits=limits)}
+    dealt = {share.job.key: share for share in shares(open_jobs, nodes, taking=taking, limits=limits, policy=policy)}
     return {job.key: _decision(job, dealt.get(job.key), now) for job in read}
 
 

@@ -6,6 +6,7 @@
    too: else small jobs could pass a large one for ever. Meanwhile nothing is idle, as the jobs that run grow.
 3. *What is left* goes, one pod at a time, to the job that has the fewest, until nobody can have more. So no job can
    have more without one that has no more than it having less. Among equals, those that have the pods already keep them.
+   With `Policy.PRIORITY`, it goes to the jobs of the highest priority until none of them can have more, and so on.
 4. *A job that trained, and cannot have its minimum any more*, keeps the pods for which there is still room: they hold
    its state.
 
@@ -22,6 +23,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ef_common.core.cluster.placement import Room, could_ever_fit
+from ef_common.core.cluster.policy import Policy
 from ef_common.core.cluster.state import Job, Node, Phase, Pod
 
 
@@ -49,7 +51,14 @@ class Share:
         return len(self.kept) + self.new + self.later
 
 
-def shares(jobs: Sequence[Job], nodes: Sequence[Node], *, taking: Iterable[Pod], limits: dict[str, int]) -> list[Share]:
+def shares(
+    jobs: Sequence[Job],
+    nodes: Sequence[Node],
+    *,
+    taking: Iterable[Pod],
+    limits: dict[str, int],
+    policy: Policy = Policy.FAIR,
+) -> list[Share]:
     """The shares of all jobs.
 
     Args:
@@ -57,10 +66,14 @@ def shares(jobs: Sequence[Job], nodes: Sequence[Node], *, taking: Iterable[Pod],
         nodes: The nodes.
         taking: All pods that take room now, also of other jobs.
         limits: How many pods each job may have, by its key.
+        policy: In which order the jobs get what is left.
     """
-    depths = {pod.uid: depth for job in jobs for depth, pod in enumerate(sorted(job.alive, key=_worth))}
+    depths = {
+        pod.uid: (policy.tier(job), depth) for job in jobs for depth, pod in enumerate(sorted(job.alive, key=_worth))
+    }
     room = Room(nodes, taking, depths)
-    dealt = [_Dealing(job, room, limits[job.key]) for job in sorted(jobs, key=lambda job: job.rank)]
+    ranked = sorted(jobs, key=lambda job: job.rank)
+    dealt = [_Dealing(job, room, limits[job.key], tier=policy.tier(job)) for job in ranked]
     for one in dealt:
         if sum(bool(pod.node) for pod in one.share.job.alive) >= one.minimum:
             one.grow_to_minimum()
@@ -83,20 +96,21 @@ class _Dealing:
         job: It.
         room: What is left.
         limit: How many pods it may have.
+        tier: The jobs of the lowest one get what is left first.
     """
 
-    def __init__(self, job: Job, room: Room, limit: int) -> None:
+    def __init__(self, job: Job, room: Room, limit: int, *, tier: int) -> None:
         self.share = Share(job)
         self.minimum = job.minimum
         self.limit = limit
-        self._room = room
+        self._room, self._tier = room, tier
         self._nodes = room.among(job.nodes)
         self._has = sorted(job.alive, key=_worth)
 
     @property
-    def turn(self) -> tuple[int, bool]:
+    def turn(self) -> tuple[int, int, bool]:
         """When it is its turn to take one more, which it may have already."""
-        return self.share.size, not self._has
+        return self._tier, self.share.size, not self._has
 
     def forget_displaced(self) -> None:
         """Its next pod is one whose room nobody else has got."""
