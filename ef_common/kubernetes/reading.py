@@ -220,6 +220,8 @@ def job_of(
         backoff_limit=spec.get("backoffLimit", DEFAULT_BACKOFF_LIMIT),
         ttl_s=spec.get("ttlSecondsAfterFinished"),
         problem=wrong,
+        takes=high,
+        spares=spec.get("spares", 0),
         autoscales=spec.get("autoscale") is not None,
         report=report,
         pods=tuple(sorted(map(pod_of, pods), key=lambda pod: pod.index)),

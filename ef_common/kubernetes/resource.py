@@ -139,6 +139,7 @@ def definition() -> Json:
             {"name": "Min", "type": "integer", "jsonPath": ".spec.minWorkers"},
             {"name": "Max", "type": "integer", "jsonPath": ".spec.maxWorkers"},
             {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+            {"name": "Spares", "type": "integer", "jsonPath": ".status.spares", "priority": 1},
             {"name": "View", "type": "integer", "jsonPath": ".status.generation", "priority": 1},
             {"name": "Reason", "type": "string", "jsonPath": ".status.reason", "priority": 1},
         ],
@@ -210,6 +211,7 @@ def _spec() -> Json:
             "workers": _integer(
                 "Worker pods that it may have now, which `kubectl scale` sets; 0 suspends it. Default: maxWorkers."
             ),
+            "spares": _integer("Worker pods beyond those that train, which wait in case one is lost.", default=0),
             "nprocPerNode": _string("Workers of a pod: a number, or gpu for one for each GPU.", default="1"),
             "checkpoint": _string("URL of the checkpoints, which all pods reach."),
             "priorityClassName": _string("Priority of the pods, and of the job among those that wait."),
@@ -287,6 +289,7 @@ def _status() -> Json:
             "wanted": number,
             "workers": number,
             "running": number,
+            "spares": {**number, "description": "Pods that are there beyond those that are wanted to train."},
             "training": {**number, "description": "Workers that train, as one of them says."},
             "generation": {**number, "format": "int64", "description": "Number of their view."},
             "step": {**number, "format": "int64", "description": "Updates of the training."},

@@ -40,10 +40,12 @@ def status_of(thing: Object, job: Job, decision: Decision, *, now: float, told: 
     """
     record = decision.record
     alive = [pod for pod in job.pods if pod.alive and pod.uid not in record.leaving]
+    wanted = decision.wanted - decision.spares
+    spares = min(decision.spares, max(0, len(alive) - wanted))
     status: Json = {
         "phase": record.phase.value,
-        "wanted": decision.wanted,
-        "workers": len(alive),
+        "wanted": wanted,
+        "workers": len(alive) - spares,
         "running": sum(pod.running for pod in alive),
         "starts": record.starts,
         "crashes": record.crashes,
@@ -54,6 +56,8 @@ def status_of(thing: Object, job: Job, decision: Decision, *, now: float, told: 
     }
     # Without empty texts: API servers up to 1.20 take them for null, which is no text.
     status.update({name: text for name, text in (("reason", record.why), ("lost", record.lost)) if text})
+    if spares:
+        status["spares"] = spares
     status.update(_training(told, has_pods=bool(alive)))
     if record.asked:
         status["asked"] = record.asked

@@ -41,6 +41,13 @@ class Served:
         asks = self.asks if self.job.autoscales else 0
         return min(self.job.maximum, max(self.job.minimum, asks or self.job.maximum))
 
+    @property
+    def num_spares(self) -> int:
+        """How many spares it may have, as its training takes no more than it has."""
+        asks = self.asks if self.job.autoscales else 0
+        takes = max(self.job.minimum, min(self.most, asks)) if asks else self.most
+        return self.job.spares if takes <= self.job.maximum else 0
+
 
 @dataclass(frozen=True, slots=True)
 class Picture:
@@ -203,7 +210,7 @@ class Cluster:
             return
         self.num_made += 1
         pods[name] = Pod(name, f"uid{self.num_made}", index, ONE, created=self.now)
-        assert len(pods) <= self.jobs[key].most, pods
+        assert len(pods) <= self.jobs[key].most + self.jobs[key].job.spares, pods
 
     def delete(self, key: str, pod: Pod, *, force: bool = False) -> None:
         there = self.pods.get(key, {}).get(pod.name)
@@ -281,6 +288,12 @@ class Cluster:
             self.losses[key] += 1
             self.num_released += 1
             self.pods[key][pod.name] = replace(pod, ended=True, running=False, status=LEFT)
+
+    @property
+    def num_spares(self) -> int:
+        """How many pods there are beyond what the trainings take."""
+        sizes = {key: sum(pod.alive for pod in self.pods.get(key, {}).values()) for key in self.jobs}
+        return sum(max(0, size - self.jobs[key].cap) for key, size in sizes.items())
 
     def preempt(self) -> None:
         """Somebody else gets a GPU, as the scheduler does it: a pod of ours is deleted first."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from ef_common.core.cluster import Decision, Job, Node, Phase, Pod, Policy, Record, Report, agrees, decide
+from ef_common.core.cluster import Decision, Job, Node, Phase, Pod, Policy, Record, Refusal, Report, agrees, decide
 from ef_common.core.cluster.decide import END_S, LOST_S, RELEASE_S, RETRY_S, STEADY_S, TRY_S
 from ef_common.core.cluster.state import FAILED, FINISHED, LEFT
 from tests.core.cluster_model import EXITS, GPU, ONE, Cluster, Controller, Served
@@ -407,6 +407,52 @@ def test_training_never_asks_for_less_than_the_minimum() -> None:
     assert (gone(one(low, nodes(8), 900.0)), one(low, nodes(8), 900.0).wanted) == (["a-2"], 2)
 
 
+# ---------------------------------------------------------------- spares
+
+
+def test_spares_are_there_if_nobody_else_needs_the_room() -> None:
+    decision = one(job("a", 1, 2, spares=1), nodes(8))
+    assert (decision.create, decision.wanted, decision.spares) == ((0, 1, 2), 3, 1)
+    both = decide([job("a", 1, 2, spares=2), job("b", 1, 4, created=1.0)], nodes(6), 0.0)
+    assert {key: (one.wanted, one.spares) for key, one in both.items()} == {"a": (2, 0), "b": (4, 0)}
+    waits = decide([job("a", 2, 2, spares=2), job("b", 3, 4, created=1.0)], nodes(4), 0.0)
+    assert {key: (one.wanted, one.spares) for key, one in waits.items()} == {"a": (4, 2), "b": (0, 0)}
+    comes = decide([running("a", 2, 2, 4, spares=2), job("b", 2, 4, created=1.0)], nodes(4), 0.0)
+    assert (gone(comes["a"]), comes["b"].wanted) == (["a-2", "a-3"], 2)
+
+
+def test_spare_goes_first_when_another_job_needs_the_room() -> None:
+    spared = running("a", 1, 2, 3, spares=1)
+    decisions = decide([spared, running("b", 1, 4, 2, "n1"), job("c", 1, 1, created=9.0)], nodes(3, 2), 0.0)
+    assert (gone(decisions["a"]), gone(decisions["b"])) == (["a-2"], [])
+    assert decisions["c"].wanted == 1
+
+
+def test_pod_that_is_lost_has_been_replaced_by_the_spare_which_is_replaced_then() -> None:
+    there = (pod(0), pod(1, ended=True, status=137), pod(2))
+    decision = one(running("a", 1, 2, 0, pods=there, spares=1), nodes(3))
+    assert (decision.create, decision.wanted, gone(decision)) == ((), 3, ["a-1"])  # its name is free later
+    assert one(running("a", 1, 2, 0, pods=(pod(0), pod(2)), spares=1), nodes(3)).create == (1,)
+
+
+def test_there_are_no_spares_that_the_training_would_take() -> None:
+    scaled = job("a", 1, 2, takes=4, spares=1)
+    assert one(scaled, nodes(8)).wanted == 2
+    refused = Record(Phase.RUNNING, refusal=Refusal(2, 900.0, "quota"))
+    assert one(running("a", 1, 2, 2, spares=1, record=refused), nodes(8)).wanted == 2
+
+
+def test_training_that_chooses_its_size_has_spares_beyond_that() -> None:
+    assert one(replace(asking(1), spares=1), nodes(8)).wanted == 1
+    decision = one(replace(asking(2, asked=2), spares=1), nodes(8), 900.0)
+    assert (decision.wanted, decision.spares) == (3, 1)
+    fewer = one(replace(asking(4, asked=2, at=890.0), spares=1), nodes(8), 900.0)
+    assert (fewer.wanted, fewer.create, fewer.delete) == (4, (), ())
+    there = (*pods(4), pod(4, ended=True, status=LEFT))  # one of four has left, and the fifth was a spare
+    left = one(replace(asking(0, asked=4), pods=there, spares=1), nodes(8), 900.0)
+    assert (left.record.asked, left.create) == (3, ())
+
+
 # ---------------------------------------------------------------- anything in any order
 
 
@@ -415,7 +461,8 @@ def made(random_: random.Random, number: int, *, work: int = 10**9, autoscales: 
     barred = frozenset({"n0"}) if random_.random() < 0.2 else frozenset[str]()
     new = job(f"j{number}", low, low + random_.randint(0, 4), priority=random_.choice([0, 0, 5]))
     chooses = autoscales and random_.random() < 0.6
-    new = replace(new, created=float(number), backoff_limit=10**6, autoscales=chooses)
+    spares = random_.choice([0, 0, 1, 2]) if autoscales else 0
+    new = replace(new, created=float(number), backoff_limit=10**6, autoscales=chooses, takes=new.maximum, spares=spares)
     return Served(new, work=work, most=new.maximum, barred=barred)
 
 
@@ -504,14 +551,15 @@ def check_shares(cluster: Cluster) -> None:
     for key, job in jobs.items():
         assert all(pod.node and pod.running for pod in cluster.pods.get(key, {}).values()), "nothing is left over"
         cap = cluster.jobs[key].cap
-        assert sizes[key] <= (0 if job.suspended else cap)
+        assert sizes[key] <= (0 if job.suspended else cap + cluster.jobs[key].num_spares)
         assert sizes[key] >= job.minimum or sizes[key] == 0 or job.record.phase is Phase.RUNNING
-        if key in wait or job.suspended or sizes[key] == cap or (job.autoscales and not cluster.jobs[key].asks):
+        if key in wait or job.suspended or sizes[key] >= cap or (job.autoscales and not cluster.jobs[key].asks):
             continue
         assert not free, (key, sizes)
         for other, size in sizes.items():
             most = {-1: 0, 0: sizes[key] + 1, 1: jobs[other].maximum}[_sign(tiers[key] - tiers[other])]
             assert other in wait or size <= max(jobs[other].minimum, most), (key, other, sizes)
+            assert size <= cluster.jobs[other].cap, "nobody has spares while others lack pods"
     for key in sorted(wait, key=lambda key: jobs[key].rank)[:1]:  # whoever waits first
         surplus = sum(max(0, sizes[other] - jobs[other].minimum) for other in jobs if other not in wait)
         held = sum(sizes[other] for other in wait)
@@ -525,7 +573,7 @@ def _sign(number: int) -> int:
 def check_schedules(
     number: int, *, num_controllers: int, policy: Policy = Policy.FAIR, autoscales: bool = False
 ) -> None:
-    conflicts = names = disagreements = others = released = 0
+    conflicts = names = disagreements = others = released = spares = 0
     for seed in range(number):
         room = {"n0": 4, "n1": 4, "n2": 3} if autoscales else {"n0": 2, "n1": 3, "n2": 1}
         cluster = Cluster(seed, room, num_controllers=num_controllers, policy=policy)
@@ -538,8 +586,9 @@ def check_schedules(
         disagreements += cluster.num_disagreements
         others += len(cluster.others)
         released += cluster.num_released
+        spares += cluster.num_spares
     assert min(conflicts, names, disagreements, others) > 0, "what the rule guards against has happened"
-    assert (released > 0) is autoscales
+    assert (released > 0) is (spares > 0) is autoscales
 
 
 @pytest.mark.parametrize("policy", Policy)
@@ -547,7 +596,7 @@ def test_no_schedule_breaks_a_limit_and_each_one_comes_to_rest_with_its_shares(p
     check_schedules(NUM_SCHEDULES, num_controllers=2, policy=policy)
 
 
-def test_no_schedule_breaks_a_limit_if_trainings_choose_their_sizes() -> None:
+def test_no_schedule_breaks_a_limit_if_trainings_choose_their_sizes_and_have_spares() -> None:
     check_schedules(NUM_SCHEDULES // 3, num_controllers=2, autoscales=True)
 
 
@@ -560,7 +609,9 @@ def test_no_schedule_of_many_breaks_a_limit(num_controllers: int, policy: Policy
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("num_controllers", [1, 2, 3])
-def test_no_schedule_of_many_breaks_a_limit_if_trainings_choose_their_sizes(num_controllers: int) -> None:
+def test_no_schedule_of_many_breaks_a_limit_if_trainings_choose_their_sizes_and_have_spares(
+    num_controllers: int,
+) -> None:
     check_schedules(MANY, num_controllers=num_controllers, autoscales=True)
 
 

@@ -234,6 +234,16 @@ def test_what_is_told_of_the_training_is_read_as_it_was_written() -> None:
     assert reading.report_of(writing.status_of(thing, read, decision, now=1e9)) is None
 
 
+def test_spares_are_told_apart_from_workers() -> None:
+    read = job_of(job(spares=2), [made_pod("Running")], [node()], priorities={})
+    assert (read.takes, read.spares) == (4, 2)
+    three = replace(read, pods=tuple(replace(read.pods[0], uid=f"p{number}") for number in range(3)))
+    for wanted, spares, told in ((3, 1, (2, 2, 3, 1)), (3, 2, (1, 1, 3, 2)), (5, 1, (4, 3, 3, None))):
+        decision = Decision(Record(Phase.RUNNING), wanted=wanted, spares=spares)
+        status = writing.status_of(job(), three, decision, now=1e9)
+        assert (status["wanted"], status["workers"], status["running"], status.get("spares")) == told
+
+
 def test_nobody_trains_where_there_are_no_pods() -> None:
     told = Report(1e9, workers=3, generation=7, step=40, samples_per_s=51.5)
     read = job_of(job(), [], [node()], priorities={})

@@ -3,8 +3,8 @@
 It looks at everything, and decides everything anew. Whatever was missed, or not done because the controller died, is
 done the next time. It is safe for several controllers, and for one that acts on what it saw a while ago:
 
-* **Never more than the maximum.** A pod has one of as many names as the job may have pods, and the API server gives a
-  name once. So no order of events, and no number of controllers, makes more of them.
+* **Never more than the maximum, and the spares.** A pod has one of as many names as the job may have pods, and the API
+  server gives a name once. So no order of events, and no number of controllers, makes more of them.
 * **Never below the minimum.** Pods that are to go are first put on record. The record is written only if nobody has
   written it since it was read, and if the pods that were read after it are those of which the decision knows
   (:func:`agrees`). Whoever decides next counts them as gone, and deletes those that are still there. Two controllers
@@ -67,7 +67,9 @@ def decide(
     open_jobs = [job for job in read if not job.record.is_over and not job.suspended]
     taking = [pod for job in read for pod in job.pods if not pod.ended]
     limits = {job.key: _limit(job, now) for job in open_jobs}
-    dealt = {share.job.key: share for share in shares(open_jobs, nodes, taking=taking, limits=limits, policy=policy)}
+    spares = {job.key: _spares(job, limits[job.key]) for job in open_jobs}
+    found = shares(open_jobs, nodes, taking=taking, limits=limits, spares=spares, policy=policy)
+    dealt = {share.job.key: share for share in found}
     return {job.key: _decision(job, dealt.get(job.key), now) for job in read}
 
 
@@ -154,7 +156,7 @@ def _hear(job: Job, record: Record, now: float) -> Record:
         return replace(record, asked=0, asked_at=0.0)
     left = {pod.uid for pod in job.pods if _has_left(pod) and pod.uid not in record.counted | record.leaving}
     if left:  # until it is heard again, it is taken to have let them go
-        fewer = max(job.minimum, len(job.alive))
+        fewer = max(job.minimum, len(job.alive) - job.spares)
         asked = min(record.asked, fewer) if record.asked else fewer
         return replace(record, counted=record.counted | left, asked=asked, asked_at=now)
     heard = job.report
@@ -179,6 +181,16 @@ def _limit(job: Job, now: float) -> int:
     return min(limits)
 
 
+def _spares(job: Job, limit: int) -> int:
+    """How many pods it may have beyond the limit. If the training takes more than that, they would be no spares."""
+    takes = job.takes or job.maximum
+    if job.autoscales and job.record.asked:
+        takes = max(job.minimum, min(takes, job.record.asked))
+    refusal = job.record.refusal
+    most = takes + job.spares if refusal is None else min(refusal.limit, takes + job.spares)
+    return max(0, most - limit) if limit >= takes else 0
+
+
 # ------------------------------------------------------------ what is done about it
 
 
@@ -191,7 +203,7 @@ def _decision(job: Job, share: Share | None, now: float) -> Decision:
     record = replace(job.record, leaving=job.record.leaving | {pod.uid for pod in go}, why=_why(job, share))
     delete = [*_dooms(job, go, why=f"shrinks from {size} to {len(kept)} pods"), *_leftovers(job, now)]
     create = _free_indexes(job)[: share.new] if now >= job.record.crashed_at + _pause_s(job.record) else []
-    return Decision(record, tuple(delete), tuple(create), wanted=share.size, why=why)
+    return Decision(record, tuple(delete), tuple(create), wanted=share.size, spares=share.spares, why=why)
 
 
 def _end(job: Job, now: float) -> Decision:
@@ -221,7 +233,7 @@ def _leftovers(job: Job, now: float) -> list[Doom]:
 
 def _free_indexes(job: Job) -> list[int]:
     taken = {pod.index for pod in job.pods}
-    return [index for index in range(job.maximum) if index not in taken]
+    return [index for index in range(job.maximum + job.spares) if index not in taken]
 
 
 def _pause_s(record: Record) -> float:

@@ -138,7 +138,7 @@ class Job:
     Args:
         key: Its name, which no other job has.
         minimum: Pods, without which it does not train.
-        maximum: Pods, of which it has no more.
+        maximum: Pods, of which it has no more, but for spares.
         request: What a pod needs of a node.
         nodes: Names of the nodes on which its pods may be.
         priority: Of two that wait, that of the higher one is served first.
@@ -147,6 +147,8 @@ class Job:
         backoff_limit: It fails if more pods than this are lost in a row.
         ttl_s: How long it stays after its end; None for ever.
         problem: What is wrong with what the user has written; "" for nothing.
+        takes: Pods that the training takes, if it asks for no number; those beyond are spares. 0 for the maximum.
+        spares: Pods beyond those, which wait in case one is lost.
         autoscales: The training chooses how many pods it has, up to the maximum.
         report: What a worker has said last of the training; None if nobody has.
         pods: Its pods, those that have ended, too.
@@ -164,6 +166,8 @@ class Job:
     backoff_limit: int = 6
     ttl_s: float | None = None
     problem: str = ""
+    takes: int = 0
+    spares: int = 0
     autoscales: bool = False
     report: Report | None = None
     pods: tuple[Pod, ...] = ()
@@ -203,7 +207,8 @@ class Decision:
         record: What is written first. If somebody has written since, nothing else of this is done.
         delete: Pods to delete.
         create: Numbers of pods to create.
-        wanted: How many pods it shall have.
+        wanted: How many pods it shall have, with spares.
+        spares: How many of these are spares.
         why: One line.
         remove: The job itself is to be deleted.
     """
@@ -212,5 +217,6 @@ class Decision:
     delete: tuple[Doom, ...] = ()
     create: tuple[int, ...] = ()
     wanted: int = 0
+    spares: int = 0
     why: str = ""
     remove: bool = False
