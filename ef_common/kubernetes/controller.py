@@ -275,6 +275,15 @@ class Controller:
             things.append((kinds.POLICIES, writing.network_policy_of(thing, self._namespace)))
         for kind, one in things:
             self._make(kind, one)
+        try:
+            self._limit_disruption(thing, kinds.BUDGETS)
+        except ClusterNotFound:  # this API server is older
+            self._limit_disruption(thing, kinds.OLD_BUDGETS)
+
+    def _limit_disruption(self, thing: Json, kind: kinds.Kind) -> None:
+        budget = writing.disruption_budget_of(thing, kind.api_version)
+        if budget is not None:
+            self._make(kind, budget)
 
     def _create(self, thing: Json, index: int) -> None:
         made = self._make(kinds.PODS, writing.pod_of(thing, index))

@@ -93,6 +93,25 @@ def autoscale_text(spec: Mapping[str, Any]) -> str:
     return text
 
 
+def autoscale_in(text: str) -> Json:
+    """The same the other way round: the settings of `--autoscale`, as a job has them.
+
+    Raises:
+        UsageError: They are wrong, or name limits.
+
+    Example:
+        >>> autoscale_in("policy=cost,price_per_worker_hour=2.5,budget=100")
+        {'policy': 'cost', 'pricePerWorkerHour': 2.5, 'budget': 100}
+    """
+    settings = Autoscale.of(text)
+    given = {part.partition("=")[0].strip() for part in text.split(",")}
+    if given & {"min", "max"}:
+        raise UsageError(
+            f"a job in a cluster chooses its size between those of --workers. Received: --autoscale={text}"
+        )
+    return {name: getattr(settings, setting) for name, setting in _SETTINGS.items() if setting in given}
+
+
 _SETTINGS = {
     "policy": "policy",
     "threshold": "threshold",
@@ -225,6 +244,11 @@ def _spec() -> Json:
                 "type": "boolean",
                 "default": True,
                 "description": "Only pods of the job reach each other.",
+            },
+            "disruptionBudget": {
+                "type": "boolean",
+                "default": True,
+                "description": "Draining a node waits as long as it would leave fewer than minWorkers.",
             },
             "template": template,
         },

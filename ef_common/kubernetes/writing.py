@@ -172,6 +172,25 @@ def network_policy_of(job: Object, controllers: str) -> Json:
     }
 
 
+def disruption_budget_of(job: Object, api_version: str) -> Json | None:
+    """As many pods as its minimum stay when a node is drained; None if it could never have others in their place.
+
+    Args:
+        job: The job.
+        api_version: That of the API server.
+    """
+    spec, name = job["spec"], job["metadata"]["name"]
+    low = spec.get("minWorkers", 1)
+    if not spec.get("disruptionBudget", True) or low >= spec["maxWorkers"]:
+        return None
+    return {
+        "apiVersion": api_version,
+        "kind": "PodDisruptionBudget",
+        "metadata": _metadata(job, name),
+        "spec": {"minAvailable": low, "selector": {"matchLabels": {JOB_LABEL: name}}},
+    }
+
+
 def pod_name(job: str, index: int) -> str:
     """Name of a pod."""
     return f"{job}-{index}"

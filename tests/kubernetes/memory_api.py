@@ -23,6 +23,7 @@ class MemoryApi:
         calls: What was changed, as `create pods a-0`.
         down: It answers nothing.
         refused: What it refuses, as in `calls`, and why.
+        unknown: Versions of groups that it does not have.
     """
 
     namespace = "here"
@@ -31,6 +32,7 @@ class MemoryApi:
         self.calls: list[str] = []
         self.down = False
         self.refused: dict[str, str] = {}
+        self.unknown: set[str] = set()
         self._objects: dict[_Name, Json] = {}
         self._version = 0
         self._lock = threading.RLock()
@@ -71,6 +73,8 @@ class MemoryApi:
         made = copy.deepcopy(dict(thing))
         meta = made["metadata"]
         with self._lock:
+            if kind.api_version in self.unknown:
+                raise ClusterNotFound("the server could not find the requested resource")
             name = meta.get("name") or f"{meta['generateName']}{self._version}"
             self._check(f"create {kind.plural} {name}")
             if self._name(kind, meta.get("namespace"), name) in self._objects:

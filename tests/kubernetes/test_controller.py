@@ -17,10 +17,10 @@ from ef_common.errors import ClusterNotFound
 from ef_common.kubernetes import asking, watching
 from ef_common.kubernetes import controller as controllers
 from ef_common.kubernetes.controller import Controller
-from ef_common.kubernetes.kinds import EVENTS, JOBS, LEASES, NODES, PODS, POLICIES, SECRETS, SERVICES
+from ef_common.kubernetes.kinds import BUDGETS, EVENTS, JOBS, LEASES, NODES, PODS, POLICIES, SECRETS, SERVICES
 from ef_common.kubernetes.lease import DURATION_S, NAME, Lease
 from ef_common.kubernetes.metrics import ALIVE_S, Metrics, Page
-from ef_common.kubernetes.resource import METRICS_PORT
+from ef_common.kubernetes.resource import JOB_LABEL, METRICS_PORT
 from tests.kubernetes.memory_api import MemoryApi
 from tests.kubernetes.objects import job, node
 from tests.waiting import poll_until
@@ -102,6 +102,26 @@ def test_job_without_a_network_policy_gets_none(api: MemoryApi, acting: Acting) 
     poll_until(lambda: len(pods(api)) == 4)
     with pytest.raises(ClusterNotFound):
         api.get(POLICIES, "here", "a")
+
+
+@pytest.mark.parametrize("unknown", ["", "policy/v1"])
+def test_minimum_of_a_job_stays_when_a_node_is_drained(api: MemoryApi, acting: Acting, unknown: str) -> None:
+    api.unknown.add(unknown)
+    api.create(JOBS, job(low=2))
+    poll_until(lambda: len(pods(api)) == 4)
+    budget = api.get(BUDGETS, "here", "a")
+    assert budget["apiVersion"] == ("policy/v1beta1" if unknown else "policy/v1")
+    assert budget["spec"] == {"minAvailable": 2, "selector": {"matchLabels": {JOB_LABEL: "a"}}}
+
+
+@pytest.mark.parametrize("spec", [{"low": 4}, {"disruptionBudget": False}], ids=str)
+def test_job_that_must_not_keep_a_node_from_being_drained_has_no_budget(
+    api: MemoryApi, acting: Acting, spec: dict[str, Any]
+) -> None:
+    api.create(JOBS, job(**spec))
+    poll_until(lambda: len(pods(api)) == 4)
+    with pytest.raises(ClusterNotFound):
+        api.get(BUDGETS, "here", "a")
 
 
 def test_what_is_to_go_is_on_record_before_it_is_deleted(api: MemoryApi, acting: Acting) -> None:
