@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ef_common.kubernetes.resource import CONTROLLER_LABEL, GROUP, PLURAL, Json, definition
+from ef_common.kubernetes.resource import GROUP, PLURAL, Json, definition
 
 NAME = "elasticflow-controller"
 NAMESPACE = "elasticflow"
 PAGE_PORT = 8080
-_LABELS = dict([CONTROLLER_LABEL])
+_LABELS = {"app.kubernetes.io/name": NAME}
 
 
 def manifests(*, image: str, namespace: str = NAMESPACE, replicas: int = 2) -> list[Json]:
