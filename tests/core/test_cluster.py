@@ -367,7 +367,8 @@ def test_job_grows_to_what_its_training_asks_for_and_not_beyond_what_its_user_al
     assert (decision.record.asked, decision.record.asked_at, decision.create) == (3, 5.0, (1, 2))
     assert one(asking(1, asked=9), nodes(8)).wanted == 4
     assert one(replace(asking(1, asked=3), maximum=2), nodes(8)).wanted == 2
-    assert one(replace(asking(1, asked=3), autoscales=False), nodes(8)).wanted == 4
+    free = one(replace(asking(1, asked=3), autoscales=False), nodes(8))
+    assert (free.wanted, free.record.asked) == (4, 0)
 
 
 def test_training_chooses_who_goes_and_what_is_left_over_goes_later() -> None:
@@ -389,6 +390,13 @@ def test_pod_that_has_left_by_itself_is_replaced_once_the_training_still_asks_fo
     assert (later.record.asked, later.create) == (4, (3,))
     fewer = one(replace(asking(3), record=first.record, report=replace(still, asked=3)), nodes(8), 12.0)
     assert (fewer.record.asked, fewer.create) == (3, ())
+
+
+def test_pods_that_leave_one_after_the_other_are_as_many_as_the_training_asked_to() -> None:
+    there = (*pods(3), pod(3, ended=True, status=LEFT))
+    assert one(replace(asking(0, asked=2), pods=there), nodes(8)).record.asked == 2
+    few = (pod(0), pod(1, ended=True, status=LEFT))
+    assert one(replace(asking(0, asked=2), pods=few, minimum=2), nodes(8)).record.asked == 2
 
 
 def test_what_was_heard_before_a_pod_left_does_not_count() -> None:
@@ -426,6 +434,16 @@ def test_spare_goes_first_when_another_job_needs_the_room() -> None:
     decisions = decide([spared, running("b", 1, 4, 2, "n1"), job("c", 1, 1, created=9.0)], nodes(3, 2), 0.0)
     assert (gone(decisions["a"]), gone(decisions["b"])) == (["a-2"], [])
     assert decisions["c"].wanted == 1
+
+
+def test_spare_goes_before_the_worker_of_a_job_that_has_more() -> None:
+    jobs = [running("a", 1, 1, 2, spares=1), running("b", 1, 4, 4, "n1"), job("c", 1, 1, created=9.0)]
+    decisions = decide(jobs, nodes(2, 4), 0.0)
+    assert (gone(decisions["a"]), gone(decisions["b"]), decisions["c"].wanted) == (["a-1"], [], 1)
+
+
+def test_job_that_waits_has_no_spares() -> None:
+    assert one(job("a", 3, 3, spares=2), nodes(2)).wanted == 0
 
 
 def test_pod_that_is_lost_has_been_replaced_by_the_spare_which_is_replaced_then() -> None:

@@ -169,13 +169,13 @@ def _worth(pod: Pod) -> tuple[bool, bool, float, int]:
 
 
 def _deal_spares(dealt: list[_Dealing], spares: dict[str, int]) -> None:
-    """Deal what is left to jobs that have all that they may have otherwise."""
-    complete = [one for one in dealt if not one.share.waits and one.share.size == one.limit]
-    for one in complete:
+    """Deal what is left. Whoever could not have all workers finds no room now, either."""
+    trains = [one for one in dealt if not one.share.waits]
+    before = [one.share.size for one in trains]
+    for one in trains:
         one.limit += spares.get(one.share.job.key, 0)
-    before = [one.share.size for one in complete]
-    _deal_the_rest(complete)
-    for one, size in zip(complete, before, strict=True):
+    _deal_the_rest(trains)
+    for one, size in zip(trains, before, strict=True):
         one.share.spares = one.share.size - size
 
 
