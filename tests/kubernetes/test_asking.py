@@ -130,7 +130,7 @@ def test_pod_that_does_not_answer_delays_nobody_and_another_one_is_asked(
         "closed": ((), 0.0, True),
         "silent": ((), 0.0, False),
         "slow": ((b"x",) * 100, 0.2, True),
-        "long": ((HEAD, b"elasticflow_step 1\n" * 100_000), 0.0, False),
+        "long": ((HEAD, b"elasticflow_step 1\n" * 10_000, PAGE.encode()), 0.0, True),
         "foreign": ((HEAD, PAGE.replace("workers 3", "workers 0").encode()), 0.0, True),
     }[trouble]
     with serving(*parts, pause_s=pause_s, ends=ends) as bad, serving(HEAD, PAGE.encode()) as good:
@@ -140,6 +140,20 @@ def test_pod_that_does_not_answer_delays_nobody_and_another_one_is_asked(
         assert reports.of("good") == report_in(PAGE, 5.0)
         asked(reports, 3)  # whoever comes first changes
         assert reports.of("both") == report_in(PAGE, 5.0)
+
+
+def test_answer_that_cannot_be_read_at_all_keeps_nobody_from_being_asked(
+    reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def read(door: tuple[str, int]) -> str:
+        if door[1] == 1:
+            raise ValueError("what is this")
+        return PAGE
+
+    monkeypatch.setattr(asking, "_read", read)
+    reports.follow({"bad": [("10.0.0.1", 1)], "good": [("10.0.0.1", 2)]})
+    asked(reports)
+    assert (reports.of("bad"), reports.of("good")) == (None, report_in(PAGE, 5.0))
 
 
 def test_pod_that_has_answered_is_asked_first(reports: Reports) -> None:

@@ -276,6 +276,20 @@ def test_progress_is_told_now_and_then(
     poll_until(lambda: status(api).get("step") == 7)
 
 
+def test_progress_of_many_jobs_is_told_less_often(
+    api: MemoryApi, saying: Saying, acting: Acting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controllers, "_PROGRESS_S", 0.0)
+    monkeypatch.setattr(controllers, "_PROGRESS_PER_S", 0.01)
+    api.create(JOBS, job(high=1))
+    poll_until(lambda: len(pods(api)) == 1)
+    saying.run_pods()
+    poll_until(lambda: status(api).get("step") == 1)
+    saying.values["step"] = 7
+    saying.wait_for_more(10)
+    assert status(api)["step"] == 1
+
+
 def test_job_that_chooses_its_size_has_the_pods_for_which_its_training_asks(
     api: MemoryApi, saying: Saying, acting: Acting
 ) -> None:
