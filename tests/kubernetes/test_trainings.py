@@ -72,6 +72,7 @@ def test_job_asks_for_the_pods_that_are_worth_it_and_gives_others_back(training:
     assert decisions()[-1][1] == 2
     status = cluster.status("a")
     assert (status["workers"], status["crashes"], status["starts"]) == (2, 0, 1)
+    assert not [event for event in cluster.events("a") if "grows from 2" in event], "nobody comes back"
     check_gentle(training)
     training.finish()
 
