@@ -44,8 +44,9 @@ class Served:
     @property
     def num_spares(self) -> int:
         """How many spares it may have, as its training takes no more than it has."""
-        asks = self.asks if self.job.autoscales else 0
-        takes = max(self.job.minimum, min(self.most, asks)) if asks else self.most
+        if self.job.autoscales and not self.asks:
+            return 0
+        takes = max(self.job.minimum, min(self.most, self.asks)) if self.job.autoscales else self.most
         return self.job.spares if takes <= self.job.maximum else 0
 
 

@@ -349,10 +349,10 @@ def test_decision_agrees_with_the_same_pods_in_the_same_places() -> None:
 # ---------------------------------------------------------------- a training that chooses its size
 
 
-def asking(number: int, *, at: float = 0.0, asked: int = 0, heard: int = 0, heard_at: float = 0.0) -> Job:
+def asking(number: int, *, at: float = 0.0, asked: int = 0, heard: int | None = None, heard_at: float = 0.0) -> Job:
     """A job with so many pods whose training has asked for so many, and was heard to ask for so many."""
     record = Record(Phase.RUNNING, starts=1, asked=asked, asked_at=at)
-    report = Report(heard_at, number, 1, 1, 1.0, heard) if heard else None
+    report = None if heard is None else Report(heard_at, number, 1, 1, 1.0, heard)
     return running("a", 1, 4, number, record=record, autoscales=True, report=report)
 
 
@@ -365,6 +365,7 @@ def test_job_that_chooses_its_size_begins_with_the_fewest_and_keeps_what_it_has_
 def test_job_grows_to_what_its_training_asks_for_and_not_beyond_what_its_user_allows() -> None:
     decision = one(asking(1, heard=3, heard_at=5.0), nodes(8), 6.0)
     assert (decision.record.asked, decision.record.asked_at, decision.create) == (3, 5.0, (1, 2))
+    assert decision.why == "grows from 1 to 3 pods, for which the training asks"
     assert one(asking(1, asked=9), nodes(8)).wanted == 4
     assert one(replace(asking(1, asked=3), maximum=2), nodes(8)).wanted == 2
     free = one(replace(asking(1, asked=3), autoscales=False), nodes(8))
@@ -408,6 +409,12 @@ def test_training_asks_for_nothing_before_it_begins_and_is_heard_anew_after_it_h
     begins = job("a", 2, 4, autoscales=True, pods=pods(1), report=Report(5.0, 1, 1, 1, 1.0, asked=4))
     assert one(begins, nodes(8), 6.0).wanted == 2
     assert one(replace(asking(0, asked=4), pods=()), nodes(8)).record.asked == 0
+
+
+def test_training_that_has_begun_anew_asks_for_no_number_and_keeps_what_it_has() -> None:
+    anew = replace(asking(3, asked=2, heard=0, heard_at=9.0), spares=1)
+    decision = one(anew, nodes(8), 900.0)
+    assert (decision.record.asked, decision.wanted, decision.create, decision.delete) == (0, 3, (), ())
 
 
 def test_training_never_asks_for_less_than_the_minimum() -> None:

@@ -160,7 +160,7 @@ def _hear(job: Job, record: Record, now: float) -> Record:
         asked = min(record.asked, fewer) if record.asked else fewer
         return replace(record, counted=record.counted | left, asked=asked, asked_at=now)
     heard = job.report
-    if heard is None or heard.asked in (0, record.asked) or heard.at <= record.asked_at:
+    if heard is None or heard.asked == record.asked or heard.at <= record.asked_at:
         return record
     return replace(record, asked=heard.asked, asked_at=heard.at)
 
@@ -184,7 +184,9 @@ def _limit(job: Job, now: float) -> int:
 def _spares(job: Job, limit: int) -> int:
     """How many pods it may have beyond the limit. If the training takes more than that, they would be no spares."""
     takes = job.takes or job.maximum
-    if job.autoscales and job.record.asked:
+    if job.autoscales:
+        if not job.record.asked:
+            return 0
         takes = max(job.minimum, min(takes, job.record.asked))
     refusal = job.record.refusal
     most = takes + job.spares if refusal is None else min(refusal.limit, takes + job.spares)
@@ -258,4 +260,5 @@ def _reason(job: Job, share: Share) -> str:
         return f"{size} pods, as it shall be"
     how = "grows" if share.size > size else "shrinks"
     later = f", {share.later} of them when there is room" if share.later else ""
-    return f"{how} from {size} to {share.size} pods{later}"
+    asks = ", for which the training asks" if job.autoscales and job.record.asked == share.size else ""
+    return f"{how} from {size} to {share.size} pods{asks}{later}"
