@@ -9,11 +9,12 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ef_common.cli.common import name_for, options_and_script, refusing, say_what_next
+from ef_common.core.cluster import Policy
 from ef_common.errors import UsageError
 from ef_common.launch.nnodes import nodes_of
 
@@ -87,8 +88,16 @@ def install(image: str, namespace: str, replicas: int, dry_run: bool, kubeconfig
 @click.option("--namespace", "-n", default="", help="Where the lease of the controllers is. Default: the pod's own.")
 @click.option("--page", default="127.0.0.1:8080", show_default=True, help="Where /healthz, /readyz and /metrics are.")
 @click.option("--lease-s", type=click.FloatRange(2.0), default=15.0, show_default=True, help="A lost one is replaced.")
+@click.option(
+    "--policy",
+    type=click.Choice([one.value for one in Policy]),
+    default=Policy.FAIR.value,
+    show_default=True,
+    help="Beyond their minimum, jobs get equally many pods (fair), or those of the highest priority come first. With "
+    "gang, a job gets its maximum or nothing, and the oldest comes first.",
+)
 @_kubeconfig
-def controller(namespace: str, page: str, lease_s: float, kubeconfig: str) -> None:
+def controller(namespace: str, page: str, lease_s: float, policy: str, kubeconfig: str) -> None:
     """Run the controller, which starts and deletes the pods of all ElasticJobs.
 
     Several may run: one of them acts. SIGTERM ends it; jobs go on without it, with the pods that they have.
@@ -102,7 +111,13 @@ def controller(namespace: str, page: str, lease_s: float, kubeconfig: str) -> No
         from ef_common.kubernetes.metrics import Metrics, Page
 
         metrics = Metrics()
-        acts = Controller(api, namespace=namespace or api.namespace, metrics=metrics, lease_s=lease_s)
+        acts = Controller(
+            api,
+            namespace=namespace or api.namespace,
+            metrics=metrics,
+            lease_s=lease_s,
+            policy=Policy(policy),
+        )
         host, port = parse_address(page, what="--page")
         server = Page(host, port, metrics=metrics, is_ready=lambda: acts.is_ready)
         server.start()
@@ -123,6 +138,7 @@ def controller(namespace: str, page: str, lease_s: float, kubeconfig: str) -> No
 @click.option("--resource", "resources", multiple=True, metavar="NAME=AMOUNT", help="Of a pod: nvidia.com/gpu=1 …")
 @click.option("--env", "environ", multiple=True, metavar="NAME=VALUE", help="A variable of the pods.")
 @click.option("--checkpoint", metavar="URL", default="", help="Where checkpoints are, which all pods reach.")
+@click.option("--spares", type=click.IntRange(0), default=0, help="Pods beyond MAX, which wait in case one is lost.")
 @click.option("--priority-class", default="", help="Priority class of the pods.")
 @click.option("--dry-run", is_flag=True, help="Print the job as YAML, and do nothing.")
 @_namespace
@@ -136,6 +152,7 @@ def submit(
     resources: tuple[str, ...],
     environ: tuple[str, ...],
     checkpoint: str,
+    spares: int,
     priority_class: str,
     dry_run: bool,
     namespace: str,
@@ -145,7 +162,7 @@ def submit(
     """Submit a training: `elasticflow kubernetes submit --workers=1:8 --image=IMAGE train.py`.
 
     The training starts with the pods for which there is room, and grows. SCRIPT is a path in the image. Options of
-    `elasticflow run` are accepted before it as --name=value.
+    `elasticflow run` are accepted before it as --name=value; with --autoscale, the job asks for pods itself.
     """
     from ef_common.kubernetes.resource import MAX_NAME
     from ef_common.kubernetes.submission import Submission, pairs
@@ -160,6 +177,7 @@ def submit(
             priority_class=priority_class,
             environ=pairs(environ, option="--env"),
             run=run,
+            spares=spares,
         )
         job = submission.job()
         if dry_run:
@@ -205,7 +223,16 @@ def status(name: str, as_json: bool, namespace: str, kubeconfig: str) -> None:
     for one in rows:
         why = f": {one['reason']}" if one["reason"] else ""
         pods = f"{one['running']} of {one['wanted']} pods run (at least {one['min']}, at most {one['max']})"
-        click.echo(f"{one['name']}  {one['phase']}{why}; {pods}")
+        click.echo(f"{one['name']}  {one['phase']}{why}; {pods}{_progress(one)}")
+
+
+def _progress(one: dict[str, Any]) -> str:
+    """How far a training is, as far as that is known."""
+    if not one["training"]:
+        return ""
+    workers = "1 worker trains" if one["training"] == 1 else f"{one['training']} workers train"
+    asked = f", and it asks for {one['asked']} pods" if one["asked"] else ""
+    return f"; {workers}, at step {one['step']}, {one['samples_per_s'] or 0:g} samples/s{asked}"
 
 
 @kubernetes.command()

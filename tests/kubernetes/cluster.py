@@ -43,6 +43,7 @@ class Cluster:
         plane: Its control plane.
         kubelets: Its nodes.
         folder: For its files.
+        door: A node without pods, on which controllers run, and where the API server is from there.
 
     Attributes:
         controllers: Those that were started.
@@ -51,11 +52,11 @@ class Cluster:
 
     page = ""
 
-    def __init__(self, plane: ControlPlane, kubelets: Kubelets, folder: Path) -> None:
-        self.plane, self.kubelets, self._folder = plane, kubelets, folder
+    def __init__(self, plane: ControlPlane, kubelets: Kubelets, folder: Path, *, door: tuple[int, str]) -> None:
+        self.plane, self.kubelets, self._folder, self._door = plane, kubelets, folder, door
         self.api = Api(str(plane.kubeconfig), manager="test")
         self.controllers: list[subprocess.Popen[bytes]] = []
-        self._kubeconfig: Path | None = None
+        self._token = ""
 
     def install(self) -> None:
         """As a user does, but for the deployment: there are no images here."""
@@ -69,8 +70,7 @@ class Cluster:
             else:
                 assert list(apply_all(self.api, [thing]))
         self.wait_until(self._is_served, "the new resource")
-        token = self.plane.token_of(NAMESPACE, NAME)
-        self._kubeconfig = self.plane.write_kubeconfig(self._folder / "controller", token, namespace=NAMESPACE)
+        self._token = self.plane.token_of(NAMESPACE, NAME)
 
     def _is_served(self) -> bool:
         with contextlib.suppress(ClusterFailed):
@@ -80,15 +80,25 @@ class Cluster:
 
     # ------------------------------------------------------------ the controller
 
-    def start_controller(self) -> subprocess.Popen[bytes]:
-        """Start one, with the rights that its installation gives it and no others."""
+    def kubeconfig(self, *, server: str = "") -> Path:
+        """That of a controller; it may reach the API server by another way."""
+        return self.plane.write_kubeconfig(self._folder / "controller", self._token, namespace=NAMESPACE, server=server)
+
+    def start_controller(self, *more: str, kubeconfig: Path | None = None) -> subprocess.Popen[bytes]:
+        """Start one, with the rights that its installation gives it and no others.
+
+        If it is told where the API server is, it runs where it reaches no pods.
+        """
         command = [sys.executable, "-m", "ef_common.cli", "kubernetes", "controller"]
+        node, server = self._door
+        if kubeconfig is None:
+            kubeconfig, command = self.kubeconfig(server=server), [*networks.inside(node), *command]
         (port,) = free_ports(1)
         self.page = f"http://127.0.0.1:{port}"
-        options = [f"--kubeconfig={self._kubeconfig}", f"--page=127.0.0.1:{port}", f"--lease-s={LEASE_S}"]
+        options = [f"--kubeconfig={kubeconfig}", f"--page=127.0.0.1:{port}"]
         with (self._folder / "controller.log").open("ab") as log:
             process = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", *command, *options],
+                ["setpriv", "--pdeathsig", "KILL", *command, *options, f"--lease-s={LEASE_S}", *more],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -106,8 +116,9 @@ class Cluster:
             process.kill()
             process.wait()
         self.controllers.clear()
-        with contextlib.suppress(ClusterNotFound):
-            self.api.delete(LEASES, NAMESPACE, NAME)
+        for namespace in (NAMESPACE, _HERE):
+            with contextlib.suppress(ClusterNotFound):
+                self.api.delete(LEASES, namespace, NAME)
 
     def elasticflow(self, *arguments: str) -> str:
         """Give a command of ours, which must not fail; what it has printed."""
@@ -217,6 +228,7 @@ class Training(Run):
         *,
         command: tuple[str, ...] = (),
         options: Mapping[str, Any] | None = None,
+        grace_s: int = 40,
         **spec: Any,
     ) -> Training:
         """Submit it, as a file that somebody has written by hand."""
@@ -230,7 +242,7 @@ class Training(Run):
             "resources": {"limits": {GPU: "1"}},
             "workingDir": str(self.directory),
         }
-        pod = {"terminationGracePeriodSeconds": 40, "containers": [container]}
+        pod = {"terminationGracePeriodSeconds": grace_s, "containers": [container]}
         job = {
             "apiVersion": JOBS.api_version,
             "kind": JOBS.kind,
@@ -281,14 +293,15 @@ def why_not() -> str | None:
 
 @contextlib.contextmanager
 def cluster(gpus: Mapping[int, int]) -> Iterator[Cluster]:
-    """Make a cluster with these nodes, and take it away again."""
+    """Make a cluster whose nodes have so many GPUs, by their numbers, and take it away again."""
     with (
         tempfile.TemporaryDirectory(prefix="ef-pods-", ignore_cleanup_errors=True) as text,
-        networks.nodes(len(gpus)),
+        networks.nodes(len(gpus) + 1),
         control_plane.control_plane() as plane,
+        networks.served(len(gpus) + 1, plane.address) as (host, port),
         Kubelets(plane.kubeconfig, Path(text), gpus) as kubelets,
     ):
-        made = Cluster(plane, kubelets, Path(text))
+        made = Cluster(plane, kubelets, Path(text), door=(len(gpus) + 1, f"https://{host}:{port}"))
         try:
             made.install()
             yield made

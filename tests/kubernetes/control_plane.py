@@ -6,6 +6,7 @@ import base64
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -69,6 +70,24 @@ class ControlPlane:
         process = self._running.pop(program)
         process.kill()
         process.wait()
+
+    @contextlib.contextmanager
+    def standing_still(self, program: str) -> Iterator[None]:
+        """One of them does nothing meanwhile, and loses nothing."""
+        self._running[program].send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._running[program].send_signal(signal.SIGCONT)
+
+    @contextlib.contextmanager
+    def without_api_server(self) -> Iterator[None]:
+        """The API server is killed, and started again afterwards."""
+        self.kill("kube-apiserver")
+        try:
+            yield
+        finally:
+            self.start_api_server()
 
     def _start(self) -> None:
         key = self._folder / "accounts.key"
@@ -138,9 +157,14 @@ class ControlPlane:
             assert time.monotonic() < deadline, (self._folder / "kube-apiserver.log").read_text()[-4000:]
             time.sleep(0.1)
 
-    def write_kubeconfig(self, path: Path, token: str, *, namespace: str = "default") -> Path:
-        """Write how somebody with this token reaches it."""
-        cluster = {"server": f"https://127.0.0.1:{self._port}", "insecure-skip-tls-verify": True}
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where the API server is."""
+        return "127.0.0.1", self._port
+
+    def write_kubeconfig(self, path: Path, token: str, *, namespace: str = "default", server: str = "") -> Path:
+        """Write how somebody with this token reaches it, perhaps by another way."""
+        cluster = {"server": server or f"https://127.0.0.1:{self._port}", "insecure-skip-tls-verify": True}
         config = {
             "apiVersion": "v1",
             "kind": "Config",

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from ef_common.errors import ClusterConflict, ClusterFailed, ClusterNotFound
 from ef_common.kubernetes.api import Api
 from ef_common.kubernetes.kinds import NODES, PODS, SECRETS, Kind
 from ef_common.kubernetes.reading import time_of
+from ef_common.kubernetes.resource import Json
 from ef_common.kubernetes.watching import Copy
 from tests.faults import networks
 
@@ -66,8 +67,8 @@ class Kubelets:
         self.gone_after_s: dict[str, float] = {}
 
     def __enter__(self) -> Kubelets:
-        for node, gpus in self._gpus.items():
-            self._register(node, gpus)
+        for node in self._gpus:
+            self._register(node)
         self._pods.start()
         self._endpoints.start()
         for body in (self._beat, self._follow):
@@ -90,16 +91,32 @@ class Kubelets:
         (uid,) = (one["metadata"]["uid"] for one in self._pods.objects() if one["metadata"]["name"] == pod)
         return self._processes[uid]
 
+    @contextlib.contextmanager
+    def without(self, node: int) -> Iterator[None]:
+        """This node is gone meanwhile, with all that runs on it. Afterwards it is there again, as after a new start."""
+        self.dead.add(node)
+        networks.set_link(node, "down")
+        try:
+            for pid in networks.processes(node):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            yield
+        finally:
+            networks.set_link(node, "up")
+            self._patiently(lambda: self._register(node))
+            self.dead.remove(node)
+            self._changed.set()
+
     # ------------------------------------------------------------ a node
 
-    def _register(self, node: int, gpus: int) -> None:
+    def _register(self, node: int) -> Json:
         name = name_of(node)
         labels = {"kubernetes.io/hostname": name}
         head = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
         with contextlib.suppress(ClusterConflict):
             self._api.create(NODES, head)
         now = time_of(time.time())[:19] + "Z"
-        has = {"cpu": "16", "memory": "64Gi", "pods": "50", GPU: str(gpus)}
+        has = {"cpu": "16", "memory": "64Gi", "pods": "50", GPU: str(self._gpus[node])}
         ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
         status = {
             "capacity": has,
@@ -109,7 +126,7 @@ class Kubelets:
         }
         found = self._api.get(NODES, None, name)
         self._api.replace(NODES, {**found, "status": status}, sub="status")
-        self._api.change(NODES, None, name, {"spec": {"taints": None}})
+        return self._api.change(NODES, None, name, {"spec": {"taints": None}})
 
     def _beat(self) -> None:
         while not self._stopped.is_set():
@@ -175,7 +192,9 @@ class Kubelets:
         status = process.wait()
         _kill(process)  # what it has left behind in its session
         status = 128 - status if status < 0 else status
-        if not self._stopped.is_set() and node not in self.dead:
+        while node in self.dead and not self._stopped.wait(_POLL_S):
+            pass  # it reports when it is there again
+        if not self._stopped.is_set():
             ended = {"exitCode": status, "finishedAt": time_of(time.time())[:19] + "Z"}
             self._report(pod, node, "Failed" if status else "Succeeded", {"terminated": ended})
 
@@ -190,8 +209,13 @@ class Kubelets:
             except subprocess.TimeoutExpired:
                 _kill(process)
         self.gone_after_s[meta["name"]] = time.monotonic() - began
-        with contextlib.suppress(ClusterFailed):
-            self._api.delete(PODS, meta["namespace"], meta["name"], uid=meta["uid"], grace_s=0)
+
+        def delete() -> Json:
+            with contextlib.suppress(ClusterConflict):  # it has gone, and another one has its name
+                return self._api.delete(PODS, meta["namespace"], meta["name"], uid=meta["uid"], grace_s=0)
+            return {}
+
+        self._patiently(delete)
 
     def _variables(self, pod: dict[str, Any], node: int) -> dict[str, str]:
         values = {"status.podIP": networks.address(node), "metadata.name": pod["metadata"]["name"]}
@@ -207,7 +231,19 @@ class Kubelets:
         return found
 
     def _secret(self, namespace: str, *, name: str, key: str) -> str:
-        return base64.b64decode(self._api.get(SECRETS, namespace, name)["data"][key]).decode()
+        secret = self._patiently(lambda: self._api.get(SECRETS, namespace, name))
+        return base64.b64decode(secret["data"][key]).decode() if secret else ""
+
+    def _patiently(self, call: Callable[[], Json]) -> Json | None:
+        """Try again as long as the API server is away; None if the object is not there."""
+        while not self._stopped.is_set():
+            try:
+                return call()
+            except ClusterNotFound:
+                return None
+            except ClusterFailed:
+                self._stopped.wait(_POLL_S)
+        return None
 
     def _report(self, pod: dict[str, Any], node: int, phase: str, state: dict[str, Any]) -> None:
         name, address, is_ready = pod["metadata"]["name"], networks.address(node), str(phase == "Running")
@@ -225,16 +261,14 @@ class Kubelets:
             "conditions": [{"type": "PodScheduled", "status": "True"}, *conditions],
             "containerStatuses": containers,
         }
-        for _ in range(20):
-            try:
-                found = self._api.get(PODS, pod["metadata"]["namespace"], name)
-                if found["metadata"]["uid"] == pod["metadata"]["uid"]:
-                    self._api.replace(PODS, {**found, "status": {**found["status"], **status}}, sub="status")
-                return
-            except ClusterNotFound:
-                return
-            except ClusterFailed:
-                time.sleep(_POLL_S)
+
+        def write() -> Json:
+            found = self._api.get(PODS, pod["metadata"]["namespace"], name)
+            if found["metadata"]["uid"] != pod["metadata"]["uid"]:
+                return found
+            return self._api.replace(PODS, {**found, "status": {**found["status"], **status}}, sub="status")
+
+        self._patiently(write)
 
     # ------------------------------------------------------------ names
 

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,25 +25,6 @@ pytestmark = [
     pytest.mark.timeout(530),
     pytest.mark.skipif(clusters.why_not() is not None, reason=str(clusters.why_not())),
 ]
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Cluster]:
-    with clusters.cluster({1: 1, 2: 1, 3: 1, 4: 1}) as running:
-        yield running
-
-
-@pytest.fixture
-def cluster(four: Cluster) -> Iterator[Cluster]:
-    four.start_controller()
-    yield four
-    four.clear()
-    four.stop_controllers()
-
-
-@pytest.fixture
-def training(cluster: Cluster, tmp_path: Path) -> Training:
-    return Training(tmp_path / "a", cluster, "a")
 
 
 def test_job_starts_with_what_fits_and_grows(training: Training, cluster: Cluster) -> None:
@@ -222,7 +202,7 @@ def test_job_that_makes_no_sense_is_refused_or_fails_with_a_sentence(training: T
 
 
 def test_controller_has_no_rights_but_those_that_it_needs(cluster: Cluster) -> None:
-    api = Api(str(cluster._kubeconfig))
+    api = Api(str(cluster.kubeconfig()))
     with pytest.raises(ClusterRefused, match="cannot list resource"):
         api.list(SECRETS)
     with pytest.raises(ClusterRefused, match="cannot patch resource"):

@@ -1,6 +1,23 @@
 """Which jobs of a cluster have how many worker pods, and what is done about it: pure rules for its controller."""
 
 from ef_common.core.cluster.decide import agrees, decide
+from ef_common.core.cluster.policy import Policy
+from ef_common.core.cluster.report import Report, on_record
 from ef_common.core.cluster.state import Decision, Doom, Job, Node, Phase, Pod, Record, Refusal, Resources
 
-__all__ = ["decide", "agrees", "Decision", "Doom", "Job", "Node", "Phase", "Pod", "Record", "Refusal", "Resources"]
+__all__ = [
+    "decide",
+    "agrees",
+    "on_record",
+    "Decision",
+    "Doom",
+    "Job",
+    "Node",
+    "Phase",
+    "Pod",
+    "Policy",
+    "Record",
+    "Refusal",
+    "Report",
+    "Resources",
+]

@@ -21,14 +21,14 @@ class Room:
     Args:
         nodes: The nodes.
         taking: All pods of all jobs that take room now.
-        depths: Of each pod (uid) that may be kept, how many of its job are kept before it.
+        depths: Of each pod (uid) that may be kept, the tier of its job, and how many of its job are kept before it.
     """
 
-    def __init__(self, nodes: Iterable[Node], taking: Iterable[Pod], depths: Mapping[str, int]) -> None:
+    def __init__(self, nodes: Iterable[Node], taking: Iterable[Pod], depths: Mapping[str, tuple[int, int]]) -> None:
         self._kept: _Left = {node.name: dict(node.free) for node in nodes}
         self._calm: _Left = {name: dict(free) for name, free in self._kept.items()}
         self._vacant: _Left = {name: dict(free) for name, free in self._kept.items()}
-        self._depths: dict[str, list[int]] = {name: [] for name in self._kept}
+        self._depths: dict[str, list[tuple[int, int]]] = {name: [] for name in self._kept}
         self._log: list[Callable[[], object]] = []
         for pod in taking:
             if pod.node in self._vacant:
@@ -76,8 +76,8 @@ class Room:
                     return left is self._vacant
         if not places:
             return None
-        # The deepest pods are given up first anyway: whoever has them has more than others.
-        name = max(places, key=lambda name: self._depths[name][-1:] or [-1])
+        # The deepest pods are given up first anyway: whoever has them has more than others, or comes after them.
+        name = max(places, key=lambda name: self._depths[name][-1:])
         self._put(request, name)
         if found := self._depths[name]:
             depth = found.pop()

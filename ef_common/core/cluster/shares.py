@@ -6,8 +6,10 @@
    too: else small jobs could pass a large one for ever. Meanwhile nothing is idle, as the jobs that run grow.
 3. *What is left* goes, one pod at a time, to the job that has the fewest, until nobody can have more. So no job can
    have more without one that has no more than it having less. Among equals, those that have the pods already keep them.
+   With `Policy.PRIORITY`, it goes to the jobs of the highest priority until none of them can have more, and so on.
 4. *A job that trained, and cannot have its minimum any more*, keeps the pods for which there is still room: they hold
    its state.
+5. *Spares* get what nobody has taken then, one at a time, too. They are the first that others get the room of.
 
 Of its pods, a job keeps first those that run, the oldest first. So it first gives up those that are pending, and then
 the newest.
@@ -22,6 +24,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ef_common.core.cluster.placement import Room, could_ever_fit
+from ef_common.core.cluster.policy import Policy
 from ef_common.core.cluster.state import Job, Node, Phase, Pod
 
 
@@ -34,6 +37,7 @@ class Share:
         kept: Its pods that stay.
         new: How many are to be created now.
         later: How many are to be created as soon as others have gone.
+        spares: How many of all these are spares.
         waits: It cannot have its minimum.
     """
 
@@ -41,6 +45,7 @@ class Share:
     kept: list[Pod] = field(default_factory=list)
     new: int = 0
     later: int = 0
+    spares: int = 0
     waits: bool = False
 
     @property
@@ -49,7 +54,19 @@ class Share:
         return len(self.kept) + self.new + self.later
 
 
-def shares(jobs: Sequence[Job], nodes: Sequence[Node], *, taking: Iterable[Pod], limits: dict[str, int]) -> list[Share]:
+_LAST = 2**40
+"""Tier of the spares."""
+
+
+def shares(
+    jobs: Sequence[Job],
+    nodes: Sequence[Node],
+    *,
+    taking: Iterable[Pod],
+    limits: dict[str, int],
+    spares: dict[str, int] | None = None,
+    policy: Policy = Policy.FAIR,
+) -> list[Share]:
     """The shares of all jobs.
 
     Args:
@@ -57,10 +74,17 @@ def shares(jobs: Sequence[Job], nodes: Sequence[Node], *, taking: Iterable[Pod],
         nodes: The nodes.
         taking: All pods that take room now, also of other jobs.
         limits: How many pods each job may have, by its key.
+        spares: How many more each one may have as spares; None for nobody.
+        policy: In which order the jobs get what is left.
     """
-    depths = {pod.uid: depth for job in jobs for depth, pod in enumerate(sorted(job.alive, key=_worth))}
+    depths = {
+        pod.uid: (policy.tier(job) if depth < limits[job.key] else _LAST, depth)
+        for job in jobs
+        for depth, pod in enumerate(sorted(job.alive, key=_worth))
+    }
     room = Room(nodes, taking, depths)
-    dealt = [_Dealing(job, room, limits[job.key]) for job in sorted(jobs, key=lambda job: job.rank)]
+    ranked = sorted(jobs, key=lambda job: job.rank)
+    dealt = [_Dealing(job, room, limits[job.key], tier=policy.tier(job)) for job in ranked]
     for one in dealt:
         if sum(bool(pod.node) for pod in one.share.job.alive) >= one.minimum:
             one.grow_to_minimum()
@@ -73,6 +97,7 @@ def shares(jobs: Sequence[Job], nodes: Sequence[Node], *, taking: Iterable[Pod],
     for one in dealt:
         if one.share.waits and one.share.job.record.phase is Phase.RUNNING:
             one.keep_what_fits()
+    _deal_spares(dealt, spares or {})
     return [one.share for one in dealt]
 
 
@@ -83,20 +108,21 @@ class _Dealing:
         job: It.
         room: What is left.
         limit: How many pods it may have.
+        tier: The jobs of the lowest one get what is left first.
     """
 
-    def __init__(self, job: Job, room: Room, limit: int) -> None:
+    def __init__(self, job: Job, room: Room, limit: int, *, tier: int) -> None:
         self.share = Share(job)
         self.minimum = job.minimum
         self.limit = limit
-        self._room = room
+        self._room, self._tier = room, tier
         self._nodes = room.among(job.nodes)
         self._has = sorted(job.alive, key=_worth)
 
     @property
-    def turn(self) -> tuple[int, bool]:
+    def turn(self) -> tuple[int, int, bool]:
         """When it is its turn to take one more, which it may have already."""
-        return self.share.size, not self._has
+        return self._tier, self.share.size, not self._has
 
     def forget_displaced(self) -> None:
         """Its next pod is one whose room nobody else has got."""
@@ -140,6 +166,17 @@ class _Dealing:
 def _worth(pod: Pod) -> tuple[bool, bool, float, int]:
     """The order in which pods are kept."""
     return (not pod.running, not pod.node, pod.created, pod.index)
+
+
+def _deal_spares(dealt: list[_Dealing], spares: dict[str, int]) -> None:
+    """Deal what is left. Whoever could not have all workers finds no room now, either."""
+    trains = [one for one in dealt if not one.share.waits]
+    before = [one.share.size for one in trains]
+    for one in trains:
+        one.limit += spares.get(one.share.job.key, 0)
+    _deal_the_rest(trains)
+    for one, size in zip(trains, before, strict=True):
+        one.share.spares = one.share.size - size
 
 
 def _deal_the_rest(dealt: list[_Dealing]) -> None:
