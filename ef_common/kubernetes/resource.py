@@ -14,7 +14,7 @@ from ef_common.errors import UsageError
 
 GROUP, VERSION, KIND, PLURAL = "elasticflow.dev", "v1alpha1", "ElasticJob", "elasticjobs"
 API_VERSION = f"{GROUP}/{VERSION}"
-JOB_LABEL, INDEX_LABEL = f"{GROUP}/job", f"{GROUP}/index"
+JOB_LABEL, INDEX_LABEL, UID_LABEL = f"{GROUP}/job", f"{GROUP}/index", f"{GROUP}/job-uid"
 PORT, METRICS_PORT = 29400, 29401
 MAX_NAME = 52
 """A pod's name is that of its job and a number, and a label holds 63 characters."""

@@ -17,6 +17,7 @@ from ef_common.kubernetes.resource import (
     KIND,
     METRICS_PORT,
     PORT,
+    UID_LABEL,
     Json,
     autoscale_text,
 )
@@ -115,26 +116,33 @@ def _metadata(job: Object, name: str, **labels: str) -> Json:
     }
 
 
-def token_name(job: str) -> str:
-    """Name of the Secret with the token of a job."""
-    return f"{job}-token"
+def _own_name(job: Object) -> str:
+    """Name of what belongs to a job.
+
+    What belonged to a deleted job of the same name stays for a while. A new job that took it for its own would lose it.
+    """
+    meta = job["metadata"]
+    return f"{meta['name']}-{meta['uid'][:8]}"
+
+
+def _own_pods(job: Object) -> dict[str, str]:
+    return {JOB_LABEL: job["metadata"]["name"], UID_LABEL: job["metadata"]["uid"]}
 
 
 def service_of(job: Object) -> Json:
     """The name under which its pods find each other, also before they are ready."""
-    name = job["metadata"]["name"]
     spec = {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
-        "selector": {JOB_LABEL: name},
+        "selector": _own_pods(job),
         "ports": [{"name": "elasticflow", "port": PORT}],
     }
-    return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(job, name), "spec": spec}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(job, _own_name(job)), "spec": spec}
 
 
 def secret_of(job: Object) -> Json:
     """The token of its pods."""
-    meta = _metadata(job, token_name(job["metadata"]["name"]))
+    meta = _metadata(job, _own_name(job))
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -152,8 +160,7 @@ def network_policy_of(job: Object, controllers: str) -> Json:
         job: The job.
         controllers: Namespace of the controller.
     """
-    name = job["metadata"]["name"]
-    ours = {"matchLabels": {JOB_LABEL: name}}
+    ours = {"matchLabels": _own_pods(job)}
     label, value = CONTROLLER_LABEL
     theirs = {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": controllers}},
@@ -163,7 +170,7 @@ def network_policy_of(job: Object, controllers: str) -> Json:
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": _metadata(job, name),
+        "metadata": _metadata(job, _own_name(job)),
         "spec": {
             "podSelector": ours,
             "policyTypes": ["Ingress"],
@@ -179,15 +186,15 @@ def disruption_budget_of(job: Object, api_version: str) -> Json | None:
         job: The job.
         api_version: That of the API server.
     """
-    spec, name = job["spec"], job["metadata"]["name"]
+    spec = job["spec"]
     low = spec.get("minWorkers", 1)
     if not spec.get("disruptionBudget", True) or low >= spec["maxWorkers"]:
         return None
     return {
         "apiVersion": api_version,
         "kind": "PodDisruptionBudget",
-        "metadata": _metadata(job, name),
-        "spec": {"minAvailable": low, "selector": {"matchLabels": {JOB_LABEL: name}}},
+        "metadata": _metadata(job, _own_name(job)),
+        "spec": {"minAvailable": low, "selector": {"matchLabels": _own_pods(job)}},
     }
 
 
@@ -210,7 +217,8 @@ def pod_of(job: Object, index: int) -> Json:
     container = pod["containers"][0]
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     container["env"] = _merged(container.get("env") or [], _variables(job))
-    meta = _metadata(job, pod_name(job["metadata"]["name"], index), **{INDEX_LABEL: str(index)})
+    labels = {INDEX_LABEL: str(index), UID_LABEL: job["metadata"]["uid"]}
+    meta = _metadata(job, pod_name(job["metadata"]["name"], index), **labels)
     given = template.get("metadata") or {}
     meta["labels"] = {**(given.get("labels") or {}), **meta["labels"]}
     if given.get("annotations"):
@@ -229,14 +237,14 @@ def _missing_tolerations(given: Any) -> list[Json]:
 def _variables(job: Object) -> list[Json]:
     meta, spec = job["metadata"], job["spec"]
     low, high = spec.get("minWorkers", 1), spec["maxWorkers"]
-    token = {"name": token_name(meta["name"]), "key": TOKEN_KEY}
+    token = {"name": _own_name(job), "key": TOKEN_KEY}
     variables: list[Json] = [
         {"name": "ELASTICFLOW_TOKEN", "valueFrom": {"secretKeyRef": token}},
         {"name": "PET_LOCAL_ADDR", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": "PET_NNODES", "value": f"{low}:{high}"},
         {"name": "PET_NPROC_PER_NODE", "value": spec.get("nprocPerNode", "1")},
         {"name": "PET_RDZV_CONF", "value": "is_group=1"},
-        {"name": "PET_RDZV_ENDPOINT", "value": f"{meta['name']}.{meta['namespace']}.svc:{PORT}"},
+        {"name": "PET_RDZV_ENDPOINT", "value": f"{_own_name(job)}.{meta['namespace']}.svc:{PORT}"},
     ]
     variables.append({"name": METRICS_VARIABLE, "value": str(METRICS_PORT)})
     if text := autoscale_text(spec):

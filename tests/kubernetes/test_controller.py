@@ -20,7 +20,7 @@ from ef_common.kubernetes.controller import Controller
 from ef_common.kubernetes.kinds import BUDGETS, EVENTS, JOBS, LEASES, NODES, PODS, POLICIES, SECRETS, SERVICES
 from ef_common.kubernetes.lease import DURATION_S, NAME, Lease
 from ef_common.kubernetes.metrics import ALIVE_S, Metrics, Page
-from ef_common.kubernetes.resource import JOB_LABEL, METRICS_PORT
+from ef_common.kubernetes.resource import JOB_LABEL, METRICS_PORT, UID_LABEL
 from tests.kubernetes.memory_api import MemoryApi
 from tests.kubernetes.objects import job, node
 from tests.waiting import poll_until
@@ -67,6 +67,11 @@ def pods(api: MemoryApi) -> list[str]:
     return sorted(pod["metadata"]["name"] for pod in api.list(PODS)[0] if "deletionTimestamp" not in pod["metadata"])
 
 
+def own_name(api: MemoryApi) -> str:
+    """Name of what belongs to the job."""
+    return f"a-{api.get(JOBS, 'here', 'a')['metadata']['uid'][:8]}"
+
+
 def status(api: MemoryApi) -> Any:
     return api.get(JOBS, "here", "a").get("status") or {}
 
@@ -75,8 +80,8 @@ def test_controller_makes_what_a_job_needs_and_tells_of_it(api: MemoryApi, actin
     api.create(JOBS, job())
     poll_until(lambda: len(pods(api)) == 4)
     assert pods(api) == ["a-0", "a-1", "a-2", "a-3"]
-    for kind, name in ((SERVICES, "a"), (SECRETS, "a-token"), (POLICIES, "a")):
-        assert api.get(kind, "here", name)["metadata"]["ownerReferences"]
+    for kind in (SERVICES, SECRETS, POLICIES):
+        assert api.get(kind, "here", own_name(api))["metadata"]["ownerReferences"]
     api.run_pods()
     poll_until(lambda: status(api).get("running") == 4)
     assert (status(api)["phase"], status(api)["starts"]) == ("Running", 1)
@@ -84,6 +89,23 @@ def test_controller_makes_what_a_job_needs_and_tells_of_it(api: MemoryApi, actin
     text = acting.metrics.text()
     assert "elasticflow_controller_pods_created_total 4" in text
     assert 'elasticflow_controller_jobs{phase="Running"} 1' in text
+
+
+def test_job_that_is_made_again_shares_nothing_with_the_one_before(api: MemoryApi, acting: Acting) -> None:
+    """What belonged to a deleted job goes some time after it, and must not take that of the new one with it."""
+    api.create(JOBS, job())
+    poll_until(lambda: len(pods(api)) == 4)
+    before = own_name(api)
+    api.delete(JOBS, "here", "a")
+    for name in pods(api):
+        api.delete(PODS, "here", name, grace_s=0)
+    api.create(JOBS, job())
+    poll_until(lambda: len(pods(api)) == 4)
+    assert own_name(api) != before
+    for kind in (SERVICES, SECRETS, POLICIES):
+        assert api.get(kind, "here", before)["metadata"]["name"] == before  # it has not gone yet
+        api.delete(kind, "here", before)
+        assert api.get(kind, "here", own_name(api))
 
 
 def test_controller_divides_the_pods_by_its_policy(api: MemoryApi) -> None:
@@ -101,7 +123,7 @@ def test_job_without_a_network_policy_gets_none(api: MemoryApi, acting: Acting) 
     api.create(JOBS, job(networkPolicy=False))
     poll_until(lambda: len(pods(api)) == 4)
     with pytest.raises(ClusterNotFound):
-        api.get(POLICIES, "here", "a")
+        api.get(POLICIES, "here", own_name(api))
 
 
 @pytest.mark.parametrize("unknown", ["", "policy/v1"])
@@ -109,9 +131,10 @@ def test_minimum_of_a_job_stays_when_a_node_is_drained(api: MemoryApi, acting: A
     api.unknown.add(unknown)
     api.create(JOBS, job(low=2))
     poll_until(lambda: len(pods(api)) == 4)
-    budget = api.get(BUDGETS, "here", "a")
+    budget = api.get(BUDGETS, "here", own_name(api))
+    meta = api.get(JOBS, "here", "a")["metadata"]
     assert budget["apiVersion"] == ("policy/v1beta1" if unknown else "policy/v1")
-    assert budget["spec"] == {"minAvailable": 2, "selector": {"matchLabels": {JOB_LABEL: "a"}}}
+    assert budget["spec"] == {"minAvailable": 2, "selector": {"matchLabels": {JOB_LABEL: "a", UID_LABEL: meta["uid"]}}}
 
 
 @pytest.mark.parametrize("spec", [{"low": 4}, {"disruptionBudget": False}], ids=str)
@@ -121,7 +144,7 @@ def test_job_that_must_not_keep_a_node_from_being_drained_has_no_budget(
     api.create(JOBS, job(**spec))
     poll_until(lambda: len(pods(api)) == 4)
     with pytest.raises(ClusterNotFound):
-        api.get(BUDGETS, "here", "a")
+        api.get(BUDGETS, "here", own_name(api))
 
 
 def test_what_is_to_go_is_on_record_before_it_is_deleted(api: MemoryApi, acting: Acting) -> None:

@@ -14,7 +14,7 @@ from ef_common.kubernetes import reading, writing
 from ef_common.kubernetes.installation import manifests
 from ef_common.kubernetes.quantities import thousandths
 from ef_common.kubernetes.reading import job_of, nodes_of, places_of, request_of
-from ef_common.kubernetes.resource import INDEX_LABEL, JOB_LABEL, METRICS_PORT
+from ef_common.kubernetes.resource import INDEX_LABEL, JOB_LABEL, METRICS_PORT, UID_LABEL
 from ef_common.launch.environment import read_environment
 from tests.kubernetes.objects import GPU, job, node
 
@@ -41,6 +41,9 @@ def test_amount_is_read_as_kubernetes_reads_it(text: str, amount: int) -> None:
 def test_amount_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="an amount of a resource"):
         thousandths(text)
+
+
+OURS = {JOB_LABEL: "a", UID_LABEL: "uid-of-a"}
 
 
 def container(requests: Any = None, limits: Any = None, **more: Any) -> dict[str, Any]:
@@ -271,13 +274,13 @@ def variables(pod: dict[str, Any]) -> dict[str, Any]:
 def test_pod_knows_how_to_find_the_others() -> None:
     pod = writing.pod_of(job(low=2, checkpoint="s3://b/a", nprocPerNode="gpu", priorityClassName="low"), 0)
     found = variables(pod)
-    assert found["PET_RDZV_ENDPOINT"] == "a.here.svc:29400"
+    assert found["PET_RDZV_ENDPOINT"] == "a-uid-of-a.here.svc:29400"
     assert (found["PET_NNODES"], found["PET_NPROC_PER_NODE"]) == ("2:4", "gpu")
-    assert found["ELASTICFLOW_TOKEN"] == {"secretKeyRef": {"name": "a-token", "key": "token"}}
+    assert found["ELASTICFLOW_TOKEN"] == {"secretKeyRef": {"name": "a-uid-of-a", "key": "token"}}
     assert found["ELASTICFLOW_CHECKPOINT"] == "s3://b/a"
     assert pod["spec"]["priorityClassName"] == "low"
     assert (pod["spec"]["restartPolicy"], pod["spec"]["automountServiceAccountToken"]) == ("Never", False)
-    assert pod["metadata"]["labels"] == {JOB_LABEL: "a", INDEX_LABEL: "0"}
+    assert pod["metadata"]["labels"] == {**OURS, INDEX_LABEL: "0"}
     assert pod["metadata"]["ownerReferences"][0]["uid"] == "uid-of-a"
 
 
@@ -312,7 +315,7 @@ def test_what_the_user_has_set_stays() -> None:
     assert pod["spec"]["terminationGracePeriodSeconds"] == 7
     assert pod["spec"]["automountServiceAccountToken"] is True
     assert [one["key"] for one in pod["spec"]["tolerations"]] == [own["key"], "node.kubernetes.io/not-ready"]
-    assert pod["metadata"]["labels"] == {"team": "x", JOB_LABEL: "a", INDEX_LABEL: "0"}
+    assert pod["metadata"]["labels"] == {"team": "x", **OURS, INDEX_LABEL: "0"}
     assert pod["metadata"]["annotations"] == {"b": "c"}
 
 
@@ -324,9 +327,9 @@ def test_pods_find_each_other_before_they_are_ready_and_nobody_else_reaches_them
     )
     assert service["spec"]["clusterIP"] == "None"
     assert service["spec"]["publishNotReadyAddresses"] is True
-    assert service["spec"]["selector"] == {JOB_LABEL: "a"}
+    assert service["spec"]["selector"] == OURS
     ours, metrics = policy["spec"]["ingress"]
-    assert ours == {"from": [{"podSelector": {"matchLabels": {JOB_LABEL: "a"}}}]}
+    assert ours == {"from": [{"podSelector": {"matchLabels": OURS}}]}
     assert metrics["ports"] == [{"protocol": "TCP", "port": METRICS_PORT}]
     (controller,) = metrics["from"]
     assert controller["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "ops"}}
