@@ -40,6 +40,7 @@ from ef_common.storage.failures import redact
 
 BACKEND = "elasticflow"
 DEFAULT_PORT = 29400
+TOKEN_FILE = "token_file"
 JOIN_TIMEOUT_S = 600.0
 """As torchrun's own backends have it."""
 _HOST = re.compile(r"[\w.:-]+")
@@ -128,7 +129,7 @@ class Options:
                 f"Received: --rdzv-endpoint={redact(params.endpoint)}"
             )
         endpoint = doors[0] if doors else (LOOPBACK, 0) if registry else endpoint_of(params.endpoint)
-        token_file = config.get("token_file")
+        token_file = config.get(TOKEN_FILE)
         variables = environment.read_environment()
         return cls(
             endpoint=endpoint,
