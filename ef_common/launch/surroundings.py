@@ -9,15 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ef_common.errors import UsageError
-from ef_common.launch import mpi, tf_config
+from ef_common.launch import kubeflow, mpi, tf_config
 from ef_common.launch.environment import COORDINATOR, TOKEN
+from ef_common.launch.kubeflow import Pod
 from ef_common.launch.mpi import Hosts, Rank, rank_in
-from ef_common.launch.nnodes import nodes_of
-from ef_common.launch.rendezvous_options import DEFAULT_PORT
 from ef_common.launch.slurm import hostnames
-from ef_common.protocol.addresses import LOOPBACK, format_address, is_loopback, parse_address
+from ef_common.protocol.addresses import LOOPBACK, format_address
 
-_MASTER_ADDR, _MASTER_PORT, _NNODES, _NODE_RANK = "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_NNODES", "PET_NODE_RANK"
 _STEP = "a Slurm step"
 _TASKS = {
     _STEP: ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
@@ -28,7 +26,7 @@ _TASKS = {
     "Flux": ("FLUX_JOB_SIZE", "FLUX_TASK_RANK"),
 }
 """Who starts the same command several times: the variables of how often, and of which one this is."""
-_TRAINER, _POD, _IN_KUBERNETES = "a pod of Kubeflow's Trainer", "a pod of Kubernetes", "KUBERNETES_SERVICE_HOST"
+_POD, _POD_OF_KUBEFLOW = "a pod of Kubernetes", "a pod of Kubeflow"
 _NUM_DOORS = 5
 """Hosts of a step at which its tasks meet; more than half of them must be there, and each is asked by all."""
 AskForHosts = Callable[[Rank, Mapping[str, str]], Hosts]
@@ -73,13 +71,10 @@ def meeting_in(
             variable is malformed.
     """
     has_token = has_token or bool(environ.get(TOKEN, "").strip())
-    host = environ.get(_MASTER_ADDR, "").strip()
-    if host and not is_loopback(host) and environ.get(_NNODES, "1").strip() not in ("", "1", "1:1"):
-        port = environ.get(_MASTER_PORT, "").strip() or DEFAULT_PORT
-        address = parse_address(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", what=_MASTER_ADDR)
-        rank = environ.get(_NODE_RANK, "").strip()
-        _check_token(_TRAINER, has_token)
-        return Meeting(_TRAINER, format_address(address), is_host=rank == "0" if rank else None)
+    pod = kubeflow.pod_in(environ)
+    if pod is not None:
+        _check_token(_POD_OF_KUBEFLOW, has_token)
+        return _meeting_of_pod(pod)
     mpi_rank = rank_in(environ)  # before Slurm, which may have started MPI's daemons
     if mpi_rank is not None:
         _check_token_of(mpi_rank, has_token)
@@ -100,8 +95,12 @@ def meeting_in(
     if tf_task is not None:
         _check_token(str(tf_task), has_token)
         return Meeting(str(tf_task), ",".join(tf_task.nodes[:_NUM_DOORS]), num_nodes=len(tf_task.nodes))
-    _check_alone(environ)
     return None
+
+
+def _meeting_of_pod(pod: Pod) -> Meeting:
+    endpoint = ",".join(map(format_address, pod.addresses[:_NUM_DOORS]))
+    return Meeting(_POD_OF_KUBEFLOW, endpoint, is_host=pod.is_first if len(pod.addresses) == 1 else None)
 
 
 def _meeting_of_ranks(rank: Rank, hosts: Hosts) -> Meeting:
@@ -116,17 +115,6 @@ def _check_token(what: str, has_token: bool) -> None:
         raise UsageError(
             f"this is {what}, and the nodes of a job on several machines need one secret: set {TOKEN} in all of them, "
             "or name a file that has it with --rdzv-conf=token_file=FILE"
-        )
-
-
-def _check_alone(environ: Mapping[str, str]) -> None:
-    """A PyTorchJob without a master and without an elastic policy says how many pods there are, and no more."""
-    number = environ.get(_NNODES, "").strip()
-    if number and _IN_KUBERNETES in environ and nodes_of(number, option=_NNODES)[0] > 1:
-        raise UsageError(
-            f"this is one of several pods ({_NNODES}={number}), and each of them would run a training of its own. Give "
-            "the PyTorchJob an elasticPolicy with `rdzvBackend: elasticflow`, or pass --rdzv-endpoint=HOST:PORT of one "
-            "of the pods"
         )
 
 
@@ -188,7 +176,7 @@ def place_in(environ: Mapping[str, str]) -> Place:
             start = "each task would run a training of its own, unless all are told where they meet"
             command = "elasticflow run --rdzv-endpoint=file:///shared/folder train.py"
             return Place(f"task {environ.get(rank, '?')} of {number} of {what}", start, command)
-        return Place(_TRAINER if _MASTER_ADDR in environ else _POD, str(error))
+        return Place(_POD_OF_KUBEFLOW if kubeflow.MASTER_ADDR in environ else _POD, str(error))
     if meeting is not None:
         return Place(
             meeting.place, f"`elasticflow run train.py` is one node of the job that meets at {meeting.endpoint}"
@@ -199,7 +187,7 @@ def place_in(environ: Mapping[str, str]) -> Place:
         number = environ.get("SLURM_JOB_NUM_NODES", "1")
         nodes = "one node" if number == "1" else f"{number} nodes"
         return Place(f"Slurm job {environ['SLURM_JOB_ID']} on {nodes}", f"{_HERE}; {_SRUN}")
-    if _IN_KUBERNETES in environ:
+    if "KUBERNETES_SERVICE_HOST" in environ:
         return Place(_POD, f"{_HERE}; {_PODS}")
     if environ.get("CONTAINER_ID", "").startswith("container_"):
         return Place(f"a container of YARN ({environ['CONTAINER_ID']})", f"{_HERE}; {_CONTAINERS}")

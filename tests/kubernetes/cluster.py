@@ -80,15 +80,15 @@ class Cluster:
 
     # ------------------------------------------------------------ the controller
 
-    def start_controller(self) -> subprocess.Popen[bytes]:
-        """Start one, with the rights that its installation gives it and no others."""
+    def start_controller(self, *more: str) -> subprocess.Popen[bytes]:
+        """Start one, with the rights that its installation gives it and no others, and perhaps with more options."""
         command = [sys.executable, "-m", "ef_common.cli", "kubernetes", "controller"]
         (port,) = free_ports(1)
         self.page = f"http://127.0.0.1:{port}"
         options = [f"--kubeconfig={self._kubeconfig}", f"--page=127.0.0.1:{port}", f"--lease-s={LEASE_S}"]
         with (self._folder / "controller.log").open("ab") as log:
             process = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", *command, *options],
+                ["setpriv", "--pdeathsig", "KILL", *command, *options, *more],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
