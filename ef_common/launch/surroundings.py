@@ -5,16 +5,15 @@ Without an endpoint each of them would silently run a training of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ef_common.errors import UsageError
 from ef_common.launch import kubeflow, mpi, tf_config
 from ef_common.launch.environment import COORDINATOR, TOKEN
-from ef_common.launch.kubeflow import Pod
 from ef_common.launch.mpi import Hosts, Rank, rank_in
 from ef_common.launch.slurm import hostnames
-from ef_common.protocol.addresses import LOOPBACK, format_address
+from ef_common.protocol.addresses import LOOPBACK, Address, format_address, is_loopback
 
 _STEP = "a Slurm step"
 _TASKS = {
@@ -73,8 +72,8 @@ def meeting_in(
     has_token = has_token or bool(environ.get(TOKEN, "").strip())
     pod = kubeflow.pod_in(environ)
     if pod is not None:
-        _check_token(_POD_OF_KUBEFLOW, has_token)
-        return _meeting_of_pod(pod)
+        is_host = pod.is_first if len(pod.addresses) == 1 else None
+        return _meeting_at(pod.addresses, place=_POD_OF_KUBEFLOW, has_token=has_token, is_host=is_host)
     mpi_rank = rank_in(environ)  # before Slurm, which may have started MPI's daemons
     if mpi_rank is not None:
         _check_token_of(mpi_rank, has_token)
@@ -93,14 +92,21 @@ def meeting_in(
         )
     tf_task = tf_config.task_in(environ)
     if tf_task is not None:
-        _check_token(str(tf_task), has_token)
-        return Meeting(str(tf_task), ",".join(tf_task.nodes[:_NUM_DOORS]), num_nodes=len(tf_task.nodes))
+        num_nodes = len(tf_task.addresses)
+        return _meeting_at(tf_task.addresses, place=str(tf_task), has_token=has_token, num_nodes=num_nodes)
     return None
 
 
-def _meeting_of_pod(pod: Pod) -> Meeting:
-    endpoint = ",".join(map(format_address, pod.addresses[:_NUM_DOORS]))
-    return Meeting(_POD_OF_KUBEFLOW, endpoint, is_host=pod.is_first if len(pod.addresses) == 1 else None)
+def _meeting_at(
+    addresses: Sequence[Address], *, place: str, has_token: bool, is_host: bool | None = None, num_nodes: int = 0
+) -> Meeting:
+    """Where those meet who know the addresses of all: at the first ones."""
+    if not has_token and not all(is_loopback(host) for host, _ in addresses):
+        raise UsageError(
+            f"this is {place}, and the nodes of a job on several machines need one secret: set {TOKEN} in all of them, "
+            "or name a file that has it with --rdzv-conf=token_file=FILE"
+        )
+    return Meeting(place, ",".join(map(format_address, addresses[:_NUM_DOORS])), is_host, num_nodes)
 
 
 def _meeting_of_ranks(rank: Rank, hosts: Hosts) -> Meeting:
@@ -108,14 +114,6 @@ def _meeting_of_ranks(rank: Rank, hosts: Hosts) -> Meeting:
     port = hosts.port(_PORTS)
     names = [LOOPBACK] if rank.is_on_one_machine else hosts.names[:_NUM_DOORS]
     return Meeting(str(rank), ",".join(format_address((name, port)) for name in names), num_nodes=rank.size)
-
-
-def _check_token(what: str, has_token: bool) -> None:
-    if not has_token:
-        raise UsageError(
-            f"this is {what}, and the nodes of a job on several machines need one secret: set {TOKEN} in all of them, "
-            "or name a file that has it with --rdzv-conf=token_file=FILE"
-        )
 
 
 def _check_token_of(rank: Rank, has_token: bool) -> None:

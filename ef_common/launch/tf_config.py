@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ef_common.errors import UsageError
-from ef_common.protocol.addresses import format_address, parse_address
+from ef_common.protocol.addresses import Address, parse_address
 
 VARIABLE = "TF_CONFIG"
 _ROLES = ("chief", "master", "worker")
@@ -26,12 +26,12 @@ class Task:
     Args:
         role: `worker`, `chief` or `master`.
         index: Of this one among those of its role.
-        nodes: Addresses of all that train.
+        addresses: Of all that train.
     """
 
     role: str
     index: int
-    nodes: tuple[str, ...]
+    addresses: tuple[Address, ...]
 
     def __str__(self) -> str:
         return f"{self.role} {self.index} of {VARIABLE}"
@@ -56,8 +56,9 @@ def task_in(environ: Mapping[str, str]) -> Task | None:
             f"this is {role} {index} of {VARIABLE}, which does not name the other workers (enableDynamicWorker): pass "
             "--rdzv-endpoint=HOST:PORT of the first one"
         )
-    nodes = tuple(_address(one) for one_role in _ROLES for one in cluster.get(one_role) or ())
-    return Task(role, index, nodes) if len(nodes) > 1 else None
+    texts = [str(text) for one in _ROLES for text in cluster.get(one) or ()]
+    addresses = tuple(parse_address(text, what=f"each address in {VARIABLE}") for text in texts)
+    return Task(role, index, addresses) if len(addresses) > 1 else None
 
 
 def _read(text: str) -> tuple[Mapping[str, Any], str, int]:
@@ -73,7 +74,3 @@ def _read(text: str) -> tuple[Mapping[str, Any], str, int]:
             f'{VARIABLE} must be JSON: {{"cluster": {{"worker": ["HOST:PORT", …]}}, "task": {{"type": "worker", '
             f'"index": 0}}}}. Received: {text}'
         ) from None
-
-
-def _address(text: object) -> str:
-    return format_address(parse_address(str(text), what=f"each address in {VARIABLE}"))

@@ -58,6 +58,10 @@ ARRAY = {"SLURM_JOB_ID": "15", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID"
         ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, None),  # a batch script, which runs once
         ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, None),
         (TF, Meeting("worker 1 of TF_CONFIG", "a:2222,b:2222", num_nodes=2)),
+        (  # several workers of one machine need no secret
+            {"TF_CONFIG": TF["TF_CONFIG"].replace("a:2222", "localhost:1").replace("b:2222", "127.0.0.1:2")},
+            Meeting("worker 1 of TF_CONFIG", "localhost:1,127.0.0.1:2", num_nodes=2),
+        ),
         (PYTORCH_JOB | {"PET_NNODES": "1:4"}, None),
         ({"PET_NNODES": "4"}, None),  # a job of this machine, which has as many nodes as workers
     ],

@@ -8,8 +8,10 @@ import pytest
 from ef_common.errors import UsageError
 from ef_common.launch.tf_config import Task, task_in
 
-WORKERS = [f"digits-worker-{number}.here.svc:2222" for number in range(2)]
-CHIEF = ["digits-chief-0.here.svc:2222"]
+WORKERS = ["worker-0:2222", "worker-1:2222"]
+CHIEF = ["chief-0:2222"]
+TWO = (("worker-0", 2222), ("worker-1", 2222))
+ALL = (("chief-0", 2222), *TWO)
 
 
 def config(role: str = "worker", index: int = 1, **cluster: Any) -> dict[str, str]:
@@ -22,12 +24,12 @@ def config(role: str = "worker", index: int = 1, **cluster: Any) -> dict[str, st
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
-        (config(worker=WORKERS), Task("worker", 1, tuple(WORKERS))),
-        (config(worker=WORKERS, chief=CHIEF), Task("worker", 1, (*CHIEF, *WORKERS))),
-        (config("chief", 0, worker=WORKERS, chief=CHIEF), Task("chief", 0, (*CHIEF, *WORKERS))),
-        (config("master", 0, worker=WORKERS, master=CHIEF), Task("master", 0, (*CHIEF, *WORKERS))),
-        (config(worker=WORKERS, evaluator=["e:1"], ps=["p:1"]), Task("worker", 1, tuple(WORKERS))),
-        (config(worker=["[fd00::1]:1", "b:2"]), Task("worker", 1, ("[fd00::1]:1", "b:2"))),
+        (config(worker=WORKERS), Task("worker", 1, TWO)),
+        (config(worker=WORKERS, chief=CHIEF), Task("worker", 1, ALL)),
+        (config("chief", 0, worker=WORKERS, chief=CHIEF), Task("chief", 0, ALL)),
+        (config("master", 0, worker=WORKERS, master=CHIEF), Task("master", 0, ALL)),
+        (config(worker=WORKERS, evaluator=["e:1"], ps=["p:1"]), Task("worker", 1, TWO)),
+        (config(worker=["[fd00::1]:1", "b:2"]), Task("worker", 1, (("fd00::1", 1), ("b", 2)))),
         (config("worker", 0, worker=WORKERS[:1]), None),
         (config("worker", 0, worker=WORKERS[:1], ps=["p:1"]), None),
         (config(), None),
