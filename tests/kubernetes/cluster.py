@@ -80,12 +80,12 @@ class Cluster:
 
     # ------------------------------------------------------------ the controller
 
-    def start_controller(self, *more: str) -> subprocess.Popen[bytes]:
-        """Start one, with the rights that its installation gives it and no others, and perhaps with more options."""
+    def start_controller(self, *more: str, kubeconfig: Path | None = None) -> subprocess.Popen[bytes]:
+        """Start one, with the rights that its installation gives it and no others, or those that it is told."""
         command = [sys.executable, "-m", "ef_common.cli", "kubernetes", "controller"]
         (port,) = free_ports(1)
         self.page = f"http://127.0.0.1:{port}"
-        options = [f"--kubeconfig={self._kubeconfig}", f"--page=127.0.0.1:{port}", f"--lease-s={LEASE_S}"]
+        options = [f"--kubeconfig={kubeconfig or self._kubeconfig}", f"--page=127.0.0.1:{port}", f"--lease-s={LEASE_S}"]
         with (self._folder / "controller.log").open("ab") as log:
             process = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "KILL", *command, *options, *more],

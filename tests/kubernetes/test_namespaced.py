@@ -30,14 +30,19 @@ pytestmark = [
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
+def cluster() -> Iterator[Cluster]:
     with clusters.cluster({1: 1, 2: 1}) as running:
         running.api.create(NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": TEAM}})
         things = manifests(image="none", namespace=TEAM, namespaced=True)
         assert list(apply_all(running.api, (one for one in things if one["kind"] != "Deployment")))
-        token = running.plane.token_of(TEAM, NAME)
-        running._kubeconfig = running.plane.write_kubeconfig(tmp_path / "controller", token, namespace=TEAM)
         yield running
+
+
+@pytest.fixture
+def kubeconfig(cluster: Cluster, tmp_path: Path) -> Path:
+    """That of the controller of the team."""
+    token = cluster.plane.token_of(TEAM, NAME)
+    return cluster.plane.write_kubeconfig(tmp_path / "controller", token, namespace=TEAM)
 
 
 def submit(cluster: Cluster, name: str, namespace: str) -> None:
@@ -49,13 +54,13 @@ def submit(cluster: Cluster, name: str, namespace: str) -> None:
 
 
 def test_namespaced_controller_has_jobs_of_its_namespace_only_and_learns_what_room_others_leave(
-    cluster: Cluster,
+    cluster: Cluster, kubeconfig: Path
 ) -> None:
     cluster.serve("s1")
     cluster.wait_until(lambda: cluster.is_running("s1"), "serving")
     submit(cluster, "b", "default")
     submit(cluster, "a", TEAM)
-    cluster.start_controller("--namespaced")
+    cluster.start_controller("--namespaced", kubeconfig=kubeconfig)
 
     def pods() -> list[str]:
         return [pod["status"]["phase"] for pod in cluster.api.list(PODS, TEAM)[0]]
@@ -67,8 +72,8 @@ def test_namespaced_controller_has_jobs_of_its_namespace_only_and_learns_what_ro
     assert cluster.pods("b") == {}
 
 
-def test_namespaced_controller_has_no_rights_elsewhere(cluster: Cluster) -> None:
-    api = Api(str(cluster._kubeconfig))
+def test_namespaced_controller_has_no_rights_elsewhere(kubeconfig: Path) -> None:
+    api = Api(str(kubeconfig))
     assert len(api.list(NODES)[0]) == 2
     for namespace in (None, "default"):
         with pytest.raises(ClusterRefused, match="cannot list resource"):
