@@ -11,7 +11,7 @@ import yaml
 from ef_common.kubernetes.resource import Json
 
 
-class _Plain(yaml.SafeDumper):
+class _Plain(yaml.SafeDumper):  # type: ignore[misc]
     """Writes what stands in several places in each of them."""
 
     def ignore_aliases(self, data: Any) -> bool:

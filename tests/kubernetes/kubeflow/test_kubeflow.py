@@ -13,6 +13,7 @@ from shlex import quote
 from shutil import which
 from typing import Any
 
+import psutil
 import pytest
 
 pytest.importorskip("lightkube")
@@ -46,13 +47,15 @@ pytestmark = [
 ]
 
 HERE = "default"
+CONTROL = 4
+"""A node without a GPU."""
 ELASTICFLOW = str(Path(sys.executable).with_name("elasticflow"))
 KINDS = {**definitions.KINDS, "Service": SERVICES}
 
 
 @pytest.fixture(scope="module")
-def three() -> Iterator[Cluster]:
-    with clusters.cluster({1: 1, 2: 1, 3: 1}) as running:
+def four() -> Iterator[Cluster]:
+    with clusters.cluster({1: 1, 2: 1, 3: 1, CONTROL: 0}) as running:
         for definition in definitions.definitions():
             running.api.create(definitions.DEFINITIONS, definition)
         for kind in definitions.KINDS.values():
@@ -68,14 +71,14 @@ def is_served(cluster: Cluster, kind: Any) -> bool:
 
 
 @pytest.fixture
-def cluster(three: Cluster) -> Iterator[Cluster]:
-    yield three
+def cluster(four: Cluster) -> Iterator[Cluster]:
+    yield four
     for kind in (*definitions.KINDS.values(), SERVICES, SECRETS):
-        for thing in three.api.list(kind, HERE)[0]:
+        for thing in four.api.list(kind, HERE)[0]:
             if thing["metadata"]["name"].startswith(("digits", "elasticflow")):
-                three.api.delete(kind, HERE, thing["metadata"]["name"])
-    three.clear()
-    for node in (1, 2, 3):
+                four.api.delete(kind, HERE, thing["metadata"]["name"])
+    four.clear()
+    for node in range(1, CONTROL + 1):
         for pid in networks.processes(node):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -139,9 +142,11 @@ class Training(Run):
         self._cluster.wait_until(lambda: self.phases()[pod] == "Failed", f"the end of {pod}")
         self._cluster.api.delete(PODS, HERE, pod, grace_s=0)
 
+    def pods(self) -> list[Json]:
+        return self._cluster.api.list(PODS, HERE)[0]
+
     def phases(self) -> dict[str, str]:
-        pods, _ = self._cluster.api.list(PODS, HERE)
-        return {pod["metadata"]["name"]: pod["status"]["phase"] for pod in pods}
+        return {pod["metadata"]["name"]: pod["status"]["phase"] for pod in self.pods()}
 
     def finish(self, *others: str) -> None:
         """The training is enough: it was one, and all pods but these end well."""
@@ -218,30 +223,61 @@ def test_workers_of_a_tfjob_train_together_and_go_on_without_the_first_one(clust
     training.finish()
 
 
-@pytest.mark.skipif(which("mpirun.openmpi") is None, reason="not installed: openmpi-bin")
-def test_ranks_of_an_mpijob_train_together_and_go_on_without_a_worker(cluster: Cluster, tmp_path: Path) -> None:
-    training = Training(tmp_path / "run", cluster, AS_ROOT)
-    (job,) = example("mpijob").values()
-    roles = job["spec"]["mpiReplicaSpecs"]
-    roles["Worker"]["replicas"] = 3
-    (launcher,) = roles["Launcher"]["template"]["spec"]["containers"]
-    launcher["command"][2:4] = ["--mpirun=mpirun.openmpi", "-np", "3"]
-    made = training.submit(job)
-    services, (*workers, launching) = of_mpijob(made)
-    training.make((services, workers))
-    cluster.wait_until(lambda: list(training.phases().values()) == ["Running"] * 3, "the workers")
-    (launching["spec"]["containers"][0]["env"]).extend(with_shell(cluster, made, tmp_path))
-    training.make(([], [launching]))
-    first = training.wait_for_world(3)
-    training.wait_for_steps()
-    nodes = nodes_of_pods(cluster)
-    for pid in networks.processes(next(node for node in nodes.values() if node != nodes["digits-launcher"])):
+class Mpi(Training):
+    """A training under `mpirun`, in the pod of a launcher on a node of its own."""
+
+    def start(self) -> int:
+        """Start it; the generation of its first view."""
+        (job,) = example("mpijob").values()
+        roles = job["spec"]["mpiReplicaSpecs"]
+        roles["Worker"]["replicas"] = 3
+        (launcher,) = roles["Launcher"]["template"]["spec"]["containers"]
+        launcher["command"][2:4] = ["--mpirun=mpirun.openmpi", "-np", "3"]
+        made = self.submit(job)
+        services, (*workers, launching) = of_mpijob(made)
+        self.make((services, workers))
+        self._cluster.wait_until(lambda: list(self.phases().values()) == ["Running"] * 3, "the workers")
+        launching["spec"]["nodeName"] = f"node{CONTROL}"
+        launching["spec"]["containers"][0]["env"] += with_shell(self._cluster, made, self.directory)
+        self.make(([], [launching]))
+        first = self.wait_for_world(3)
+        self.wait_for_steps()
+        return first
+
+    def wait_for_launcher(self) -> str:
+        """Wait for its end; its phase."""
+        self._cluster.wait_until(lambda: self.phases()["digits-launcher"] != "Running", "the end of the launcher")
+        return self.phases()["digits-launcher"]
+
+
+@pytest.fixture
+def mpi(cluster: Cluster, tmp_path: Path) -> Mpi:
+    if which("mpirun.openmpi") is None:
+        pytest.skip("not installed: openmpi-bin")
+    return Mpi(tmp_path / "run", cluster, AS_ROOT)
+
+
+def test_ranks_of_an_mpijob_train_together_and_go_on_without_one_that_is_killed(mpi: Mpi) -> None:
+    first = mpi.start()
+    for pid in networks.processes(1):
+        process = psutil.Process(pid)
+        if {ELASTICFLOW, str(SCRIPT)} & set(process.cmdline()):
+            process.kill()
+    mpi.wait_for_world(2, after=first)
+    mpi.wait_for_steps()
+    (mpi.directory / ENOUGH).touch()
+    assert mpi.wait_for_launcher() == "Succeeded", mpi.tails()
+    mpi.audit()
+
+
+def test_worker_pod_of_an_mpijob_that_is_lost_ends_the_launcher_and_the_others_leave(mpi: Mpi) -> None:
+    mpi.start()
+    for pid in networks.processes(1):
         os.kill(pid, signal.SIGKILL)
-    training.wait_for_world(2, after=first)
-    training.wait_for_steps()
-    (training.directory / ENOUGH).touch()
-    cluster.wait_until(lambda: training.phases()["digits-launcher"] == "Succeeded", "the end of the launcher")
-    training.audit()
+    assert mpi.wait_for_launcher() == "Failed", mpi.tails()
+    (launcher,) = (pod for pod in mpi.pods() if pod["metadata"]["name"] == "digits-launcher")
+    (container,) = launcher["status"]["containerStatuses"]
+    assert container["state"]["terminated"]["exitCode"] == os.EX_TEMPFAIL, mpi.tails()
 
 
 def nodes_of_pods(cluster: Cluster) -> dict[str, int]:
