@@ -40,7 +40,6 @@ from ef_common.storage.failures import redact
 
 BACKEND = "elasticflow"
 DEFAULT_PORT = 29400
-TOKEN_FILE = "token_file"
 JOIN_TIMEOUT_S = 600.0
 """As torchrun's own backends have it."""
 _HOST = re.compile(r"[\w.:-]+")
@@ -129,7 +128,7 @@ class Options:
                 f"Received: --rdzv-endpoint={redact(params.endpoint)}"
             )
         endpoint = doors[0] if doors else (LOOPBACK, 0) if registry else endpoint_of(params.endpoint)
-        token_file = config.get(TOKEN_FILE)
+        token_file = config.get("token_file")
         variables = environment.read_environment()
         return cls(
             endpoint=endpoint,
@@ -229,6 +228,11 @@ def config_of(text: str) -> dict[str, str]:
             raise UsageError(f"expected KEY=VALUE, and a comma between two of them. Received: --rdzv-conf={text}")
         config[key] = value
     return config
+
+
+def names_token(config: Mapping[str, Any]) -> bool:
+    """Whether ``--rdzv-conf`` names a file with the secret of the job."""
+    return bool(config.get("token_file"))
 
 
 def joined_conf(*texts: str) -> str:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from ef_common.errors import UsageError
 from ef_common.launch.nnodes import nodes_of
-from ef_common.launch.rendezvous_options import BACKEND, TOKEN_FILE, Parameters, Told
+from ef_common.launch.rendezvous_options import BACKEND, Parameters, Told, names_token
 from ef_common.launch.surroundings import meeting_in
 
 FLAGS = ("-h", "--help", "-m", "--module", "--no-python", "--run-path", "--standalone", "--virtual-local-rank")
@@ -60,7 +60,7 @@ class Unnamed:
         if _RDZV_ENDPOINT not in self.variables:
             return params
         nodes = f"{params.min_nodes}:{params.max_nodes}"
-        meeting = meeting_in({**environ, _NNODES: nodes}, has_token=TOKEN_FILE in params.config)
+        meeting = meeting_in({**environ, _NNODES: nodes}, has_token=names_token(params.config))
         if meeting is not None:
             is_host = {} if meeting.is_host is None else {"is_host": meeting.is_host}
             return Told(meeting.endpoint, params.min_nodes, params.max_nodes, {**is_host, **params.config})
