@@ -67,15 +67,20 @@ test-all: $(HOROVOD) $(BROWSER) $(LOGGERS) $(STREAMS) $(JAX) $(NOTEBOOK)
 test-peers: $(PEERS_TEST)
 	@$(BIN)/python -B -m tests.peers $(PEERS)
 
-# Debian 12 has the source of a Kubernetes, and etcd; the build is kept in ~/.cache/elasticflow.
-KUBERNETES := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/elasticflow/kubernetes-1.20.2
-test-kubernetes: $(TEST) $(KUBERNETES)
+# Debian 12 has the source of a Kubernetes, and etcd; the build is kept in ~/.cache/elasticflow, and so are helm and kubectl.
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/elasticflow
+KUBERNETES := $(CACHE)/kubernetes-1.20.2
+KUBERNETES_TOOLS := $(CACHE)/kubernetes-tools
+test-kubernetes: $(TEST) $(KUBERNETES) $(KUBERNETES_TOOLS)
 	@OMP_NUM_THREADS=1 $(BIN)/python -B -m pytest -q tests/core/test_cluster.py tests/kubernetes
 
 $(KUBERNETES):
 	@echo "Building Kubernetes (once)"
 	@mkdir -p $(dir $@)
 	@tests/kubernetes/build.sh $@
+
+$(KUBERNETES_TOOLS):
+	@tests/kubernetes/tools.sh $@
 
 mutants: $(HOROVOD)
 	@$(BIN)/python -B -m tests.mutants

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -63,17 +64,38 @@ _namespace = click.option("--namespace", "-n", default="", help="Default: that o
 @click.option("--image", default=_DEFAULT_IMAGE, show_default=True, help="Image of the controller.")
 @click.option("--namespace", "-n", default="elasticflow", show_default=True, help="Where the controller runs.")
 @click.option("--replicas", type=click.IntRange(1), default=2, show_default=True, help="One acts, others take over.")
+@click.option("--namespaced", is_flag=True, help="Only for jobs of that namespace, which is there already.")
 @click.option("--dry-run", is_flag=True, help="Print what would be applied, as YAML for kubectl.")
+@click.option(
+    "--helm-chart", metavar="DIR", type=click.Path(path_type=Path), help="Write a chart of Helm there instead."
+)
 @_kubeconfig
-def install(image: str, namespace: str, replicas: int, dry_run: bool, kubeconfig: str) -> None:
+def install(
+    image: str,
+    namespace: str,
+    replicas: int,
+    namespaced: bool,
+    dry_run: bool,
+    helm_chart: Path | None,
+    kubeconfig: str,
+) -> None:
     """Install the resource ElasticJob and its controller: `elasticflow kubernetes install --image=IMAGE`.
 
     With --dry-run, nothing is changed: `elasticflow kubernetes install --dry-run | kubectl apply -f -` does the same.
     """
     from ef_common.kubernetes.installation import manifests
 
-    things = manifests(image=image, namespace=namespace, replicas=replicas)
+    things = manifests(image=image, namespace=namespace, replicas=replicas, namespaced=namespaced)
     with refusing("kubernetes install"):
+        if helm_chart is not None:
+            with _explaining():
+                from ef_common.kubernetes.chart import Values, write
+            write(helm_chart, Values(image=image, replicas=replicas, namespaced=namespaced))
+            rows = (
+                (f"helm install elasticflow {helm_chart} --namespace={namespace} --create-namespace", "install it"),
+            )
+            say_what_next(f"The chart is in {helm_chart}.", rows)
+            return
         if dry_run:
             click.echo(_as_yaml(things), nl=False)
             return
@@ -87,6 +109,7 @@ def install(image: str, namespace: str, replicas: int, dry_run: bool, kubeconfig
 @kubernetes.command()
 @click.option("--namespace", "-n", default="", help="Where the lease of the controllers is. Default: the pod's own.")
 @click.option("--page", default="127.0.0.1:8080", show_default=True, help="Where /healthz, /readyz and /metrics are.")
+@click.option("--namespaced", is_flag=True, help="Look at jobs of that namespace only.")
 @click.option("--lease-s", type=click.FloatRange(2.0), default=15.0, show_default=True, help="A lost one is replaced.")
 @click.option(
     "--policy",
@@ -97,7 +120,7 @@ def install(image: str, namespace: str, replicas: int, dry_run: bool, kubeconfig
     "gang, a job gets its maximum or nothing, and the oldest comes first.",
 )
 @_kubeconfig
-def controller(namespace: str, page: str, lease_s: float, policy: str, kubeconfig: str) -> None:
+def controller(namespace: str, page: str, namespaced: bool, lease_s: float, policy: str, kubeconfig: str) -> None:
     """Run the controller, which starts and deletes the pods of all ElasticJobs.
 
     Several may run: one of them acts. SIGTERM ends it; jobs go on without it, with the pods that they have.
@@ -110,14 +133,11 @@ def controller(namespace: str, page: str, lease_s: float, policy: str, kubeconfi
         from ef_common.kubernetes.controller import Controller
         from ef_common.kubernetes.metrics import Metrics, Page
 
+        where = namespace or api.namespace
+        if namespaced:
+            api.limit_to(where)
         metrics = Metrics()
-        acts = Controller(
-            api,
-            namespace=namespace or api.namespace,
-            metrics=metrics,
-            lease_s=lease_s,
-            policy=Policy(policy),
-        )
+        acts = Controller(api, namespace=where, metrics=metrics, lease_s=lease_s, policy=Policy(policy))
         host, port = parse_address(page, what="--page")
         server = Page(host, port, metrics=metrics, is_ready=lambda: acts.is_ready)
         server.start()
@@ -274,6 +294,6 @@ def logs(name: str, follow: bool, namespace: str, kubeconfig: str) -> None:
 
 def _as_yaml(things: list[dict[str, object]]) -> str:
     with _explaining():
-        import yaml
+        from ef_common.kubernetes.texts import as_yaml
 
-    return "".join(f"---\n{yaml.safe_dump(thing, sort_keys=False)}" for thing in things)
+    return as_yaml(things)

@@ -47,11 +47,16 @@ class Api:
             raise UsageError(f"no cluster can be found: {error}. Set KUBECONFIG, as kubectl needs it") from None
         self.namespace: str = config.namespace or "default"
         self._manager = {"fieldManager": manager}
+        self._only: str | None = None
         self._client = Client(config, ConnectionParams(timeout=httpx2.Timeout(timeout_s)))
 
     def close(self) -> None:
         """End it."""
         self._client.close()
+
+    def limit_to(self, namespace: str) -> None:
+        """List and watch what is in this namespace from now on, in place of what is in all of them."""
+        self._only = namespace
 
     def get(self, kind: Kind, namespace: str | None, name: str) -> Json:
         """One object.
@@ -63,7 +68,7 @@ class Api:
 
     def list(self, kind: Kind, namespace: str | None = None, *, labels: str = "") -> tuple[list[Json], str]:
         """All objects, and the version of the list."""
-        found = self._ask("GET", kind.path(namespace), params={"labelSelector": labels} if labels else {})
+        found = self._ask("GET", kind.path(namespace or self._only), params={"labelSelector": labels} if labels else {})
         return found.get("items") or [], found["metadata"]["resourceVersion"]
 
     def watch(self, kind: Kind, version: str, *, limit_s: int) -> Iterator[tuple[str, Json]]:
@@ -80,7 +85,7 @@ class Api:
         }
         timeout = httpx2.Timeout(_TIMEOUT_S, read=limit_s + _TIMEOUT_S)
         try:
-            with self._client.stream("GET", kind.path(), params=params, timeout=timeout) as answer:
+            with self._client.stream("GET", kind.path(self._only), params=params, timeout=timeout) as answer:
                 if answer.is_error:
                     answer.read()
                     raise _error_of(answer)

@@ -9,28 +9,31 @@ from ef_common.kubernetes.resource import GROUP, PLURAL, Json, definition
 NAME = "elasticflow-controller"
 NAMESPACE = "elasticflow"
 PAGE_PORT = 8080
+_RBAC = "rbac.authorization.k8s.io/v1"
 _LABELS = {"app.kubernetes.io/name": NAME}
 
 
-def manifests(*, image: str, namespace: str = NAMESPACE, replicas: int = 2) -> list[Json]:
+def manifests(*, image: str, namespace: str = NAMESPACE, replicas: int = 2, namespaced: bool = False) -> list[Json]:
     """All objects, in the order in which they are made.
 
     Args:
         image: Of the controller; it has `elasticflow-training[kubernetes]`.
         namespace: Where the controller runs.
         replicas: How many controllers there are. One acts, the others take over.
+        namespaced: The controller looks at the jobs of its namespace only, and has no rights in others. The namespace
+            is there already.
     """
     return [
         definition(),
-        _thing("v1", "Namespace", namespace, None, _LABELS),
+        *([] if namespaced else [_thing("v1", "Namespace", namespace, None, _LABELS)]),
         _thing("v1", "ServiceAccount", NAME, namespace),
-        *_rights(namespace),
-        _deployment(image, namespace, replicas),
+        *_rights(namespace, namespaced),
+        _deployment(image, namespace, replicas, namespaced),
     ]
 
 
-def controller_rules() -> list[Json]:
-    """Rights in the whole cluster."""
+def job_rules() -> list[Json]:
+    """Rights where jobs are: in the whole cluster, or in one namespace."""
     return [
         _rule(GROUP, [PLURAL], ["get", "list", "watch", "delete"]),  # delete: after ttlSecondsAfterFinished
         _rule(GROUP, [f"{PLURAL}/status"], ["update"]),
@@ -41,6 +44,12 @@ def controller_rules() -> list[Json]:
         _rule("networking.k8s.io", ["networkpolicies"], ["create"]),
         _rule("policy", ["poddisruptionbudgets"], ["create"]),
         _rule("", ["events"], ["create"]),
+    ]
+
+
+def cluster_rules() -> list[Json]:
+    """Rights to look at what is in no namespace."""
+    return [
         _rule("", ["nodes"], ["get", "list", "watch"]),
         _rule("scheduling.k8s.io", ["priorityclasses"], ["get", "list", "watch"]),
     ]
@@ -61,32 +70,37 @@ def user_rules() -> list[Json]:
     return [_rule(GROUP, [PLURAL, f"{PLURAL}/scale"], verbs), _rule(GROUP, [f"{PLURAL}/status"], ["get"])]
 
 
-def _rights(namespace: str) -> list[Json]:
-    rbac = "rbac.authorization.k8s.io/v1"
+def _rights(namespace: str, namespaced: bool) -> list[Json]:
     aggregated = {f"rbac.authorization.k8s.io/aggregate-to-{role}": "true" for role in ("admin", "edit")}
-    account = [{"kind": "ServiceAccount", "name": NAME, "namespace": namespace}]
-
-    def binding(kind: str, role: str, where: str | None) -> Json:
-        reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": role, "name": NAME}
-        return {**_thing(rbac, kind, NAME, where), "roleRef": reference, "subjects": account}
-
+    suffix = f"-{namespace}" if namespaced else ""  # there may be such a controller in several namespaces
+    everywhere, here = ([], job_rules()) if namespaced else (job_rules(), [])
     return [
-        {**_thing(rbac, "ClusterRole", NAME, None), "rules": controller_rules()},
-        binding("ClusterRoleBinding", "ClusterRole", None),
-        {**_thing(rbac, "Role", NAME, namespace), "rules": lease_rules()},
-        binding("RoleBinding", "Role", namespace),
-        {**_thing(rbac, "ClusterRole", "elasticflow-user", None, aggregated), "rules": user_rules()},
+        *_granted(NAME + suffix, None, [*everywhere, *cluster_rules()], namespace),
+        *_granted(NAME, namespace, [*here, *lease_rules()], namespace),
+        {**_thing(_RBAC, "ClusterRole", f"elasticflow-user{suffix}", None, aggregated), "rules": user_rules()},
     ]
 
 
-def _deployment(image: str, namespace: str, replicas: int) -> Json:
+def _granted(name: str, where: str | None, rules: list[Json], namespace: str) -> list[Json]:
+    """A role, and its binding to the account of the controller."""
+    role = "Role" if where else "ClusterRole"
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": role, "name": name}
+    account = {"kind": "ServiceAccount", "name": NAME, "namespace": namespace}
+    return [
+        {**_thing(_RBAC, role, name, where), "rules": rules},
+        {**_thing(_RBAC, f"{role}Binding", name, where), "roleRef": reference, "subjects": [account]},
+    ]
+
+
+def _deployment(image: str, namespace: str, replicas: int, namespaced: bool) -> Json:
     def probe(path: str) -> Json:
         return {"httpGet": {"path": path, "port": PAGE_PORT}, "periodSeconds": 10}
 
+    options = [f"--page=0.0.0.0:{PAGE_PORT}", *(["--namespaced"] if namespaced else [])]
     container = {
         "name": "controller",
         "image": image,
-        "command": ["elasticflow", "kubernetes", "controller", f"--page=0.0.0.0:{PAGE_PORT}"],
+        "command": ["elasticflow", "kubernetes", "controller", *options],
         "ports": [{"name": "metrics", "containerPort": PAGE_PORT}],
         "livenessProbe": probe("/healthz"),
         "readinessProbe": probe("/readyz"),

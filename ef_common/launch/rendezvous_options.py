@@ -230,6 +230,11 @@ def config_of(text: str) -> dict[str, str]:
     return config
 
 
+def names_token(config: Mapping[str, Any]) -> bool:
+    """Whether ``--rdzv-conf`` names a file with the secret of the job."""
+    return bool(config.get("token_file"))
+
+
 def joined_conf(*texts: str) -> str:
     """Texts of ``--rdzv-conf`` as one; some may be empty. Of a key that stands in several, the last one counts."""
     return ",".join(filter(None, texts))

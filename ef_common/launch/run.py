@@ -44,7 +44,7 @@ from ef_common.launch.hosts import job as hosts_job
 from ef_common.launch.mpi import rank_in
 from ef_common.launch.mpirun import tell_status
 from ef_common.launch.nnodes import DEFAULT_NNODES
-from ef_common.launch.rendezvous_options import BACKEND, joined_conf, options_of_a_local_job
+from ef_common.launch.rendezvous_options import BACKEND, config_of, joined_conf, names_token, options_of_a_local_job
 from ef_common.launch.restarts import Restarts
 from ef_common.launch.run_directory import Launcher
 from ef_common.launch.signals import GENTLE, listening, to_end
@@ -109,7 +109,8 @@ class Options:
         args = _parse(made, argv)
         if args.join:
             _take_from_job(args, made)
-        meeting = None if args.rdzv_endpoint else meeting_in(os.environ)
+        has_token = names_token(config_of(args.rdzv_conf))
+        meeting = None if args.rdzv_endpoint else meeting_in(os.environ, has_token=has_token)
         if meeting is not None:
             args.rdzv_endpoint = meeting.endpoint
             is_host = "" if meeting.is_host is None else f"is_host={int(meeting.is_host)}"

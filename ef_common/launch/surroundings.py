@@ -5,18 +5,16 @@ Without an endpoint each of them would silently run a training of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ef_common.errors import UsageError
-from ef_common.launch import mpi
+from ef_common.launch import kubeflow, mpi, tf_config
 from ef_common.launch.environment import COORDINATOR, TOKEN
 from ef_common.launch.mpi import Hosts, Rank, rank_in
-from ef_common.launch.rendezvous_options import DEFAULT_PORT
 from ef_common.launch.slurm import hostnames
-from ef_common.protocol.addresses import LOOPBACK, format_address, is_loopback, parse_address
+from ef_common.protocol.addresses import LOOPBACK, Address, format_address, is_loopback
 
-_MASTER_ADDR, _MASTER_PORT, _NNODES, _NODE_RANK = "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_NNODES", "PET_NODE_RANK"
 _STEP = "a Slurm step"
 _TASKS = {
     _STEP: ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
@@ -27,7 +25,7 @@ _TASKS = {
     "Flux": ("FLUX_JOB_SIZE", "FLUX_TASK_RANK"),
 }
 """Who starts the same command several times: the variables of how often, and of which one this is."""
-_TRAINER = "a pod of Kubeflow's Trainer"
+_POD, _POD_OF_KUBEFLOW = "a pod of Kubernetes", "a pod of Kubeflow"
 _NUM_DOORS = 5
 """Hosts of a step at which its tasks meet; more than half of them must be there, and each is asked by all."""
 AskForHosts = Callable[[Rank, Mapping[str, str]], Hosts]
@@ -55,32 +53,35 @@ class Meeting:
 def meeting_in(
     environ: Mapping[str, str],
     *,
+    has_token: bool = False,
     hosts_of: Callable[[str], list[str]] = hostnames,
     hosts_of_ranks: AskForHosts = mpi.hosts_of,
 ) -> Meeting | None:
-    """Where the nodes meet, as Kubeflow's Trainer, MPI or Slurm tells them; None for a job on this machine.
+    """Where the nodes meet, as Kubeflow, MPI or Slurm tells them; None for a job on this machine.
 
     Args:
         environ: The variables.
+        has_token: The job has a secret, even if the variables have none.
         hosts_of: Takes a list of nodes apart that Slurm has written.
         hosts_of_ranks: Asks MPI's process manager for the hosts of all ranks.
 
     Raises:
-        UsageError: This is one of several tasks, and nothing says where they meet; or a variable is malformed.
+        UsageError: This is one of several tasks, and nothing says where they meet; or they have no secret; or a
+            variable is malformed.
     """
-    host = environ.get(_MASTER_ADDR, "").strip()
-    if host and not is_loopback(host) and environ.get(_NNODES, "1").strip() not in ("", "1", "1:1"):
-        port = environ.get(_MASTER_PORT, "").strip() or DEFAULT_PORT
-        address = parse_address(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", what=_MASTER_ADDR)
-        rank = environ.get(_NODE_RANK, "").strip()
-        return Meeting(_TRAINER, format_address(address), is_host=rank == "0" if rank else None)
+    has_token = has_token or bool(environ.get(TOKEN, "").strip())
+    pod = kubeflow.pod_in(environ)
+    if pod is not None:
+        is_host = pod.is_first if len(pod.addresses) == 1 else None
+        return _meeting_at(pod.addresses, place=_POD_OF_KUBEFLOW, has_token=has_token, is_host=is_host)
     mpi_rank = rank_in(environ)  # before Slurm, which may have started MPI's daemons
     if mpi_rank is not None:
-        return _meeting_of_ranks(mpi_rank, environ, hosts_of_ranks)
+        _check_token_of(mpi_rank, has_token)
+        return _meeting_of_ranks(mpi_rank, hosts_of_ranks(mpi_rank, environ))
     for what, number, rank in _tasks_in(environ):
         task = f"task {environ.get(rank, '?')} of {number} of {what}"
         nodes = environ.get("SLURM_STEP_NODELIST", "") if what == _STEP else ""
-        if nodes and environ.get(TOKEN, "").strip():
+        if nodes and has_token:
             doors = ",".join(f"{host}:{_port_in(environ)}" for host in hosts_of(nodes)[:_NUM_DOORS])
             return Meeting(task, doors, num_nodes=int(number))
         by_itself = f", or set {TOKEN} to one secret for all of them, and they meet by themselves" if nodes else ""
@@ -89,22 +90,34 @@ def meeting_in(
             "of its own. Pass --rdzv-endpoint=HOST:PORT of one of them, or a place that all of them reach: "
             f"--rdzv-endpoint=file:///shared/folder{by_itself}"
         )
+    tf_task = tf_config.task_in(environ)
+    if tf_task is not None:
+        num_nodes = len(tf_task.addresses)
+        return _meeting_at(tf_task.addresses, place=str(tf_task), has_token=has_token, num_nodes=num_nodes)
     return None
 
 
-def _meeting_of_ranks(
-    rank: Rank, environ: Mapping[str, str], ask: Callable[[Rank, Mapping[str, str]], Hosts]
+def _meeting_at(
+    addresses: Sequence[Address], *, place: str, has_token: bool, is_host: bool | None = None, num_nodes: int = 0
 ) -> Meeting:
+    """Where those meet who know the addresses of all: at the first ones."""
+    if not has_token and not all(is_loopback(host) for host, _ in addresses):
+        raise UsageError(
+            f"this is {place}, and the nodes of a job on several machines need one secret: set {TOKEN} in all of them, "
+            "or name a file that has it with --rdzv-conf=token_file=FILE"
+        )
+    return Meeting(place, ",".join(map(format_address, addresses[:_NUM_DOORS])), is_host, num_nodes)
+
+
+def _meeting_of_ranks(rank: Rank, hosts: Hosts) -> Meeting:
     """Where the ranks of MPI meet: on one machine at its loopback interface, else at the first hosts."""
-    _check_token_of(rank, environ)
-    hosts = ask(rank, environ)
     port = hosts.port(_PORTS)
     names = [LOOPBACK] if rank.is_on_one_machine else hosts.names[:_NUM_DOORS]
     return Meeting(str(rank), ",".join(format_address((name, port)) for name in names), num_nodes=rank.size)
 
 
-def _check_token_of(rank: Rank, environ: Mapping[str, str]) -> None:
-    if not rank.is_on_one_machine and not environ.get(TOKEN, "").strip():
+def _check_token_of(rank: Rank, has_token: bool) -> None:
+    if not rank.is_on_one_machine and not has_token:
         raise UsageError(
             f"this is {rank} on several machines, which need one secret: set {TOKEN}, and pass it on "
             f"(`{mpi.PASS_ON[rank.launcher]}`), or start them with `elasticflow mpi`"
@@ -161,7 +174,7 @@ def place_in(environ: Mapping[str, str]) -> Place:
             start = "each task would run a training of its own, unless all are told where they meet"
             command = "elasticflow run --rdzv-endpoint=file:///shared/folder train.py"
             return Place(f"task {environ.get(rank, '?')} of {number} of {what}", start, command)
-        return Place(_TRAINER, str(error))
+        return Place(_POD_OF_KUBEFLOW if kubeflow.MASTER_ADDR in environ else _POD, str(error))
     if meeting is not None:
         return Place(
             meeting.place, f"`elasticflow run train.py` is one node of the job that meets at {meeting.endpoint}"
@@ -173,7 +186,7 @@ def place_in(environ: Mapping[str, str]) -> Place:
         nodes = "one node" if number == "1" else f"{number} nodes"
         return Place(f"Slurm job {environ['SLURM_JOB_ID']} on {nodes}", f"{_HERE}; {_SRUN}")
     if "KUBERNETES_SERVICE_HOST" in environ:
-        return Place("a pod of Kubernetes", f"{_HERE}; {_PODS}")
+        return Place(_POD, f"{_HERE}; {_PODS}")
     if environ.get("CONTAINER_ID", "").startswith("container_"):
         return Place(f"a container of YARN ({environ['CONTAINER_ID']})", f"{_HERE}; {_CONTAINERS}")
     return Place("none", f"{_HERE}; {_HOSTS}")
@@ -182,7 +195,7 @@ def place_in(environ: Mapping[str, str]) -> Place:
 def _place_of(rank: Rank, environ: Mapping[str, str]) -> Place:
     """A rank of MPI, whose process manager is not asked."""
     try:
-        _check_token_of(rank, environ)
+        _check_token_of(rank, bool(environ.get(TOKEN, "").strip()))
     except UsageError:
         start = "the ranks are on several machines, which need one secret"
         return Place(str(rank), start, "elasticflow mpi -np … elasticflow run train.py")

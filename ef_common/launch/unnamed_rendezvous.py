@@ -10,7 +10,7 @@ rendezvous handlers before. So the handler can set such a default, without a pri
   (``--master-addr``, ``--master-port``, ``--node-rank``).
 
 Without an endpoint, the job is one of this machine alone; or of several pods or tasks, if the variables of
-Kubeflow's Trainer or of Slurm say where all of them meet (:mod:`ef_common.launch.surroundings`).
+Kubeflow or of Slurm say where all of them meet (:mod:`ef_common.launch.surroundings`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from ef_common.errors import UsageError
 from ef_common.launch.nnodes import nodes_of
-from ef_common.launch.rendezvous_options import BACKEND, Parameters, Told
+from ef_common.launch.rendezvous_options import BACKEND, Parameters, Told, names_token
 from ef_common.launch.surroundings import meeting_in
 
 FLAGS = ("-h", "--help", "-m", "--module", "--no-python", "--run-path", "--standalone", "--virtual-local-rank")
@@ -60,7 +60,7 @@ class Unnamed:
         if _RDZV_ENDPOINT not in self.variables:
             return params
         nodes = f"{params.min_nodes}:{params.max_nodes}"
-        meeting = meeting_in({**environ, _NNODES: nodes})
+        meeting = meeting_in({**environ, _NNODES: nodes}, has_token=names_token(params.config))
         if meeting is not None:
             is_host = {} if meeting.is_host is None else {"is_host": meeting.is_host}
             return Told(meeting.endpoint, params.min_nodes, params.max_nodes, {**is_host, **params.config})

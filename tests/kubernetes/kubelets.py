@@ -179,7 +179,7 @@ class Kubelets:
         command = [*(container.get("command") or ()), *(container.get("args") or ())]
         with (self.outputs / f"{meta['name']}.txt").open("ab") as output:
             process = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", *networks.inside(node), *command],
+                ["setpriv", "--pdeathsig", "KILL", *networks.inside_as(node, _host_name(pod)), *command],
                 env=environ,
                 cwd=container.get("workingDir"),
                 stdin=subprocess.DEVNULL,
@@ -279,11 +279,27 @@ class Kubelets:
             for subset in endpoints.get("subsets") or ():
                 for one in [*(subset.get("addresses") or ()), *(subset.get("notReadyAddresses") or ())]:
                     if one.get("targetRef"):
-                        names[f"{meta['name']}.{meta['namespace']}.svc"].append(one["ip"])
+                        for name in _names_of(one, meta):
+                            names[name].append(one["ip"])
         if names != self._names:
             self._names = dict(names)
             for node in self._numbers.values():
                 networks.set_names(node, self._names)
+
+
+def _host_name(pod: Mapping[str, Any]) -> str:
+    name: str = pod["spec"].get("hostname") or pod["metadata"]["name"]
+    return name
+
+
+def _names_of(address: Mapping[str, Any], service: Mapping[str, Any]) -> list[str]:
+    """The names that an address of a service has for pods of the default namespace, and those that it has for all."""
+    inside = f"{service['name']}.{service['namespace']}.svc"
+    host = address.get("hostname")  # of a pod whose subdomain is the service
+    names = [inside, *([f"{host}.{inside}"] if host else [])]
+    if service["namespace"] == "default":
+        names += [service["name"], *([f"{host}.{service['name']}", host] if host else [])]
+    return list(dict.fromkeys(names))
 
 
 def _base_environ() -> dict[str, str]:

@@ -15,7 +15,7 @@ from ef_common.cli import main
 from ef_common.cli.common import name_for
 from ef_common.cli.kubernetes import _progress
 from ef_common.errors import UsageError
-from ef_common.kubernetes.installation import NAME, controller_rules, manifests
+from ef_common.kubernetes.installation import NAME, cluster_rules, job_rules, manifests
 from ef_common.kubernetes.resource import MAX_NAME, PLURAL, definition, problem
 from ef_common.kubernetes.submission import Submission, pairs, row
 
@@ -150,23 +150,49 @@ def test_installation_is_printed_as_kubectl_reads_it() -> None:
 
 
 def test_controller_has_no_right_that_lets_it_read_secrets_or_change_others() -> None:
-    rights = {
-        (resource, verb) for rule in controller_rules() for resource in rule["resources"] for verb in rule["verbs"]
-    }
+    rules = [*job_rules(), *cluster_rules()]
+    rights = {(resource, verb) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
     assert {verb for resource, verb in rights if resource == "secrets"} == {"create"}
     assert {verb for resource, verb in rights if resource == "pods"} == {"get", "list", "watch", "create", "delete"}
     assert not {resource for resource, verb in rights if verb in ("*", "patch", "escalate", "impersonate", "bind")}
     assert {resource for resource, verb in rights if verb == "update"} == {f"{PLURAL}/status", f"{PLURAL}/finalizers"}
-    assert not [rule for rule in controller_rules() if "*" in (*rule["apiGroups"], *rule["resources"])]
+    assert not [rule for rule in rules if "*" in (*rule["apiGroups"], *rule["resources"])]
 
 
-def test_roles_are_bound_to_the_account_of_the_controller() -> None:
-    things = manifests(image="i", namespace="there")
+@pytest.mark.parametrize("namespaced", [False, True])
+def test_roles_are_bound_to_the_account_of_the_controller(namespaced: bool) -> None:
+    things = manifests(image="i", namespace="there", namespaced=namespaced)
+    roles = {(thing["kind"], thing["metadata"]["name"]) for thing in things if thing["kind"].endswith("Role")}
     bindings = [thing for thing in things if thing["kind"].endswith("Binding")]
     assert len(bindings) == 2
     for binding in bindings:
         assert binding["subjects"] == [{"kind": "ServiceAccount", "name": NAME, "namespace": "there"}]
-        assert any(thing["kind"] == binding["roleRef"]["kind"] for thing in things)
+        assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) in roles
+        assert binding["kind"] == f"{binding['roleRef']['kind']}Binding"
+
+
+def test_namespaced_controller_only_looks_at_nodes_and_priority_classes_outside_its_namespace() -> None:
+    result = elasticflow("install", "--dry-run", "--namespaced", "--namespace=team")
+    things = {(thing["kind"], thing["metadata"]["name"]): thing for thing in yaml.safe_load_all(result.stdout)}
+    assert things["ClusterRole", f"{NAME}-team"]["rules"] == cluster_rules()
+    assert {one for rule in cluster_rules() for one in rule["resources"]} == {"nodes", "priorityclasses"}
+    assert {verb for rule in cluster_rules() for verb in rule["verbs"]} == {"get", "list", "watch"}
+    role = things["Role", NAME]
+    assert role["metadata"]["namespace"] == "team"
+    assert all(rule in role["rules"] for rule in job_rules())
+    assert not [kind for kind, _ in things if kind == "Namespace"]
+    (container,) = things["Deployment", NAME]["spec"]["template"]["spec"]["containers"]
+    assert container["command"][-1] == "--namespaced"
+    assert "--namespaced" not in str(manifests(image="i"))
+
+
+def test_namespaced_controllers_of_two_namespaces_share_nothing_but_the_resource() -> None:
+    one, other = (manifests(image="i", namespace=where, namespaced=True) for where in ("a", "b"))
+    names = [
+        {(thing["kind"], thing["metadata"]["name"], thing["metadata"].get("namespace")) for thing in things}
+        for things in (one, other)
+    ]
+    assert names[0] & names[1] == {("CustomResourceDefinition", "elasticjobs.elasticflow.dev", None)}
 
 
 def structural(schema: dict[str, Any], path: str = "") -> None:

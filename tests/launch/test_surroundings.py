@@ -9,8 +9,22 @@ from ef_common.launch.mpi import Hosts, Rank
 from ef_common.launch.run import Options
 from ef_common.launch.surroundings import Meeting, Place, meeting_in, place_in
 
-KUBEFLOW = {"PET_NNODES": "4", "PET_MASTER_ADDR": "job-node-0-0.job", "PET_MASTER_PORT": "29500", "PET_NODE_RANK": "2"}
-TRAINER = "a pod of Kubeflow's Trainer"
+SECRET = {"ELASTICFLOW_TOKEN": "secret"}
+PODS = "job-node-0-0.job:29500,job-node-0-1.job:29500,job-node-0-2.job:29500,job-node-0-3.job:29500"
+FIRST = {"PET_MASTER_ADDR": "first"}  # the names of the others do not follow from such a name
+WITHOUT_SECRET = {
+    "PET_NNODES": "4",
+    "PET_MASTER_ADDR": "job-node-0-0.job",
+    "PET_MASTER_PORT": "29500",
+    "PET_NODE_RANK": "2",
+}
+KUBEFLOW = WITHOUT_SECRET | SECRET
+TF_WITHOUT_SECRET = {
+    "TF_CONFIG": '{"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worker", "index": 1}}'
+}
+TF = TF_WITHOUT_SECRET | SECRET
+PYTORCH_JOB = {"PET_NNODES": "4", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+POD = "a pod of Kubeflow"
 STEP = {
     "SLURM_JOB_ID": "12",
     "SLURM_STEP_ID": "3",
@@ -34,13 +48,22 @@ ARRAY = {"SLURM_JOB_ID": "15", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID"
     ("environ", "expected"),
     [
         ({}, None),
-        (KUBEFLOW, Meeting(TRAINER, "job-node-0-0.job:29500", is_host=False)),
-        (KUBEFLOW | {"PET_NODE_RANK": "0"}, Meeting(TRAINER, "job-node-0-0.job:29500", is_host=True)),
-        ({"PET_NNODES": "1:4", "PET_MASTER_ADDR": "fd00::1"}, Meeting(TRAINER, "[fd00::1]:29400", is_host=None)),
+        (KUBEFLOW, Meeting(POD, PODS)),
+        (KUBEFLOW | {"PET_NNODES": "1:4"}, Meeting(POD, PODS)),
+        (KUBEFLOW | FIRST, Meeting(POD, "first:29500", is_host=False)),
+        (KUBEFLOW | FIRST | {"PET_NODE_RANK": "0"}, Meeting(POD, "first:29500", is_host=True)),
+        (SECRET | {"PET_NNODES": "1:4", "PET_MASTER_ADDR": "fd00::1"}, Meeting(POD, "[fd00::1]:29400", is_host=None)),
         (KUBEFLOW | {"PET_NNODES": "1"}, None),
         (KUBEFLOW | {"PET_MASTER_ADDR": "127.0.0.1"}, None),
         ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, None),  # a batch script, which runs once
         ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, None),
+        (TF, Meeting("worker 1 of TF_CONFIG", "a:2222,b:2222", num_nodes=2)),
+        (  # several workers of one machine need no secret
+            {"TF_CONFIG": TF["TF_CONFIG"].replace("a:2222", "localhost:1").replace("b:2222", "127.0.0.1:2")},
+            Meeting("worker 1 of TF_CONFIG", "localhost:1,127.0.0.1:2", num_nodes=2),
+        ),
+        (PYTORCH_JOB | {"PET_NNODES": "1:4"}, None),
+        ({"PET_NNODES": "4"}, None),  # a job of this machine, which has as many nodes as workers
     ],
 )
 def test_meeting(environ: dict[str, str], expected: Meeting | None) -> None:
@@ -111,6 +134,10 @@ def test_run_in_a_task_of_a_slurm_step_is_one_node_of_at_most_as_many(monkeypatc
         ({"JSM_NAMESPACE_SIZE": "3", "JSM_NAMESPACE_RANK": "1"}, "this is task 1 of 3 of jsrun"),
         ({"FLUX_JOB_SIZE": "3", "FLUX_TASK_RANK": "1"}, "this is task 1 of 3 of Flux"),
         (KUBEFLOW | {"PET_MASTER_PORT": "http"}, "PET_MASTER_ADDR must be HOST:PORT"),
+        (WITHOUT_SECRET, "this is a pod of Kubeflow.*set ELASTICFLOW_TOKEN.*token_file=FILE"),
+        (TF_WITHOUT_SECRET, "this is worker 1 of TF_CONFIG.*set ELASTICFLOW_TOKEN.*token_file=FILE"),
+        (PYTORCH_JOB, r"one of several pods \(PET_NNODES=4\).*elasticPolicy with `rdzvBackend: elasticflow`"),
+        (PYTORCH_JOB | {"PET_NNODES": "2:4"}, "each of them would run a training of its own"),
     ],
 )
 def test_tasks_that_would_train_apart_are_refused(environ: dict[str, str], message: str) -> None:
@@ -123,11 +150,28 @@ def test_run_in_a_pod_of_kubeflow_is_one_node_of_the_job(monkeypatch: pytest.Mon
         monkeypatch.setenv(variable, value)
     options = Options.parse(["--rdzv-conf=last_call_timeout=5", "train.py"])
     assert not options.local
-    assert options.torchrun.rdzv_endpoint == "job-node-0-0.job:29500"
-    assert options.torchrun.rdzv_conf == "last_call_timeout=5,is_host=0"
+    assert (options.torchrun.rdzv_endpoint, options.torchrun.rdzv_conf) == (PODS, "last_call_timeout=5")
     assert (options.min_nodes, options.max_nodes) == (4, 4)
     monkeypatch.delenv("PET_MASTER_ADDR")
     assert Options.parse(["train.py"]).local
+
+
+@pytest.mark.parametrize("environ", [WITHOUT_SECRET, TF_WITHOUT_SECRET])
+def test_secret_may_be_in_a_file(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]) -> None:
+    for variable, value in environ.items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.delenv("ELASTICFLOW_TOKEN", raising=False)
+    with pytest.raises(UsageError, match="need one secret"):
+        Options.parse(["train.py"])
+    assert not Options.parse(["--rdzv-conf=token_file=/run/secrets/token", "train.py"]).local
+
+
+def test_run_in_a_pod_of_a_tfjob_is_one_node_of_at_most_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in TF.items():
+        monkeypatch.setenv(variable, value)
+    options = Options.parse(["train.py"])
+    assert options.torchrun.rdzv_endpoint == "a:2222,b:2222"
+    assert (options.local, options.min_nodes, options.max_nodes) == (False, 1, 2)
 
 
 def test_run_with_an_endpoint_asks_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,8 +185,11 @@ def test_run_with_an_endpoint_asks_nobody_else(monkeypatch: pytest.MonkeyPatch) 
     ("environ", "name", "start"),
     [
         ({}, "none", "`torchrun --nnodes=1:8 train.py` is a job of this machine"),
-        (KUBEFLOW, "a pod of Kubeflow's Trainer", "one node of the job that meets at job-node-0-0.job:29500"),
-        (KUBEFLOW | {"PET_MASTER_PORT": "http"}, "a pod of Kubeflow's Trainer", "PET_MASTER_ADDR must be HOST:PORT"),
+        (KUBEFLOW, "a pod of Kubeflow", "one node of the job that meets at job-node-0-0.job:29500,"),
+        (KUBEFLOW | {"PET_MASTER_PORT": "http"}, "a pod of Kubeflow", "PET_MASTER_ADDR must be HOST:PORT"),
+        (WITHOUT_SECRET, "a pod of Kubeflow", "need one secret"),
+        (TF, "worker 1 of TF_CONFIG", "one node of the job that meets at a:2222,b:2222"),
+        (PYTORCH_JOB, "a pod of Kubernetes", "Give the PyTorchJob an elasticPolicy"),
         (SEVERAL, "rank 2 of 8 of Open MPI", "one node of the job of all ranks"),
         ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "a pod of Kubernetes", "--rdzv-endpoint=SERVICE:29400"),
         (

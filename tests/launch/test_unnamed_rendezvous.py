@@ -22,7 +22,7 @@ from tests.waiting import poll_until
 
 LOCAL = Unnamed({"PET_RDZV_BACKEND": "elasticflow", "PET_RDZV_ENDPOINT": "localhost:0"})
 NODE = Unnamed({"PET_RDZV_BACKEND": "elasticflow"})
-KUBEFLOW = {"PET_MASTER_ADDR": "job-node-0-0.job", "PET_MASTER_PORT": "29500", "PET_NODE_RANK": "2"}
+KUBEFLOW = {"PET_MASTER_ADDR": "first.job", "PET_MASTER_PORT": "29500", "PET_NODE_RANK": "2"}
 
 
 # ---------------------------------------------------------------- the rule
@@ -113,8 +113,10 @@ def test_variables_are_set_in_torchrun_only(
 def test_endpoint_is_this_machine_or_the_master_of_the_pods() -> None:
     params = Told("", 1, 8, {"last_call_timeout": "5"})
     assert LOCAL.complete(params, {}) == Told("localhost:0", 1, 8, {"last_call_timeout": "5"})
-    pods = Told("job-node-0-0.job:29500", 1, 8, {"is_host": False, "last_call_timeout": "5"})
-    assert LOCAL.complete(params, KUBEFLOW) == pods
+    pods = Told("first.job:29500", 1, 8, {"is_host": False, "last_call_timeout": "5"})
+    assert LOCAL.complete(params, KUBEFLOW | {"ELASTICFLOW_TOKEN": "secret"}) == pods
+    in_file = {"token_file": "/run/secrets/token"}
+    assert LOCAL.complete(Told("", 1, 8, in_file), KUBEFLOW).config == {"is_host": False, **in_file}
     named = Told("host:1", 2, 8, {})
     assert NODE.complete(named, KUBEFLOW) is named
 
@@ -124,6 +126,7 @@ def test_endpoint_is_this_machine_or_the_master_of_the_pods() -> None:
     [
         (2, {}, r"at least 2 nodes needs a place .* --nnodes=1:8 on this machine\. Received: --nnodes=2:8"),
         (1, {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2"}, "this is task 2 of 4 of a Slurm step"),
+        (1, KUBEFLOW, "this is a pod of Kubeflow.* need one secret"),
     ],
 )
 def test_nodes_that_could_not_find_each_other_are_refused(low: int, environ: Mapping[str, str], message: str) -> None:

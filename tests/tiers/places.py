@@ -48,6 +48,8 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "ef_common/core/cluster": ("tests/core/test_cluster.py", "tests/core/test_cluster_report.py", "tests/kubernetes"),
     "ef_common/kubernetes": ("tests/kubernetes",),
     "ef_common/cli/kubernetes.py": ("tests/kubernetes", "tests/cli"),
+    "ef_common/launch/kubeflow.py": ("tests/launch", "tests/kubernetes/kubeflow"),
+    "ef_common/launch/tf_config.py": ("tests/launch", "tests/kubernetes/kubeflow"),
     "ef_common/launch": (
         "tests/launch",
         "tests/faults/test_coordinator_alone.py",
@@ -60,6 +62,7 @@ GUARDS: dict[str, tuple[str, ...]] = {
         "tests/faults/test_plain_torchrun.py",
         "tests/faults/test_slurm.py",
         "tests/faults/test_torchrun_siblings.py",
+        "tests/kubernetes/kubeflow",
     ),
     "ef_common/parts.py": ("tests/test_parts.py", "tests/lightning/test_hooks.py", "tests/keras/test_hooks.py"),
     "ef_common/protocol": ("tests/protocol", "tests/control", "tests/simulation", "tests/faults/test_failover.py"),

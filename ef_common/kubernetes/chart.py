@@ -1,0 +1,98 @@
+"""The installation as a chart of Helm: what `manifests` has, with the values of a release in place of its arguments.
+
+An object that is the same in a namespaced installation and in one for the whole cluster is in the chart once; of the
+others, a template has both, between which the value `namespaced` chooses.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ef_common import __version__
+from ef_common.kubernetes.installation import manifests
+from ef_common.kubernetes.resource import Json, definition
+from ef_common.kubernetes.texts import as_yaml, document
+
+NAME = "elasticflow"
+_NAMESPACE, _IMAGE, _REPLICAS = "{{ .Release.Namespace }}", "{{ .Values.image }}", "{{ .Values.replicas }}"
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """What a release takes if it is told nothing else.
+
+    Args:
+        image: Of the controller.
+        replicas: How many controllers there are.
+        namespaced: Each looks at the jobs of its own namespace only.
+    """
+
+    image: str
+    replicas: int
+    namespaced: bool
+
+
+def write(folder: Path, values: Values) -> None:
+    """Write the chart into a folder, which is made if it is not there."""
+    for path, text in files(values).items():
+        place = folder / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+
+
+def files(values: Values) -> dict[str, str]:
+    """The files of the chart, by their paths."""
+    about = {
+        "apiVersion": "v2",
+        "name": NAME,
+        "description": "The controller of elastic trainings (ElasticJob)",
+        "type": "application",
+        "version": _semantic(__version__),
+        "appVersion": __version__,
+        "kubeVersion": ">=1.20.0-0",
+    }
+    return {
+        "Chart.yaml": document(about),
+        "values.yaml": _values(values),
+        f"crds/{definition()['metadata']['name']}.yaml": document(definition()),
+        "templates/controller.yaml": _template(),
+    }
+
+
+def _values(values: Values) -> str:
+    return (
+        f"# Of the controller.\nimage: {json.dumps(values.image)}\n\n"
+        f"# One acts, the others take over.\nreplicas: {values.replicas}\n\n"
+        f"# true: it looks at the jobs of its own namespace only.\nnamespaced: {json.dumps(values.namespaced)}\n"
+    )
+
+
+def _template() -> str:
+    here, everywhere = _things(namespaced=True), _things(namespaced=False)
+    return (
+        as_yaml(thing for thing in here if thing in everywhere)
+        + "{{- if .Values.namespaced }}\n"
+        + as_yaml(thing for thing in here if thing not in everywhere)
+        + "{{- else }}\n"
+        + as_yaml(thing for thing in everywhere if thing not in here)
+        + "{{- end }}\n"
+    ).replace(f"'{_REPLICAS}'", _REPLICAS)  # it is a number
+
+
+def _things(*, namespaced: bool) -> list[Json]:
+    """What a template makes: Helm itself makes the namespace, and the resource out of its own folder."""
+    things = manifests(image=_IMAGE, namespace=_NAMESPACE, namespaced=namespaced)
+    return [_placed(thing) for thing in things if thing["kind"] not in ("CustomResourceDefinition", "Namespace")]
+
+
+def _placed(thing: Json) -> Json:
+    return {**thing, "spec": {**thing["spec"], "replicas": _REPLICAS}} if thing["kind"] == "Deployment" else thing
+
+
+def _semantic(version: str) -> str:
+    """A version as Helm takes it: three numbers."""
+    numbers = re.findall(r"\d+", version)[:3]
+    return ".".join([*numbers, "0", "0", "0"][:3])

@@ -1,0 +1,77 @@
+"""The calls to an API server, as far as no real one is needed."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import yaml
+
+pytest.importorskip("lightkube")
+
+from ef_common.kubernetes.api import Api
+from ef_common.kubernetes.kinds import NODES, PODS
+
+NOTHING = json.dumps({"items": [], "metadata": {"resourceVersion": "1"}}).encode()
+
+
+@pytest.fixture
+def asked() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def api(asked: list[str], tmp_path: Path) -> Iterator[Api]:
+    class Empty(BaseHTTPRequestHandler):
+        """An API server that has nothing."""
+
+        def do_GET(self) -> None:
+            asked.append(self.path.partition("?")[0])
+            answer = b"" if "watch=true" in self.path else NOTHING
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Empty)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    context = {"cluster": "c", "user": "u", "namespace": "here"}
+    config = {
+        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}],
+        "users": [{"name": "u", "user": {}}],
+        "contexts": [{"name": "x", "context": context}],
+        "current-context": "x",
+    }
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
+    connected = Api(str(tmp_path / "kubeconfig"))
+    yield connected
+    connected.close()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_things_of_all_namespaces_are_listed_and_watched(api: Api, asked: list[str]) -> None:
+    api.list(PODS)
+    assert not list(api.watch(PODS, "1", limit_s=1))
+    assert asked == ["/api/v1/pods"] * 2
+    assert api.namespace == "here"
+
+
+def test_limit_to_a_namespace_holds_for_what_is_in_namespaces(api: Api, asked: list[str]) -> None:
+    api.limit_to("team")
+    api.list(PODS)
+    assert not list(api.watch(PODS, "1", limit_s=1))
+    api.list(NODES)
+    assert not list(api.watch(NODES, "1", limit_s=1))
+    api.list(PODS, "other")
+    team, nodes = "/api/v1/namespaces/team/pods", "/api/v1/nodes"
+    assert asked == [team, team, nodes, nodes, "/api/v1/namespaces/other/pods"]

@@ -1,0 +1,78 @@
+"""An installation by Helm or kustomize is the same as one by `elasticflow kubernetes install`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from ef_common.cli import main
+from ef_common.kubernetes import chart
+from ef_common.kubernetes.chart import Values, files
+from ef_common.kubernetes.installation import NAME, manifests
+from ef_common.kubernetes.resource import Json
+from tests.kubernetes import tools
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "15-kubernetes"
+IMAGE = "here/controller:1"
+VALUES = Values(image=IMAGE, replicas=2, namespaced=False)
+
+
+def by_name(things: Iterable[Json]) -> dict[str, Json]:
+    """Objects of which nothing depends on their order."""
+    return {f"{thing['kind']} {thing['metadata']['name']}": thing for thing in things if thing}
+
+
+def without(things: Iterable[Json], *kinds: str) -> list[Json]:
+    return [thing for thing in things if thing["kind"] not in kinds]
+
+
+def test_chart_says_what_a_release_takes_by_default() -> None:
+    found = files(Values(image='a"b', replicas=3, namespaced=True))
+    assert yaml.safe_load(found["values.yaml"]) == {"image": 'a"b', "replicas": 3, "namespaced": True}
+    assert yaml.safe_load(found["crds/elasticjobs.elasticflow.dev.yaml"]) == manifests(image="i")[0]
+
+
+@pytest.mark.parametrize(("version", "semantic"), [("1.2.3", "1.2.3"), ("0.2rc1", "0.2.1"), ("0+unknown", "0.0.0")])
+def test_version_of_a_chart_has_three_numbers(version: str, semantic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chart, "__version__", version)
+    about = yaml.safe_load(files(VALUES)["Chart.yaml"])
+    assert (about["version"], about["appVersion"]) == (semantic, version)
+
+
+def test_template_has_no_value_but_those_of_the_chart() -> None:
+    template = files(VALUES)["templates/controller.yaml"]
+    assert {word.split()[0] for word in template.split("{{")[1:]} == {".Release.Namespace", ".Values.image", "-"} | {
+        ".Values.replicas"
+    }
+    assert "replicas: {{ .Values.replicas }}\n" in template
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(tools.why_not("helm") is not None, reason=str(tools.why_not("helm")))
+@pytest.mark.parametrize("namespaced", [False, True])
+def test_helm_makes_what_install_prints(tmp_path: Path, namespaced: bool) -> None:
+    result = CliRunner().invoke(main, ["kubernetes", "install", f"--helm-chart={tmp_path}/chart", "--image=other"])
+    assert result.exit_code == 0, result.output
+    assert "0 chart(s) failed" in tools.run("helm", "lint", "--strict", "chart", cwd=tmp_path)
+    values = (f"image={IMAGE}", "replicas=3", f"namespaced={json.dumps(namespaced)}")
+    options = [word for value in values for word in ("--set", value)]
+    text = tools.run("helm", "template", "r", "chart", "--include-crds", "--namespace=there", *options, cwd=tmp_path)
+    expected = manifests(image=IMAGE, namespace="there", replicas=3, namespaced=namespaced)
+    assert by_name(yaml.safe_load_all(text)) == by_name(without(expected, "Namespace"))
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(tools.why_not("kubectl") is not None, reason=str(tools.why_not("kubectl")))
+def test_kustomize_makes_what_install_prints(tmp_path: Path) -> None:
+    (tmp_path / "kustomization.yaml").write_text((EXAMPLE / "kustomization.yaml").read_text())
+    (tmp_path / "elasticflow.yaml").write_text(
+        CliRunner().invoke(main, ["kubernetes", "install", "--dry-run", "--namespace=elasticflow"]).stdout
+    )
+    found = by_name(yaml.safe_load_all(tools.run("kubectl", "kustomize", ".", cwd=tmp_path)))
+    assert found == by_name(manifests(image="REGISTRY/elasticflow-controller:0.1", namespace="training", replicas=3))
+    assert found[f"Deployment {NAME}"]["spec"]["replicas"] == 3
