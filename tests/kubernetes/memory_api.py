@@ -76,9 +76,10 @@ class MemoryApi:
             if kind.api_version in self.unknown:
                 raise ClusterNotFound("the server could not find the requested resource")
             name = meta.get("name") or f"{meta['generateName']}{self._version}"
-            self._check(f"create {kind.plural} {name}")
+            self._check()
             if self._name(kind, meta.get("namespace"), name) in self._objects:
                 raise ClusterConflict(f"{name} already exists")
+            self._check(f"create {kind.plural} {name}")
             meta.update(name=name, uid=f"uid-{self._version}", generation=1)
             return self._put("ADDED", kind, made)
 
