@@ -276,7 +276,8 @@ class Elastic(keras.callbacks.Callback):
 
     def _source_of(self, iterator: Any) -> Source:
         source = source_of(iterator, evaluates=True)
-        self._tell_cost(source)
+        if shard_reading_of(iterator) is None:  # the first batches of a stream of shards cost no more than the user knows
+            self._tell_cost(source)
         return source
 
     def _tell_cost(self, source: Source) -> None:
