@@ -17,6 +17,8 @@ from ef_common.session import Session
 pytest.importorskip("keras")
 
 import ef_keras
+from ef_keras import hooks, numbered_source
+from ef_keras.checks import check_class_weight
 from ef_keras.numbered_source import NumberedSource
 from ef_keras.sources import global_batch_size_of, source_of
 
@@ -102,6 +104,19 @@ def test_stream_of_unknown_lengths_is_refused() -> None:
         source_of(iterator(Numbers(3, known=False)), step_size=4)
     with pytest.raises(UnsupportedError, match="none of them can be left out"):
         source_for(3, on_bad_shard="skip")
+
+
+def test_workers_compare_their_lists_of_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+    monkeypatch.setattr(numbered_source, "agree_on_shards", lambda session, shards: compared.append(shards))
+    source_for(3, 2).agree(Session(SOLO.members[0], channel=None, groups=None))  # type: ignore[arg-type]
+    assert compared == [range(2)]
+
+
+def test_weights_of_classes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hooks, "class_weight", lambda model: {0: 2.0})
+    with pytest.raises(UnsupportedError, match="class_weight is not applied to a stream of shards"):
+        check_class_weight(None, source_for(3, 2))
 
 
 def test_newcomer_with_another_list_of_shards_is_refused() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from ef_common.collectives.codec import ARRAYS
 from ef_common.core.view import Member, View
+from ef_common.data.shard_list import digest
 from ef_common.session import Barrier
 
 pytest.importorskip("keras")
@@ -29,6 +30,10 @@ class Numbers:
     def __init__(self, *lengths: int, broken: int | None = None) -> None:
         self._lengths, self._broken = lengths, broken
         self.opened: list[tuple[int, int]] = []
+        self.epochs: list[int] = []
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
 
     def shards(self) -> range:
         return range(len(self._lengths))
@@ -54,6 +59,7 @@ class World:
         self.rank = names.index("a")
         self.others = others
         self.barriers: list[str] = []
+        self.told: list[Any] = []
         self.before_exchange: Callable[[], None] = lambda: None
         self.see(*names)
 
@@ -68,6 +74,7 @@ class World:
             self.barriers.append(operation.call)
             return self.completed_in
         mine = ARRAYS.loads(operation._payload)
+        self.told.append(mine)
         theirs = mine
         if isinstance(mine, dict) and "ends" in mine:
             theirs = {"ends": [], "faults": []}
@@ -100,6 +107,7 @@ class Evaluation:
         data = stream_data_of(SimpleNamespace(data_adapter=ef_keras.dataset(numbers, batch_size=2, **settings)))
         assert data is not None
         numbers.opened.clear()
+        numbers.epochs.clear()
         reading = replace(
             reading_of(data, data.unshuffled()), made_of=lambda batch: batch[0][:, 0].tolist(), first=lambda: [-1]
         )
@@ -133,6 +141,15 @@ def test_worker_reads_its_own_shards_and_the_result_is_that_of_all() -> None:
     assert world.barriers == ["start of an evaluation", "end of an evaluation"]
     ((kind, record),) = evaluation.records
     assert (kind, record["stage"], record["length"], record["exact"]) == ("evaluation", "val", 14, True)
+
+
+def test_pass_begins_with_the_list_of_shards_and_with_the_same_epoch_each_time() -> None:
+    numbers, world = Numbers(4, 3), World("a")
+    evaluation = Evaluation(numbers, world)
+    for _ in range(2):
+        evaluation.run()
+    assert world.told.count(digest(numbers.shards())) == 2
+    assert numbers.epochs == [0, 0]
 
 
 def test_what_a_lost_worker_has_read_is_evaluated_again() -> None:
@@ -186,3 +203,11 @@ def test_first_batches_of_a_stream_are_those_of_one_process() -> None:
     source.begin(0, seed=0)
     batches = [np.asarray(source.batch([position])[0])[:, 0].tolist() for position in range(source.epochs.length_of(0))]
     assert batches == [[0, 1], [2, 100]]
+
+
+def test_first_batches_of_a_stream_are_read_by_all_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    elastic: Any = ef_keras.callbacks()[0]
+    elastic._source_of(iterator(Numbers(3, 3), steps=2))
+    assert not caplog.records
+    elastic._tell_cost(source_of(iterator(Numbers(3, 3), steps=2), evaluates=True))
+    assert len(caplog.records) == 1
