@@ -353,7 +353,8 @@ def _data(options: Options, striker: Striker) -> Any:
         mapped = (lambda *sample: counted(*_augmented(*sample))) if options.random else counted
         return (ef_keras.dataset(_stream(options), map=mapped, batch_size=options.batch_size, **options.stream),)
     if options.data == "shards-loader":
-        return (_stream_loader(options, _stream(options), shuffle=True),)
+        samples = AugmentedShards(images(options.length), options.shards) if options.random else _stream(options)
+        return (_stream_loader(options, samples, shuffle=True),)
     if options.data == "mapped":
         return (ef_keras.dataset(images(options.length), map=passing, batch_size=options.batch_size),)
     if options.random and options.data == "arrays":
@@ -424,11 +425,14 @@ class Augmented:
         return len(self._samples)
 
     def __getitem__(self, index: int) -> Any:
-        import torch
+        return _noisy(*self._samples[index])
 
-        image, label = self._samples[index]
-        noise = torch.randn(image.shape).numpy()
-        return (image + 0.1 * noise + 0.1 * np.random.rand() + 0.1 * random.random()).astype("float32"), label
+
+def _noisy(image: Any, label: Any) -> Any:
+    import torch
+
+    noise = torch.randn(image.shape).numpy()
+    return (image + 0.1 * noise + 0.1 * np.random.rand() + 0.1 * random.random()).astype("float32"), label
 
 
 class Shards:
@@ -454,6 +458,13 @@ class KnownShards(Shards):
     def length(self, shard: str) -> int:
         start, stop = map(int, shard.split("-"))
         return stop - start
+
+
+class AugmentedShards(KnownShards):
+    """A stream whose samples are read with random numbers of each kind."""
+
+    def open(self, shard: str, offset: int) -> Iterator[Any]:
+        return (_noisy(*sample) for sample in super().open(shard, offset))
 
 
 class Batches(keras.utils.PyDataset):  # type: ignore[misc]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +174,8 @@ def test_newcomer_waits_for_the_end_of_an_evaluation(job: TrainingJob, finish: F
 @in_keras
 @pytest.mark.thorough
 def test_workers_without_a_shard_of_an_evaluation_have_its_result(job: TrainingJob, finish: Finish) -> None:
-    results = finish(job.start_world(3, job.train, {**STREAM, **EVALUATED, "val_length": 3, "evaluates": True}))
+    options = {**STREAM, **EVALUATED, "val_length": 3, "shards": 3, "evaluates": True}
+    results = finish(job.start_world(3, job.train, options))
     check_evaluations(results, num_samples=3)
     assert any(not share for event in job.events("evaluation") for share in event["shares"].values())
 
@@ -201,15 +203,15 @@ def check_evaluations(results: list[dict[str, Any]], *, num_samples: int = EVALU
 FIXED = {"global_batch": 40, "batch_size": 5, "knows_lengths": True}
 
 
-@hosted("keras-torch", "keras-tensorflow")
+@in_keras
 @pytest.mark.thorough
-@pytest.mark.parametrize("data", ["shards", "shards-loader"])
-@pytest.mark.parametrize("where", ["data", "forward", "backward", "optimizer"])
+@pytest.mark.parametrize(
+    ("where", "data"),
+    [("data", "shards"), *product(["forward", "backward", "optimizer"], ["shards", "shards-loader"])],
+)
 def test_a_loss_within_a_global_batch_leaves_out_no_sample(
     job: TrainingJob, finish: Finish, where: str, data: str
 ) -> None:
-    if (where, data) == ("data", "shards-loader"):
-        pytest.skip("nothing passes that place")
     place = {"index": 50} if where == "data" else {"step": 3}
     options = {**STREAM, **FIXED, "data": data}
     _, others = start_with_fault(job, options, {"where": where, **place})
@@ -217,6 +219,17 @@ def test_a_loss_within_a_global_batch_leaves_out_no_sample(
     assert struck(job, where)
     check_whole(job)
     assert {result["step"] for result in results} == {12}
+
+
+@in_keras
+@pytest.mark.thorough
+def test_newcomer_joins_in_the_middle_of_a_pass_of_global_batches(job: TrainingJob, finish: Finish) -> None:
+    options = {**STREAM, **FIXED, "length": 403, "step_sleep_s": 0.05, **job.patient}
+    workers = job.start_world(2, job.train, options)
+    job.wait_for_step(3)
+    joiner = job.start(job.train, options)
+    job.wait_for("admitted")
+    finish([*workers, joiner])
 
 
 @hosted("keras-torch", "keras-tensorflow")
