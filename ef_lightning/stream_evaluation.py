@@ -90,6 +90,7 @@ class StreamEvaluationLoader(WrappedLoader):
     def __next__(self) -> Any:
         if self._steps == 0:
             self._evaluation.free_length()
+        self.padding = False
         while True:
             whole = self._steps < self._most_steps
             parts = self._coverage.deal() if whole else None
