@@ -276,7 +276,7 @@ class Elastic(keras.callbacks.Callback):
 
     def _source_of(self, iterator: Any) -> Source:
         source = source_of(iterator, evaluates=True)
-        if shard_reading_of(iterator) is None:  # the first batches of a stream of shards cost no more than the user knows
+        if shard_reading_of(iterator) is None:  # else the first batches of a stream of shards are asked for
             self._tell_cost(source)
         return source
 
