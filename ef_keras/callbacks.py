@@ -32,7 +32,8 @@ from ef_keras.guard import Guard
 from ef_keras.ordered import Source
 from ef_keras.probe import check_hooks
 from ef_keras.rank_zero import only_on_rank_zero
-from ef_keras.sources import global_batch_size_of, source_of
+from ef_keras.sources import global_batch_size_of, shard_reading_of, source_of
+from ef_keras.stream_evaluation import StreamEvaluationData
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +125,7 @@ class Elastic(keras.callbacks.Callback):
         self._worker: Worker | None = None
         self._fit: Fit | None = None
         self._guard: Guard | None = None
-        self._evaluation: EvaluationData | None = None
+        self._evaluation: EvaluationData | StreamEvaluationData | None = None
         self._has_told_cost = False
 
     def set_model(self, model: Any) -> None:
@@ -259,18 +260,24 @@ class Elastic(keras.callbacks.Callback):
         check_end(self.model)
         iterator = hooks.epoch_iterator(self.model)
         check_replicas(self.model)
-        data = self._evaluation = EvaluationData(
-            partial(self._source_of, iterator),
-            worker.session,
-            self.model,
-            log=worker.log,
-            steps_per_execution=hooks.steps_per_execution(iterator),
-        )
+        data = self._evaluation = self._evaluation_data(iterator, worker)
         hooks.replace_batches(iterator, data.batches)
+
+    def _evaluation_data(self, iterator: Any, worker: Worker) -> EvaluationData | StreamEvaluationData:
+        session, steps = worker.session, hooks.steps_per_execution(iterator)
+        reading = shard_reading_of(iterator, evaluates=True)
+        if reading is None:
+            make_source = partial(self._source_of, iterator)
+            return EvaluationData(make_source, session, self.model, log=worker.log, steps_per_execution=steps)
+        epoch = 0 if self._fit is None else self._fit.data.epoch
+        return StreamEvaluationData(
+            reading, session, self.model, log=worker.log, epoch=epoch, steps_per_execution=steps
+        )
 
     def _source_of(self, iterator: Any) -> Source:
         source = source_of(iterator, evaluates=True)
-        self._tell_cost(source)
+        if shard_reading_of(iterator) is None:  # else the first batches of a stream of shards are asked for
+            self._tell_cost(source)
         return source
 
     def _tell_cost(self, source: Source) -> None:

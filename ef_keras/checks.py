@@ -8,6 +8,7 @@ from ef_common.core.sharding import GlobalBatch
 from ef_common.data import global_batches
 from ef_common.errors import UnsupportedError, UsageError
 from ef_keras import hooks
+from ef_keras.numbered_source import NumberedSource
 from ef_keras.ordered import Source
 from ef_keras.shard_source import ShardSource
 
@@ -68,11 +69,6 @@ def global_batch_for(
     Raises:
         UnsupportedError, UsageError: Naming what cannot be, and what to use instead.
     """
-    if isinstance(source, ShardSource):
-        raise UnsupportedError(
-            "global_batch_size needs data with positions that are known before they are read. Leave it out, or use "
-            f"arrays. Received: global_batch_size={size}, and a stream of shards"
-        )
     global_batches.check_world(size, world_size)
     if source.whole_batches and size % full_batch:
         raise UsageError(
@@ -91,7 +87,7 @@ def check_class_weight(model: Any, source: Source) -> None:
     Raises:
         UnsupportedError: Naming what to do instead.
     """
-    if isinstance(source, ShardSource) and hooks.class_weight(model) is not None:
+    if isinstance(source, ShardSource | NumberedSource) and hooks.class_weight(model) is not None:
         raise UnsupportedError(
             "class_weight is not applied to a stream of shards. Let the samples, or what `map` makes of them, be "
             f"(x, y, weight). Received: class_weight={hooks.class_weight(model)}"

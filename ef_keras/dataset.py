@@ -12,7 +12,7 @@ from ef_common.core import sharding
 from ef_common.data.adapters.recognition import shards_of
 from ef_common.data.global_batches import check_size
 from ef_common.data.ordered_stream import OnBadShard
-from ef_common.errors import UnsupportedError, UsageError
+from ef_common.errors import UsageError
 from ef_keras.collating import mapped, stacked
 from ef_keras.stream_data import streamed
 
@@ -47,31 +47,26 @@ def dataset(
             job. The shards of a stream are shuffled, and the samples in a shard with `shuffle_buffer`.
         seed: Seed of the order when there is no job.
         global_batch_size: Samples of an update, which the workers share; see :func:`ef_keras.callbacks`. A worker then
-            reads at most `batch_size` of them at a time.
+            reads at most `batch_size` of them at a time. A stream must know the lengths of all its shards then.
         shuffle_buffer: Samples of a shard of a stream are shuffled in a buffer of this size, also without `shuffle`.
         on_bad_shard: Whether a shard that cannot be read ends the training ("raise"), or the rest of it is left out
             with a warning and an event ("skip").
 
     Raises:
-        UnsupportedError: A stream cannot have what is set.
+        UnsupportedError: A data set of another library cannot be dealt with its settings.
         UsageError: Samples cannot be read one by one, their numbers differ, a stream has none, or a setting is invalid.
     """
+    check_size(global_batch_size)
     recognized = shards_of(samples)
     if recognized is not None:
-        if global_batch_size is not None:
-            raise UnsupportedError(
-                "workers can share a batch of data whose positions are known before they are read. Leave out "
-                f"global_batch_size, or use arrays. Received: samples={type(samples).__name__}"
-            )
         settings = {"shuffle": shuffle, "shuffle_buffer": shuffle_buffer, "seed": seed, "on_bad_shard": on_bad_shard}
-        return streamed(recognized[0], batch_size=batch_size, map=map, **settings)
+        return streamed(recognized[0], batch_size=batch_size, map=map, global_batch_size=global_batch_size, **settings)
     if shuffle_buffer or on_bad_shard != "raise":
         raise UsageError(
             "shuffle_buffer and on_bad_shard are settings of a stream of shards, an object with `shards()` and "
             f"`open(shard, offset)`. Received: samples={type(samples).__name__}"
         )
     data = SampleDataset(samples, batch_size=batch_size, map=map, shuffle=shuffle, seed=seed)
-    check_size(global_batch_size)
     data.global_batch_size = global_batch_size
     return data
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,9 @@ from ef_common.data.walked_stream import WalkedStream
 from ef_common.errors import UsageError
 from ef_common.events import EventLog
 from ef_common.launch.leaving import leaving_cleanly
-from ef_common.session import Barrier, Session
+from ef_common.session import Session
 from ef_keras import hooks, metrics
+from ef_keras.evaluation_steps import EvaluationSteps
 from ef_keras.ordered import OrderedSource, Source
 
 _FIRST = np.zeros(1, dtype=int)
@@ -44,7 +45,7 @@ class EvaluationData:
         log: EventLog,
         steps_per_execution: int = 1,
     ) -> None:
-        self._steps = steps_per_execution
+        self._steps_per_execution = steps_per_execution
         self._make_source = make_source
         self._session = session
         self._model = model
@@ -72,13 +73,13 @@ class EvaluationData:
             if isinstance(source, OrderedSource):
                 source.agree(self._session)
         length = source.epochs.length_of(0)
-        step, before, checksums = 0, metrics.values_of(self._model), list[Checksums]()
-        share = np.arange(0)
+        steps = EvaluationSteps(self._session, self._model, per_execution=self._steps_per_execution)
+        checksums, share = list[Checksums](), np.arange(0)
         is_open = isinstance(source, WalkedStream) and source.is_open
         if not is_open:
             share, _ = self._coverage.begin(length)
         while True:
-            if isinstance(source, OrderedSource) and step == 0 and self._session.completed_in.world_size > 1:
+            if isinstance(source, OrderedSource) and not steps.have_begun and self._session.completed_in.world_size > 1:
                 with leaving_cleanly():
                     _check(compare(self._session, source.checksums(0), partial(source.checksums, 0)))
             if isinstance(source, WalkedStream):
@@ -87,14 +88,10 @@ class EvaluationData:
             batches = self._batches_of(source, share, length)
             if isinstance(source, WalkedStream) and is_open:
                 batches, is_open = self._all_batches_of(source, length), False
-            for batch in batches:
-                yield step, step + self._steps - 1, islice(chain([batch], batches), self._steps)
-                step += self._steps
-            if step == 0:  # a step there must be, or there are no logs; its result does not count
-                only = first if isinstance(source, WalkedStream) else _batch(source, _FIRST, length)
-                yield step, step + self._steps - 1, iter([only])
-                step += self._steps
-                metrics.set_values(self._model, before)
+            yield from steps.of(batches)
+            if not steps.have_begun:
+                first = first if isinstance(source, WalkedStream) else _batch(source, _FIRST, length)
+                yield from steps.without_trace(first)
             length = min(length, self._coverage.length)
             mine = {"metrics": metrics.values_of(self._model), "checksums": checksums, "length": length}
             with leaving_cleanly():
@@ -103,11 +100,7 @@ class EvaluationData:
             _check({str(number): found for number, found in enumerate(chain(*(r["checksums"] for r in results)))})
             if missing is None:
                 source.end()
-                with leaving_cleanly():
-                    self._session.run(
-                        Barrier("end of an evaluation")
-                    )  # everybody has the result: whoever ends now takes nothing along
-                metrics.merge(self._model, [result["metrics"] for result in results])
+                steps.end([result["metrics"] for result in results])
                 return
             share, _ = missing
             source.begin(0, seed=0)

@@ -29,6 +29,7 @@ from ef_keras.checks import check_class_weight, check_replicas, global_batch_for
 from ef_keras.compensation import FitCompensation
 from ef_keras.global_batch import GlobalReducer
 from ef_keras.indexed import IndexedSource
+from ef_keras.numbered_source import NumberedSource
 from ef_keras.rank_zero import unwrapped
 from ef_keras.reducer import Reducer
 from ef_keras.rows import num_samples
@@ -257,7 +258,7 @@ class Fit:
         self._global = reducer = GlobalReducer(
             session, model, data, passes_for(model), make_step=self._new_step, deterministic=self._deterministic
         )
-        if self._deterministic and isinstance(data.source, SampleSource | IndexedSource):
+        if self._deterministic and isinstance(data.source, SampleSource | IndexedSource | NumberedSource):
             data.source.seed = reducer.seed_sample
         return reducer
 

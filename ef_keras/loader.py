@@ -7,9 +7,8 @@ draws, and everybody has that order. A loader with a batch sampler of the user's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -28,9 +27,10 @@ from ef_common.errors import UnsupportedError, UsageError
 from ef_common.session import Session
 from ef_keras import hooks
 from ef_keras.comparison import checksums_of
+from ef_keras.foretold import ForetoldBatches
 from ef_keras.ordered import Coming, OrderedSource
 from ef_keras.random_numbers import drawn_from
-from ef_keras.shard_source import ShardSource
+from ef_keras.shard_source import ShardReading
 
 _FIRST, _ORDER, _COMPARED = range(3)
 """What random numbers are drawn for."""
@@ -53,13 +53,8 @@ def can_be_asked(loader: DataLoader[Any]) -> bool:
     return not is_walked and loader.batch_sampler is not None and _has_length(loader)
 
 
-def stream_source_of(given: hooks.Loader, epochs: Callable[[int], Epochs]) -> ShardSource | None:
-    """The source for a loader of a stream of shards; None if its data are others, or batches are not made of samples.
-
-    Args:
-        given: The user's loader.
-        epochs: Makes the epochs, given the samples of a batch.
-    """
+def shard_reading_of(given: hooks.Loader) -> ShardReading | None:
+    """How a loader of a stream of shards is read; None if its data are others, or batches are not made of samples."""
     loader = given.loader
     is_read_by_loader = type(loader).__iter__ is DataLoader.__iter__ and not loader.drop_last
     if not isinstance(loader.dataset, IterableDataset) or shards_of(loader.dataset) is None:
@@ -67,17 +62,15 @@ def stream_source_of(given: hooks.Loader, epochs: Callable[[int], Epochs]) -> Sh
     if loader.batch_size is None or not is_read_by_loader:
         return None
     stream = stream_dataset_of(loader.dataset)
-    samples = list(islice(stream.samples(), loader.batch_size))
-    if not samples:
-        raise UsageError(f"the stream has no sample. Received: {len(stream.shards())} shards")
-    return ShardSource(
-        stream,
-        LaneLoader(loader, least=1),
-        epochs(loader.batch_size),
-        batch_size=loader.batch_size,
-        first=given.made_of(loader.collate_fn(samples)),
-        made_of=given.made_of,
-    )
+
+    def first() -> Any:
+        samples = list(islice(stream.samples(), loader.batch_size))
+        if not samples:
+            raise UsageError(f"the stream has no sample. Received: {len(stream.shards())} shards")
+        return given.made_of(loader.collate_fn(samples))
+
+    lanes = LaneLoader(loader, least=1)
+    return ShardReading(stream, lanes, loader.batch_size, first=first, made_of=given.made_of)
 
 
 def _has_length(loader: DataLoader[Any]) -> bool:
@@ -107,17 +100,15 @@ class LoaderSource(OrderedSource):
         self.epochs = Epochs(self.length)
         self.reads_ahead = loader.num_workers > 0
         self._is_computed = not self.whole_batches and is_computed(loader)
-        self._planned = PlannedLoader(loader, seeded=seeded)
+        self._foretold = ForetoldBatches(PlannedLoader(loader, seeded=seeded), self._items)
         self._job_seed = 0
         self._epoch: int | None = None
         self._pass = self._start = 0
         self._order: _Order | None = None
-        self._foretold: Coming = _nothing
-        self._coming: Iterator[list[int]] = iter(())
 
     def first(self) -> Any:
         """See the protocol. The batch is none of the epoch's, as there is no order yet."""
-        with _drawn_from([0, _FIRST], getattr(self._sampler, "sampler", self._sampler)):
+        with drawn_with_torch([0, _FIRST], getattr(self._sampler, "sampler", self._sampler)):
             indices = next(iter(self._sampler), None)
         if indices is None:
             raise UsageError("the data have no batch")
@@ -128,8 +119,7 @@ class LoaderSource(OrderedSource):
     def begin(self, epoch: int, *, seed: int, cursor: int = 0) -> None:
         """See the protocol."""
         if epoch != self._epoch:
-            self._planned.begin()
-            self._coming = iter(())
+            self._foretold.begin()
         self._job_seed, self._epoch = seed, epoch
         self._pass, part = self.epochs.part(epoch)
         self._start = part.start
@@ -145,7 +135,7 @@ class LoaderSource(OrderedSource):
     def _drawn(self) -> list[Any]:
         """The samples at the positions of a pass and, if positions are batches, where each batch ends."""
         sampler: Any = self._sampler if self.whole_batches else self._sampler.sampler
-        with _drawn_from([self._job_seed, self._pass, _ORDER], sampler):
+        with drawn_with_torch([self._job_seed, self._pass, _ORDER], sampler):
             found = list(islice(sampler, len(sampler)))
         if not self.whole_batches:
             return [compact(np.asarray(found)), None]
@@ -168,29 +158,14 @@ class LoaderSource(OrderedSource):
 
     def expect(self, coming: Coming) -> None:
         """See the protocol."""
-        self._foretold = coming
+        self._foretold.expect(coming)
 
     def batch(self, positions: Sequence[int]) -> Any:
-        """See the protocol. What was read ahead is handed out if it is this batch, and else dropped."""
-        wanted = list(positions)
-        if next(self._coming, None) != wanted:
-            self._plan(wanted)
-        return self._given.made_of(self._planned.next())
-
-    def _plan(self, wanted: list[int]) -> None:
-        foretold, self._foretold = self._foretold, _nothing
-        # The second one, if it is made ready while gradients are waited for.
-        skip = next((number for number, one in enumerate(islice(foretold(), 2)) if one == wanted), None)
-        if skip is None:
-            foretold, skip = partial(iter, [wanted]), 0
-        self._coming = islice(foretold(), skip + 1, None)
-        self._planned.read(lambda start: map(self._items, islice(foretold(), skip + start, None)))
+        """See the protocol."""
+        return self._given.made_of(self._foretold.batch(positions))
 
     def _read(self, items: list[Any]) -> Any:
-        """Read an unplanned batch, where the loader reads all others."""
-        self._coming = iter(())
-        self._planned.read(lambda start: islice(iter([items]), start, None))
-        return self._given.made_of(self._planned.next())
+        return self._given.made_of(self._foretold.apart(items))
 
     def _items(self, positions: Sequence[int]) -> list[Any]:
         """What to read for a batch of these positions."""
@@ -221,7 +196,7 @@ class LoaderSource(OrderedSource):
 
     def checksums(self, position: int) -> Checksums:
         """See the protocol: the number of positions, and what is at this one."""
-        with _drawn_from([self._job_seed, self._epoch or 0, _COMPARED, position]):
+        with drawn_with_torch([self._job_seed, self._epoch or 0, _COMPARED, position]):
             return [self.length, *checksums_of(self._read(self._items([position])))]
 
     def end(self) -> None:
@@ -229,8 +204,7 @@ class LoaderSource(OrderedSource):
 
     def close(self) -> None:
         """See the protocol."""
-        self._planned.close()
-        self._coming = iter(())
+        self._foretold.close()
 
 
 class _Order(NamedTuple):
@@ -247,12 +221,8 @@ class _Order(NamedTuple):
     ends: np.ndarray | None = None
 
 
-def _nothing() -> Iterator[list[int]]:
-    return iter(())
-
-
 @contextmanager
-def _drawn_from(key: Sequence[int], owner: Any = None) -> Iterator[None]:
+def drawn_with_torch(key: Sequence[int], owner: Any = None) -> Iterator[None]:
     """Like `drawn_from`, and for torch's random numbers, too, whatever Keras's backend is."""
     with drawn_from(key, owner if hasattr(owner, "__dict__") else None):
         states = torch_states()

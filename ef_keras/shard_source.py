@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from ef_common.core.epochs import Epochs
@@ -18,6 +19,25 @@ from ef_keras import hooks
 from ef_keras.stream_data import StreamData
 
 
+@dataclass(frozen=True, slots=True)
+class ShardReading:
+    """How a stream is read in batches.
+
+    Attributes:
+        stream: The stream.
+        lanes: Reads this worker's part of it.
+        batch_size: Samples of a batch.
+        first: Reads a first batch before anything is dealt, in the structure that a step accepts.
+        made_of: Turns a batch that was read into that structure.
+    """
+
+    stream: OrderedStream
+    lanes: Lanes
+    batch_size: int
+    first: Callable[[], Any]
+    made_of: Callable[[Any], Any]
+
+
 class ShardSource:
     """The source for a stream of shards; see :class:`~ef_keras.ordered.Source`.
 
@@ -25,31 +45,17 @@ class ShardSource:
     one that was dealt last. A worker without a share of a step keeps step with the batch that it had before.
 
     Args:
-        stream: The stream.
-        lanes: Reads it.
+        reading: How it is read.
         epochs: Their limit is that of `steps_per_epoch`: the next epoch goes on in the stream.
-        first: A batch, in the structure that a step accepts.
-        made_of: Turns a batch that was read into that structure.
     """
 
     whole_batches = False
 
-    def __init__(
-        self,
-        stream: OrderedStream,
-        lanes: Lanes,
-        epochs: Epochs,
-        *,
-        batch_size: int,
-        first: Any,
-        made_of: Callable[[Any], Any],
-    ) -> None:
+    def __init__(self, reading: ShardReading, epochs: Epochs) -> None:
         self.epochs = epochs
-        self.batch_size = batch_size
-        self._stream = stream
-        self._lanes = lanes
-        self._newest = first
-        self._made_of = made_of
+        self.batch_size = reading.batch_size
+        self._stream, self._lanes, self._made_of = reading.stream, reading.lanes, reading.made_of
+        self._newest = reading.first()
         self._seed = 0
         self._streamed: StreamEpochs | None = None
 
@@ -127,8 +133,17 @@ class ShardSource:
         self._epochs.load_state(state, seed=seed)
 
 
-def source_of_stream(data: StreamData, epochs: Epochs) -> ShardSource:
-    """The source for an `ef_keras.dataset` of a stream, which this process reads in a thread."""
-    lanes = LaneAhead(data.stream, data.batch_size, collate=data.collate)
-    first = hooks.as_batch(data.first()[0])
-    return ShardSource(data.stream, lanes, epochs, batch_size=data.batch_size, first=first, made_of=hooks.as_batch)
+def reading_of(data: StreamData, stream: OrderedStream) -> ShardReading:
+    """How the stream of an `ef_keras.dataset` is read, which this process does in a thread.
+
+    Args:
+        data: The data.
+        stream: Its stream, or the same in another order.
+    """
+    return ShardReading(
+        stream,
+        LaneAhead(stream, data.batch_size, collate=data.collate),
+        data.batch_size,
+        first=lambda: hooks.as_batch(data.first()[0]),
+        made_of=hooks.as_batch,
+    )

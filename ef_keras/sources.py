@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,10 @@ from ef_keras import hooks
 from ef_keras.comparison import checksums_of
 from ef_keras.dataset import SampleDataset
 from ef_keras.indexed import IndexedSource
+from ef_keras.numbered_source import NumberedSource, NumberReader, StreamNumberReader
 from ef_keras.ordered import Source
-from ef_keras.shard_source import source_of_stream
-from ef_keras.stream_data import stream_data_of
+from ef_keras.shard_source import ShardReading, ShardSource, reading_of
+from ef_keras.stream_data import StreamData, stream_data_of
 
 
 class ArraySource:
@@ -111,8 +111,38 @@ class SampleSource:
 
 def global_batch_size_of(iterator: Any) -> int | None:
     """The size of an update that an `ef_keras.dataset` names."""
-    data = getattr(iterator.data_adapter, "py_dataset", None)
-    return data.global_batch_size if isinstance(data, SampleDataset) else None
+    data = getattr(iterator.data_adapter, "py_dataset", None) or stream_data_of(iterator)
+    return data.global_batch_size if isinstance(data, SampleDataset | StreamData) else None
+
+
+def shard_reading_of(iterator: Any, *, evaluates: bool = False) -> ShardReading | None:
+    """How the data of a `fit` or `evaluate` are read if they are a stream of shards of which each worker reads a part.
+
+    The first batches of a stream, which a number of steps makes of an evaluation, are no parts that could be dealt:
+    nobody knows where they end without reading them.
+    """
+    if evaluates and hooks.num_steps(iterator) is not None:
+        return None
+    data = stream_data_of(iterator)
+    if data is not None:
+        return reading_of(data, data.unshuffled() if evaluates else data.stream)
+    loader = hooks.loader_of(iterator)
+    if loader is None:
+        return None
+    from ef_keras import loader as loaders  # torch may be missing otherwise
+
+    return loaders.shard_reading_of(loader)
+
+
+def _number_reader(iterator: Any, reading: ShardReading, *, seeded: bool) -> NumberReader:
+    """Reads the same data by the numbers of the samples."""
+    data = stream_data_of(iterator)
+    if data is not None:
+        return StreamNumberReader(data)
+    from ef_keras.numbered_loader import LoaderNumberReader  # torch may be missing otherwise
+
+    loader: Any = hooks.loader_of(iterator)
+    return LoaderNumberReader(loader, reading, seeded=seeded)
 
 
 def source_of(
@@ -127,7 +157,8 @@ def source_of(
 
     Args:
         iterator: Keras's.
-        step_size: Samples of what `steps_per_epoch` calls a step, if not those of a batch of samples.
+        step_size: Samples of what `steps_per_epoch` calls a step, if not those of a batch of samples: of a fixed global
+            batch.
         first_epoch: The one at which `fit` begins.
         deterministic: Random numbers in what data workers read are a function of what is read.
         evaluates: They are those of an `evaluate`.
@@ -149,8 +180,12 @@ def source_of(
         data = indexed.data
         return SampleSource(data, epochs(data.num_samples, step_size or data.sample_batch_size))
     stream = stream_data_of(iterator)
-    if stream is not None and not evaluates:
-        return source_of_stream(stream, epochs(None, stream.batch_size))
+    reading = None if evaluates else shard_reading_of(iterator)
+    if reading is not None and step_size is not None:
+        reader = _number_reader(iterator, reading, seeded=deterministic)
+        return NumberedSource(reader, epochs(len(reader.stream), step_size))
+    if reading is not None:
+        return ShardSource(reading, epochs(None, reading.batch_size))
     if stream is not None:
         return WalkedStream(
             lambda number: map(hooks.as_batch, stream.in_order()), epochs(None), checksums=checksums_of, is_open=True
@@ -160,11 +195,8 @@ def source_of(
         return IndexedSource(indexed, epochs(num_batches))
     loader = hooks.loader_of(iterator)
     if loader is not None:
-        from ef_keras.loader import LoaderSource, can_be_asked, stream_source_of  # torch may be missing otherwise
+        from ef_keras.loader import LoaderSource, can_be_asked  # torch may be missing otherwise
 
-        streamed = None if evaluates else stream_source_of(loader, partial(epochs, None))
-        if streamed is not None:
-            return streamed
         if can_be_asked(loader.loader):
             source = LoaderSource(loader, seeded=deterministic)
             source.epochs = epochs(source.length, 1 if source.whole_batches else step_size or source.batch_size)

@@ -22,13 +22,22 @@ class StreamData:
         stream: The stream.
         batch_size: Samples of a batch.
         map: Turns one sample into what the model sees.
+        global_batch_size: Samples of an update, if that is fixed.
     """
 
-    def __init__(self, stream: OrderedStream, *, batch_size: int, map: Callable[..., Any] | None) -> None:
+    def __init__(
+        self,
+        stream: OrderedStream,
+        *,
+        batch_size: int,
+        map: Callable[..., Any] | None,
+        global_batch_size: int | None = None,
+    ) -> None:
         if batch_size < 1:
             raise UsageError(f"a batch has at least one sample. Received: batch_size={batch_size}")
         self.stream = stream
         self.batch_size = batch_size
+        self.global_batch_size = global_batch_size
         self._map = map
         self._epoch = 0
         self._first: list[Any] = []
@@ -39,10 +48,13 @@ class StreamData:
         self._epoch += 1
         return self._batches(self.stream)
 
+    def unshuffled(self) -> OrderedStream:
+        """The stream in the order of its shards, the same each time."""
+        return OrderedStream(self.stream.stream, on_bad_shard=self.stream.on_bad_shard)
+
     def in_order(self) -> Iterator[Any]:
-        """All batches in the order of the shards, the same each time."""
-        given = self.stream
-        stream = OrderedStream(given.stream, shuffle_buffer=given.shuffle_buffer, on_bad_shard=given.on_bad_shard)
+        """All batches in that order."""
+        stream = self.unshuffled()
         stream.set_epoch(0)
         return self._batches(stream)
 
@@ -59,7 +71,15 @@ class StreamData:
 
     def collate(self, samples: list[Any]) -> tuple[Any, ...]:
         """The batch of these samples: (x,), (x, y) or (x, y, sample weights)."""
-        batch = stacked([mapped(sample, self._map) for sample in samples])
+        return self.stacked([self.mapped(sample) for sample in samples])
+
+    def mapped(self, sample: Any) -> Any:
+        """What the model sees of a sample."""
+        return mapped(sample, self._map)
+
+    def stacked(self, samples: list[Any]) -> tuple[Any, ...]:
+        """The batch of samples that are mapped already."""
+        batch = stacked(samples)
         return tuple(batch) if isinstance(batch, tuple | list) else (batch,)
 
     def _batches(self, stream: OrderedStream) -> Iterator[Any]:
@@ -73,6 +93,7 @@ def streamed(
     *,
     batch_size: int,
     map: Callable[..., Any] | None,
+    global_batch_size: int | None = None,
     **settings: Any,
 ) -> Any:
     """What Keras takes as the data of a `fit` or `evaluate`; an elastic `fit` finds the `StreamData` in it.
@@ -81,13 +102,14 @@ def streamed(
         stream: The stream. The first batches are read, from which Keras learns the shapes.
         batch_size: Samples of a batch.
         map: Turns one sample into what the model sees.
+        global_batch_size: Samples of an update, if that is fixed.
         settings: Of the `OrderedStream`, unless it is one already and has its own.
 
     Raises:
         UsageError: A setting is wrong, or the stream has no sample.
     """
     ordered = stream if isinstance(stream, OrderedStream) else OrderedStream(stream, **settings)
-    data = StreamData(ordered, batch_size=batch_size, map=map)
+    data = StreamData(ordered, batch_size=batch_size, map=map, global_batch_size=global_batch_size)
     return hooks.generated(data, data.first())
 
 

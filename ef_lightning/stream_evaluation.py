@@ -72,7 +72,7 @@ class StreamEvaluationLoader(WrappedLoader):
         agree_on_shards(evaluation.session, shards)
         self._lanes.begin(shards, epoch=evaluation.epoch, seed=self._stream.seed)
         plan = plan_of(self._stream, shards, self._lanes, batch_size=int(self._loader.batch_size))
-        self._coverage.begin(plan, len(shards), logged=evaluation.is_logged)
+        self._coverage.begin(plan, shards, epoch=evaluation.epoch, logged=evaluation.is_logged)
         self._most_steps = self._limit if evaluation.is_logged else min(self._limit, evaluation.num_sanity_steps)
         self._num_samples = self._steps = 0
         return self
@@ -90,6 +90,7 @@ class StreamEvaluationLoader(WrappedLoader):
     def __next__(self) -> Any:
         if self._steps == 0:
             self._evaluation.free_length()
+        self.padding = False
         while True:
             whole = self._steps < self._most_steps
             parts = self._coverage.deal() if whole else None

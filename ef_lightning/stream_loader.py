@@ -13,12 +13,14 @@ from torch.utils.data import DataLoader
 
 from ef_common.core import sharding
 from ef_common.core.streams.pieces import num_samples, taken
+from ef_common.data.indexed_stream import IndexedStream
 from ef_common.data.shard_list import agree_on_shards
 from ef_common.data.stream_dealer import ENDLESS
 from ef_common.data.stream_epochs import StreamEpochs
-from ef_common.data.torch_indexed import IndexedStream
+from ef_common.data.torch_indexed import IndexedBatches
 from ef_common.data.torch_lanes import LaneLoader
 from ef_common.data.torch_loader import PlannedLoader
+from ef_common.data.torch_order import compact
 from ef_common.data.torch_stream import stream_dataset_of
 from ef_common.errors import UnsupportedError
 from ef_common.events import EventLog
@@ -77,9 +79,9 @@ class IndexedReading:
     def __init__(self, loader: DataLoader[Any], session: Session) -> None:
         check_stream(loader)
         self.given = loader
-        self._stream = IndexedStream(stream_dataset_of(loader.dataset), loader.collate_fn)
+        self._stream = IndexedStream(stream_dataset_of(loader.dataset))
         agree_on_shards(session, self._stream.shards)
-        self.planned: Planned = PlannedLoader(loader, source=self._stream)
+        self.planned: Planned = PlannedLoader(loader, source=IndexedBatches(self._stream, loader.collate_fn))
         self.batch_size = self.num_samples = int(loader.batch_size or 1)
         self.is_computed = True
         self.keeps_workers = loader.persistent_workers
@@ -90,7 +92,9 @@ class IndexedReading:
 
     def order(self, session: Session, *, seed: int, epoch: int, length: int) -> np.ndarray:
         """Number of the sample at each position."""
-        return self._stream.order(seed=seed, epoch=epoch)
+        if self._stream.follows_epochs:
+            self.planned.close()  # also data workers that the user keeps: their copies have not been told
+        return compact(self._stream.order(seed=seed, epoch=epoch))
 
     def at(self, order: np.ndarray, places: Places, *, length: int, beside: Sequence[int] = ()) -> list[Any]:
         """Numbers of samples."""

@@ -47,7 +47,7 @@ class Pass:
         self.turns = StreamTurns(session, reader=LaneReader(LENGTHS), gather=lambda mine: self._gather())
         self.coverage = StreamCoverage(session, self.turns, log=log, stage="val")
         self.coverage.settle()
-        self.coverage.begin(plan_of(len(LENGTHS), num_lanes=num_lanes), len(LENGTHS))
+        self.coverage.begin(plan_of(len(LENGTHS), num_lanes=num_lanes), range(len(LENGTHS)), epoch=3)
 
     def _gather(self) -> tuple[list[Any], View]:
         turns, view = self.turns, self.session.completed_in

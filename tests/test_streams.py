@@ -13,13 +13,17 @@ from ef_common.core.streams.order import ShardOrder
 from ef_common.core.streams.pieces import OPEN, Lane, Piece, clipped, num_samples, taken
 from ef_common.core.streams.stream import Held, Plan, Stream
 from ef_common.core.view import SOLO
+from ef_common.data import shards
+from ef_common.data.indexed_stream import IndexedStream
 from ef_common.data.lane_reader import LaneReader, Source
+from ef_common.data.ordered_stream import OrderedStream
 from ef_common.data.shard_list import check_shards, digest
 from ef_common.data.shards import is_shard_stream
 from ef_common.data.shuffle_buffer import shuffled
 from ef_common.data.stream_turns import StreamTurns
-from ef_common.data.torch_indexed import IndexedStream
+from ef_common.data.torch_indexed import IndexedBatches
 from ef_common.data.torch_lanes import LaneLoader
+from ef_common.data.torch_loader import Sample
 from ef_common.data.torch_stream import StreamDataset
 from ef_common.errors import UnsupportedError, UsageError
 from ef_common.session import Session
@@ -392,6 +396,14 @@ def test_reading_is_rarely_begun_anew() -> None:
     assert lanes.num_plans <= 8
 
 
+def test_a_long_skip_tells_how_far_it_is(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(shards, "_TOLD_EVERY_S", 0.0)
+    with caplog.at_level("INFO"):
+        assert list(shards.skipped(range(200), 150, what="a")) == list(range(150, 200))
+    assert [record.args for record in caplog.records] == [("a", 64, 150), ("a", 128, 150), ("a", 150, 150)]
+    assert list(shards.skipped(range(3), 5, what="a")) == []
+
+
 # ---------------------------------------------------------------- a stream by the numbers of its samples
 
 
@@ -402,17 +414,42 @@ class Lengths(Numbers):
 
 def test_samples_are_read_by_number_and_a_shard_is_opened_once_for_a_run() -> None:
     stream = Lengths("0:3", "1:0", "2:4")
-    indexed = IndexedStream(StreamDataset(stream), list)
+    indexed = IndexedStream(OrderedStream(stream))
 
     assert len(indexed) == 7
     assert indexed.order(seed=0, epoch=0).tolist() == list(range(7))
-    assert indexed.__getitems__([1, 2, 3, 4]) == [1, 2, 200, 201]
-    assert indexed.__getitems__([5, 6, 0]) == [202, 203, 0]
+    assert [indexed.read(number) for number in (1, 2, 3, 4, 5, 6, 0)] == [1, 2, 200, 201, 202, 203, 0]
     assert stream.opened == [("0:3", 1), ("2:4", 0), ("0:3", 0)]
 
 
+def test_a_new_epoch_reads_no_shard_on() -> None:
+    stream = Lengths("0:3")
+    indexed = IndexedStream(OrderedStream(stream))
+    indexed.read(0)
+    indexed.order(seed=0, epoch=1)
+
+    assert indexed.read(1) == 1
+    assert stream.opened == [("0:3", 0), ("0:3", 1)]
+
+
+def test_what_a_sample_draws_is_seeded_when_its_shard_is_open() -> None:
+    stream = Lengths("0:3")
+    indexed = IndexedStream(OrderedStream(stream))
+    told: list[int] = []
+    for number in range(2):
+        indexed.read(number, lambda: told.append(len(stream.opened)))
+    assert told == [1, 1]
+
+
+def test_batches_are_made_of_numbers_or_of_numbers_with_keys() -> None:
+    batches = IndexedBatches(IndexedStream(StreamDataset(Lengths("0:3", "1:3"))), tuple)
+
+    assert batches.collate(batches.__getitems__([2, 3])) == (2, 100)
+    assert batches.__getitems__([Sample(4, (0, 0, 4))]) == [101]
+
+
 def test_order_by_number_is_shuffled_by_shards() -> None:
-    indexed = IndexedStream(StreamDataset(Lengths(*(f"{n}:2" for n in range(20))), shuffle=True), list)
+    indexed = IndexedStream(OrderedStream(Lengths(*(f"{n}:2" for n in range(20))), shuffle=True))
     order = indexed.order(seed=0, epoch=0).tolist()
 
     assert sorted(order) == list(range(40))
@@ -421,10 +458,15 @@ def test_order_by_number_is_shuffled_by_shards() -> None:
     assert order != indexed.order(seed=0, epoch=1).tolist()
 
 
-@pytest.mark.parametrize("stream", [StreamDataset(Numbers("0:3")), StreamDataset(Lengths("0:3"), shuffle_buffer=2)])
-def test_stream_without_known_positions_has_no_numbers(stream: StreamDataset) -> None:
+@pytest.mark.parametrize("stream", [OrderedStream(Numbers("0:3")), OrderedStream(Lengths("0:3"), shuffle_buffer=2)])
+def test_stream_without_known_positions_has_no_numbers(stream: OrderedStream) -> None:
     with pytest.raises(UnsupportedError, match="global_batch_size needs samples"):
-        IndexedStream(stream, list)
+        IndexedStream(stream)
+
+
+def test_stream_that_leaves_out_what_cannot_be_read_has_no_numbers() -> None:
+    with pytest.raises(UnsupportedError, match="none of them can be left out"):
+        IndexedStream(OrderedStream(Lengths("0:3"), on_bad_shard="skip"))
 
 
 def test_shard_that_is_shorter_than_it_says_is_named() -> None:
@@ -432,10 +474,21 @@ def test_shard_that_is_shorter_than_it_says_is_named() -> None:
         def length(self, shard: str) -> int:
             return 5
 
+    indexed = IndexedStream(OrderedStream(Short("0:3")))
+    assert indexed.read(2) == 2
     with pytest.raises(
         UsageError, match=r"shard .0:3. has fewer samples than its length says\. Expected: 5\. Received: 3"
     ):
-        IndexedStream(StreamDataset(Short("0:3")), list).__getitems__([2, 3])
+        indexed.read(3)
+
+
+def test_shard_that_cannot_be_read_by_number_is_named() -> None:
+    class Broken(Lengths):
+        def open(self, shard: str, offset: int) -> Any:
+            raise OSError("bad sector")
+
+    with pytest.raises(UsageError, match=r"shard .1:3. cannot be read from sample 1 on.*OSError: bad sector"):
+        IndexedStream(OrderedStream(Broken("0:3", "1:3"))).read(4)
 
 
 def test_batch_of_another_size_is_read_again_from_where_it_was_dealt() -> None:

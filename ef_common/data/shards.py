@@ -20,14 +20,15 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Protocol
 
 logger = logging.getLogger(__name__)
 
 _TOLD_EVERY_S = 10.0
-_LOOK_EVERY = 1024
-_END: Any = object()
+_AT_ONCE = 64
 
 
 class ShardStream(Protocol):
@@ -84,10 +85,9 @@ def skipped(samples: Iterable[Any], num_samples: int, *, what: Any) -> Iterator[
     """
     iterator = iter(samples)
     told = time.monotonic()
-    for number in range(num_samples):
-        if number % _LOOK_EVERY == 0 and time.monotonic() - told >= _TOLD_EVERY_S:
+    for start in range(0, num_samples, _AT_ONCE):
+        deque(islice(iterator, min(_AT_ONCE, num_samples - start)), maxlen=0)
+        if time.monotonic() - told >= _TOLD_EVERY_S:
             told = time.monotonic()
-            logger.info("shard %s: has skipped %d of %d samples", what, number, num_samples)
-        if next(iterator, _END) is _END:
-            return
+            logger.info("shard %s: has skipped %d of %d samples", what, min(start + _AT_ONCE, num_samples), num_samples)
     yield from iterator

@@ -8,7 +8,7 @@ dealt to the others, until nothing is missing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ef_common.collectives import operations
@@ -16,6 +16,7 @@ from ef_common.collectives.codec import ARRAYS, Codec
 from ef_common.core.streams import stream as streams
 from ef_common.core.streams.pieces import Lane
 from ef_common.core.streams.stream import Plan, Stream
+from ef_common.data.bad_shards import note_bad_shard
 from ef_common.data.stream_turns import StreamTurns
 from ef_common.events import EventLog
 from ef_common.session import Barrier, Session
@@ -61,10 +62,13 @@ class StreamCoverage:
             self._session.run(Barrier("start of an evaluation"))
         self._run = self._session.completed  # a number on which all agree
 
-    def begin(self, plan: Plan, num_shards: int, *, logged: bool = True) -> None:
-        """Begin a pass."""
-        self._turns.begin(plan, Stream(num_shards))
+    def begin(self, plan: Plan, shards: Sequence[Any], *, epoch: int, logged: bool = True) -> None:
+        """Begin a pass over these shards, after this epoch of the training."""
+        self._turns.begin(plan, Stream(len(shards)))
         self._logged = logged
+        self._turns.on_fault = lambda shard, offset, why: note_bad_shard(
+            self._session, self._log, epoch=epoch, shard=shard, name=shards[shard], offset=offset, reason=why
+        )
 
     def deal(self) -> Mapping[str, Lane] | None:
         """The parts of the next step by member; None if nothing is left to read."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
 
 from ef_common.collectives import operations
 from ef_common.core.streams.stream import Plan
+from ef_common.data.bad_shards import note_bad_shard
 from ef_common.data.dealer import Dealer
 from ef_common.data.ordered_stream import OrderedStream
 from ef_common.data.shard_list import agree_on_shards, check_shards
@@ -17,8 +17,6 @@ from ef_common.data.stream_turns import Reader, StreamTurns
 from ef_common.errors import UsageError
 from ef_common.events import EventLog
 from ef_common.session import Session
-
-logger = logging.getLogger(__name__)
 
 
 class Lanes(Reader, Protocol):
@@ -126,11 +124,8 @@ class StreamEpochs:
         return plan_of(self._stream, self._shards, self._lanes, batch_size=self._dealer.batch_size)
 
     def _note_fault(self, shard: int, offset: int, why: str) -> None:
-        name = str(self._shards[shard])
-        if self._session.rank == 0:
-            logger.warning("shard %s is left out from sample %d on, because it cannot be read: %s", name, offset, why)
-        epoch = self._dealer.progress.epoch
-        self._log.write("bad_shard", epoch=epoch, shard=shard, name=name, offset=offset, reason=why)
+        name, epoch = self._shards[shard], self._dealer.progress.epoch
+        note_bad_shard(self._session, self._log, epoch=epoch, shard=shard, name=name, offset=offset, reason=why)
 
     # ------------------------------------------------------------ state
 

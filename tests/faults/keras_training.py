@@ -21,8 +21,8 @@ from ef_common.core.retention import Retention
 from ef_common.data.checkpointer import Checkpointing
 from ef_common.launch.environment import read_environment
 from ef_common.launch.process import this_worker
-from ef_keras import evaluation_data
 from ef_keras.backends import engine
+from ef_keras.evaluation_steps import EvaluationSteps
 from tests.faults.faults import Fault, Striker, use_faulty_ports
 from tests.faults.holding import hold
 from tests.faults.saving import save_on_last_leave
@@ -46,7 +46,8 @@ class Options:
     # "arrays"; "mapped": one by one; "stream": a tf.data set that is shuffled anew in each epoch; "loader": of torch;
     # "shards": a stream of shards; "shards-loader": a loader of one
     data: str = "arrays"
-    val_data: str = "arrays"  # or "loader"; or "indexed": a PyDataset; or "shards"
+    val_data: str = "arrays"  # or "loader"; or "indexed": a PyDataset; or "shards", "shards-loader"
+    val_steps: int | None = None
     shards: int = 9  # of a stream
     stream: dict[str, Any] = field(default_factory=dict)  # its settings
     knows_lengths: bool = False
@@ -292,12 +293,13 @@ def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[
         validation_data=_validation(chosen),
         callbacks=[Places(chosen, striker), *_writers(chosen), *elastic, stopping, remembers],
         steps_per_epoch=chosen.steps_per_epoch,
+        validation_steps=chosen.val_steps,
         **({} if chosen.random else _batch_size(chosen, chosen.data)),
     )
     evaluated = {}
     if chosen.evaluates:
         callbacks = [Places(chosen, striker, evaluation="evaluate"), *ef_keras.callbacks(backend=chosen.backend)]
-        given = {"verbose": 0, "return_dict": True, **_batch_size(chosen, chosen.val_data)}
+        given = {"verbose": 0, "return_dict": True, "steps": chosen.val_steps, **_batch_size(chosen, chosen.val_data)}
         evaluated = {
             "evaluate": model.evaluate(*_evaluated(chosen), callbacks=callbacks, **given),
             "evaluate_alone": model.evaluate(*_evaluated(chosen), **given),
@@ -348,13 +350,11 @@ def _data(options: Options, striker: Striker) -> Any:
         return image, label
 
     if options.data == "shards":
-        stream = (KnownShards if options.knows_lengths else Shards)(images(options.length), options.shards)
-        return (ef_keras.dataset(stream, map=counted, batch_size=options.batch_size, **options.stream),)
+        mapped = (lambda *sample: counted(*_augmented(*sample))) if options.random else counted
+        return (ef_keras.dataset(_stream(options), map=mapped, batch_size=options.batch_size, **options.stream),)
     if options.data == "shards-loader":
-        from ef_common.data.torch_stream import StreamDataset
-
-        stream = Shards(images(options.length), options.shards)
-        return (_loader(options, StreamDataset(stream, shuffle=True)),)
+        samples = AugmentedShards(images(options.length), options.shards) if options.random else _stream(options)
+        return (_stream_loader(options, samples, shuffle=True),)
     if options.data == "mapped":
         return (ef_keras.dataset(images(options.length), map=passing, batch_size=options.batch_size),)
     if options.random and options.data == "arrays":
@@ -375,6 +375,16 @@ def _data(options: Options, striker: Striker) -> Any:
     return (data,)
 
 
+def _stream(options: Options) -> Shards:
+    return (KnownShards if options.knows_lengths else Shards)(images(options.length), options.shards)
+
+
+def _stream_loader(options: Options, stream: Shards, *, shuffle: bool) -> Any:
+    from ef_common.data.torch_stream import StreamDataset
+
+    return _loader(options, StreamDataset(stream, shuffle=shuffle))
+
+
 def _validation(options: Options) -> Any:
     if not options.val_length:
         return None
@@ -391,7 +401,9 @@ def _evaluated(options: Options) -> tuple[Any, ...]:
     """As arguments of `evaluate`."""
     held = images(options.val_length)
     if options.val_data == "shards":
-        return (ef_keras.dataset(Shards(held, options.shards), batch_size=options.batch_size),)
+        return (ef_keras.dataset(Shards(held, options.shards), batch_size=options.batch_size, shuffle=False),)
+    if options.val_data == "shards-loader":
+        return (_stream_loader(options, Shards(held, options.shards), shuffle=False),)
     if options.val_data == "loader":
         return (_loader(options, list(zip(*held, strict=True))),)
     return (Batches(held, options.batch_size),) if options.val_data == "indexed" else held
@@ -413,11 +425,14 @@ class Augmented:
         return len(self._samples)
 
     def __getitem__(self, index: int) -> Any:
-        import torch
+        return _noisy(*self._samples[index])
 
-        image, label = self._samples[index]
-        noise = torch.randn(image.shape).numpy()
-        return (image + 0.1 * noise + 0.1 * np.random.rand() + 0.1 * random.random()).astype("float32"), label
+
+def _noisy(image: Any, label: Any) -> Any:
+    import torch
+
+    noise = torch.randn(image.shape).numpy()
+    return (image + 0.1 * noise + 0.1 * np.random.rand() + 0.1 * random.random()).astype("float32"), label
 
 
 class Shards:
@@ -443,6 +458,13 @@ class KnownShards(Shards):
     def length(self, shard: str) -> int:
         start, stop = map(int, shard.split("-"))
         return stop - start
+
+
+class AugmentedShards(KnownShards):
+    """A stream whose samples are read with random numbers of each kind."""
+
+    def open(self, shard: str, offset: int) -> Iterator[Any]:
+        return (_noisy(*sample) for sample in super().open(shard, offset))
 
 
 class Batches(keras.utils.PyDataset):  # type: ignore[misc]
@@ -481,15 +503,15 @@ def _writers(options: Options) -> list[Any]:
 
 
 def _pass_the_end_of_validations(striker: Striker) -> None:
-    merge = evaluation_data.metrics.merge
+    end = EvaluationSteps.end
 
-    def pass_it(*args: Any) -> None:
+    def passing(self: EvaluationSteps, parts: Any) -> None:
         if striker.fault is not None and striker.fault.where == "validation_end":
             time.sleep(0.3)  # until the others have the last exchange of the pass, too
         striker.at("validation_end")
-        merge(*args)
+        end(self, parts)
 
-    evaluation_data.metrics.merge = pass_it
+    EvaluationSteps.end = passing  # type: ignore[method-assign]
 
 
 def _hash(model: Any) -> str:

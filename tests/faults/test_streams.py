@@ -106,6 +106,22 @@ def test_a_loss_in_an_evaluation_leaves_out_no_sample(
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("loader", [0, 1, 2])
+def test_a_loss_in_an_evaluation_of_several_loaders_leaves_out_no_sample(
+    job: TrainingJob, finish: Finish, loader: int
+) -> None:
+    options = {**STREAM, "val_length": 61, "several_val": True, "limits": {"num_sanity_val_steps": 0}}
+    _, others = start_with_fault(job, options, {"where": "validation", "step": 1, "index": loader})
+    results = finish(others)
+    assert struck(job, "validation")
+    lengths = [61, 29, 61]
+    for result in results:
+        assert [result["metrics"][f"val_samples/dataloader_idx_{number}"] for number in range(3)] == lengths
+    found = {(event["loader"], event["length"], event["exact"]) for event in job.events("evaluation")}
+    assert found == {(number, length, True) for number, length in enumerate(lengths)}
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("stage", ["validate", "test", "predict"])
 def test_streams_outside_of_a_training_are_evaluated_once(job: TrainingJob, finish: Finish, stage: str) -> None:
     options = {**STREAM, "val_length": 61, "evaluates": True, "epochs": 1}

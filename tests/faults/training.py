@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 import random
@@ -36,6 +37,8 @@ from tests.faults.faults import Fault, Striker, use_faulty_ports
 from tests.faults.holding import hold
 from tests.faults.saving import save_on_last_leave
 
+SECOND_VAL_LENGTH = 29
+
 
 @dataclass
 class Options:
@@ -52,6 +55,9 @@ class Options:
     num_workers: int = 0
     accumulate: int = 1
     val_length: int = 0
+    several_val: bool = (
+        False  # a map-style loader, and another one of the same kind, are evaluated behind the first one
+    )
     checkpoints: bool = False
     wide: bool = False  # a larger module, with two buckets of gradients
     stop: str = ""  # a file in the run directory: the training ends when it is there
@@ -203,10 +209,10 @@ class Net(LightningModule):
     def _in_backward(self, gradient: Tensor) -> None:
         self._striker.at("backward", step=self._striker.step)
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         images, labels = batch
         if self.trainer.state.fn == "fit":
-            self._striker.at("validation", step=batch_idx, epoch=self.current_epoch)
+            self._striker.at("validation", step=batch_idx, epoch=self.current_epoch, index=dataloader_idx)
         else:
             self._striker.at(self.trainer.state.fn.value, step=batch_idx)
         time.sleep(self._options.step_sleep_s)
@@ -214,8 +220,9 @@ class Net(LightningModule):
         self.log("val_loss", F.cross_entropy(outputs, labels), sync_dist=True)
         self.log("val_accuracy", (outputs.argmax(1) == labels).float().mean(), sync_dist=True)
         self.log("val_samples", float(len(labels)), sync_dist=True, reduce_fx="sum")
-        self.seen(float(len(labels)))
-        self.log("val_seen", self.seen)
+        if dataloader_idx == 0:
+            self.seen(float(len(labels)))
+            self.log("val_seen", self.seen)
 
     test_step = validation_step
 
@@ -288,7 +295,10 @@ def _validation(options: Options) -> Any:
     images: Any = Images(options.val_length)
     if options.shards:
         images = StreamDataset((KnownShards if options.knows_lengths else Shards)(images, min(5, options.val_length)))
-    return DataLoader(images, options.batch_size, num_workers=options.num_workers if options.shards else 0)
+    loader = DataLoader(images, options.batch_size, num_workers=options.num_workers if options.shards else 0)
+    if not options.several_val:
+        return loader
+    return [loader, DataLoader(Images(SECOND_VAL_LENGTH), options.batch_size), copy.copy(loader)]
 
 
 def _evaluate(trainer: Any, net: LightningModule, loader: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -19,9 +20,7 @@ keras = pytest.importorskip("keras")
 
 import ef_keras  # noqa: E402
 from ef_common.core.epochs import ENDLESS, Epochs  # noqa: E402
-from ef_common.data.lane_ahead import LaneAhead  # noqa: E402
-from ef_keras.checks import global_batch_for  # noqa: E402
-from ef_keras.shard_source import ShardSource  # noqa: E402
+from ef_keras.shard_source import ShardSource, reading_of  # noqa: E402
 from ef_keras.stream_data import StreamData, stream_data_of  # noqa: E402
 from ef_keras.training_data import TrainingData  # noqa: E402
 
@@ -117,7 +116,7 @@ def test_shard_that_cannot_be_read_is_left_out_without_a_job_too() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"global_batch_size": 32}, "Leave out global_batch_size"),
+        ({"global_batch_size": 0}, "expected a positive number of samples"),
         ({"batch_size": 0}, "a batch has at least one sample"),
         ({"on_bad_shard": "ignore"}, "expected 'raise' or 'skip'"),
         ({"shuffle_buffer": -1}, "expected a number of samples"),
@@ -149,15 +148,10 @@ class Fit:
 
     def __init__(self, data: StreamData, *, steps_per_epoch: int | None = None) -> None:
         limit = None if steps_per_epoch is None else steps_per_epoch * data.batch_size
-        lanes = LaneAhead(data.stream, data.batch_size, collate=data.collate)
-        source = ShardSource(
-            data.stream,
-            lanes,
-            Epochs(ENDLESS, limit),
-            batch_size=data.batch_size,
-            first=None,
-            made_of=lambda batch: batch[0][:, 0].tolist(),
+        reading = replace(
+            reading_of(data, data.stream), first=lambda: None, made_of=lambda batch: batch[0][:, 0].tolist()
         )
+        source = ShardSource(reading, Epochs(ENDLESS, limit))
         session = Session(SOLO.members[0], channel=None, groups=None)  # type: ignore[arg-type]
         self.data = TrainingData(source, session, log=EventLog(None, "a"))
         self.data.on_length = lambda steps: self.lengths.append(steps)
@@ -228,9 +222,3 @@ def test_state_of_other_data_is_refused() -> None:
         Fit(data_of(3, 2, 4, batch_size=2)).data.load_state(state, saved=True)
     with pytest.raises(UsageError, match="another list of shards"):
         Fit(data_of(3, 2, batch_size=2)).data.load_state(fit.data.state(), saved=True)
-
-
-def test_global_batch_of_a_stream_is_refused() -> None:
-    source = Fit(data_of(3)).data.source
-    with pytest.raises(UnsupportedError, match="positions that are known before they are read"):
-        global_batch_for(None, source, 32, full_batch=8, world_size=1, deterministic=False)

@@ -9,6 +9,7 @@ from itertools import chain, islice
 from typing import Any
 
 from ef_common.data.adapters.classes import is_a
+from ef_common.data.shards import skipped
 from ef_common.errors import UnsupportedError
 
 _CLASS = "datasets.iterable_dataset.IterableDataset"
@@ -67,7 +68,7 @@ class HuggingFaceShards:
         samples = iter(part)
         with _in_no_data_worker():
             first = list(islice(samples, 1))
-        return islice(chain(first, samples), offset, None)
+        return skipped(chain(first, samples), offset, what=shard)
 
 
 @contextmanager

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
 from typing import Any
 
 from ef_common.data.adapters.files import expanded, opened
+from ef_common.data.shards import skipped
 
 
 class TextLines:
@@ -49,6 +49,6 @@ class TextLines:
     def open(self, shard: str, offset: int) -> Iterator[Any]:
         """Samples of a file from this line on; those before are read and not parsed."""
         with opened(shard, compression=self._compression) as file:
-            for line in islice(file, offset, None):
+            for line in skipped(file, offset, what=shard):
                 text = line.decode(self._encoding).removesuffix("\n").removesuffix("\r")
                 yield text if self._parse is None else self._parse(text)

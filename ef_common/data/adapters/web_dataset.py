@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from typing import Any
 
 from ef_common.data.adapters.classes import is_a
 from ef_common.data.seeds import numbers_of
+from ef_common.data.shards import skipped
 from ef_common.errors import UnsupportedError
 
 
@@ -66,7 +66,7 @@ class TarShards:
         pipeline = copy.copy(self._dataset)
         stages = [self._repeatable(stage, shard, number) for number, stage in enumerate(self._stages)]
         pipeline.pipeline = [[{"url": shard}], *stages]
-        return islice(iter(pipeline), offset, None)
+        return skipped(pipeline, offset, what=shard)
 
     def _repeatable(self, stage: Any, shard: str, number: int) -> Any:
         """A stage that shuffles in the same way whenever this shard is read in this epoch."""
