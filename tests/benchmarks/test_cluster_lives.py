@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytest.importorskip("lightkube")
+
 from tests.benchmarks.cluster_lives import difference, held, integral, training
 
 
