@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -138,6 +138,7 @@ def controller(namespace: str, page: str, lease_s: float, policy: str, kubeconfi
 @click.option("--resource", "resources", multiple=True, metavar="NAME=AMOUNT", help="Of a pod: nvidia.com/gpu=1 …")
 @click.option("--env", "environ", multiple=True, metavar="NAME=VALUE", help="A variable of the pods.")
 @click.option("--checkpoint", metavar="URL", default="", help="Where checkpoints are, which all pods reach.")
+@click.option("--spares", type=click.IntRange(0), default=0, help="Pods beyond MAX, which wait in case one is lost.")
 @click.option("--priority-class", default="", help="Priority class of the pods.")
 @click.option("--dry-run", is_flag=True, help="Print the job as YAML, and do nothing.")
 @_namespace
@@ -151,6 +152,7 @@ def submit(
     resources: tuple[str, ...],
     environ: tuple[str, ...],
     checkpoint: str,
+    spares: int,
     priority_class: str,
     dry_run: bool,
     namespace: str,
@@ -160,7 +162,7 @@ def submit(
     """Submit a training: `elasticflow kubernetes submit --workers=1:8 --image=IMAGE train.py`.
 
     The training starts with the pods for which there is room, and grows. SCRIPT is a path in the image. Options of
-    `elasticflow run` are accepted before it as --name=value.
+    `elasticflow run` are accepted before it as --name=value; with --autoscale, the job asks for pods itself.
     """
     from ef_common.kubernetes.resource import MAX_NAME
     from ef_common.kubernetes.submission import Submission, pairs
@@ -175,6 +177,7 @@ def submit(
             priority_class=priority_class,
             environ=pairs(environ, option="--env"),
             run=run,
+            spares=spares,
         )
         job = submission.job()
         if dry_run:
@@ -220,7 +223,16 @@ def status(name: str, as_json: bool, namespace: str, kubeconfig: str) -> None:
     for one in rows:
         why = f": {one['reason']}" if one["reason"] else ""
         pods = f"{one['running']} of {one['wanted']} pods run (at least {one['min']}, at most {one['max']})"
-        click.echo(f"{one['name']}  {one['phase']}{why}; {pods}")
+        click.echo(f"{one['name']}  {one['phase']}{why}; {pods}{_progress(one)}")
+
+
+def _progress(one: dict[str, Any]) -> str:
+    """How far a training is, as far as that is known."""
+    if not one["training"]:
+        return ""
+    workers = "1 worker trains" if one["training"] == 1 else f"{one['training']} workers train"
+    asked = f", and it asks for {one['asked']} pods" if one["asked"] else ""
+    return f"; {workers}, at step {one['step']}, {one['samples_per_s'] or 0:g} samples/s{asked}"
 
 
 @kubernetes.command()

@@ -16,11 +16,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ef_common import threads
-from ef_common.core.cluster import Decision, Job, Phase, Policy, Refusal, agrees, decide
+from ef_common.core.cluster import Decision, Job, Phase, Policy, Refusal, Report, agrees, decide, on_record
 from ef_common.core.cluster.decide import RETRY_S
 from ef_common.errors import ClusterConflict, ClusterFailed, ClusterNotFound, ClusterRefused
 from ef_common.kubernetes import kinds, reading, writing
 from ef_common.kubernetes import lease as leases
+from ef_common.kubernetes.asking import Reports
 from ef_common.kubernetes.lease import Lease
 from ef_common.kubernetes.metrics import Metrics
 from ef_common.kubernetes.resource import API_VERSION, JOB_LABEL, KIND, Json
@@ -37,6 +38,9 @@ _COALESCE_S = 0.05
 _PAUSE_S = 1.0
 _PAUSES_S = (0.2, 30.0)
 _CALLS_PER_S, _BURST = 20.0, 40.0
+_PROGRESS_S, _PROGRESS_PER_S = 15.0, 2.0
+"""The progress of a training is told so often at most, and less often if there are so many jobs that all of them
+together would be told more often than that."""
 
 
 class Controller:
@@ -73,17 +77,23 @@ class Controller:
         self._refusals: dict[str, Refusal] = {}  # which may not be on record yet
         self._limiter = _Limiter(_CALLS_PER_S, _BURST, clock=time.monotonic, sleep=self._stopped.wait)
         self._told: dict[str, str] = {}
+        self._namespace = namespace
+        self._reports = Reports(on_news=self._wake.set)
+        self._asks_since: float | None = None  # None: this controller asks nobody
 
     def run(self) -> None:
         """Act until `stop` is called."""
         for copy in self._copies.values():
             copy.start()
+        self._reports.start()
         threads.start(self._keep_lease, name="elasticflow-lease", job="keeps the lease")
         while not self._stopped.is_set():
             self._wake.wait(_TICK_S)
             self._stopped.wait(_COALESCE_S)
             self._wake.clear()
-            if self._lease.is_mine and self.is_ready:
+            if not self._lease.is_mine:
+                self._ask_nobody()
+            elif self.is_ready:
                 try:
                     self._look()
                     self._metrics.looked(time.time())
@@ -99,6 +109,7 @@ class Controller:
         """Let `run` end."""
         self._stopped.set()
         self._wake.set()
+        self._reports.stop()
         for copy in self._copies.values():
             copy.stop()
 
@@ -111,6 +122,12 @@ class Controller:
     def leads(self) -> bool:
         """Whether it is the one that acts."""
         return self._lease.is_mine
+
+    def _ask_nobody(self) -> None:
+        """Workers are asked by the controller that acts."""
+        if self._asks_since is not None:
+            self._asks_since = None
+            self._reports.follow({})
 
     def _keep_lease(self) -> None:
         while not self._stopped.is_set():
@@ -145,8 +162,9 @@ class Controller:
                 pods.setdefault(key, []).append(pod)
         nodes = self._copies[kinds.NODES].objects()
         priorities = self._priorities()
+        self._ask(pods)
         jobs = {
-            key: reading.job_of(thing, pods.get(key, ()), nodes, priorities=priorities)
+            key: reading.job_of(thing, pods.get(key, ()), nodes, priorities=priorities, report=self._reports.of(key))
             for key, thing in things.items()
             if not thing["metadata"].get("deletionTimestamp")
         }
@@ -155,6 +173,13 @@ class Controller:
         for key, refusal in self._refusals.items():
             jobs[key] = replace(jobs[key], record=replace(jobs[key].record, refusal=refusal))
         return jobs
+
+    def _ask(self, pods: Mapping[str, list[Json]]) -> None:
+        """Have workers of these pods asked, from now on."""
+        if self._asks_since is None:
+            self._asks_since = time.time()
+        doors = {key: [door for pod in found if (door := reading.door_of(pod))] for key, found in pods.items()}
+        self._reports.follow(doors)
 
     def _others(self, things: Mapping[str, Json]) -> list[Json]:
         """Pods that are those of no job, or of one that is being deleted."""
@@ -195,7 +220,7 @@ class Controller:
 
     def _act(self, thing: Json, job: Job, decision: Decision, now: float) -> None:
         """Carry out a decision; see there for why in this order."""
-        status = writing.status_of(thing, job, decision, now=now)
+        status = writing.status_of(thing, job, decision, now=now, told=self._what_is_told(thing, job, now))
         if status != thing.get("status"):
             if decision.record.leaving - job.record.leaving and not self._still_agrees(thing, job):
                 raise ClusterConflict("its pods are not those that were known")
@@ -221,6 +246,12 @@ class Controller:
         if decision.remove:
             self._api.delete(kinds.JOBS, namespace, thing["metadata"]["name"], uid=thing["metadata"]["uid"])
 
+    def _what_is_told(self, thing: Json, job: Job, now: float) -> Report | None:
+        """What the status says of the training."""
+        before = reading.report_of(thing.get("status") or {})
+        every_s = max(_PROGRESS_S, len(self._copies[kinds.JOBS].objects()) / _PROGRESS_PER_S)
+        return on_record(before, job.report, now=now, since=self._asks_since or now, every_s=every_s)
+
     def _still_agrees(self, thing: Json, job: Job) -> bool:
         """Read the pods of a job, after its record."""
         meta = thing["metadata"]
@@ -241,9 +272,18 @@ class Controller:
         """What the pods need before they start. Whatever is there already stays as it is."""
         things = [(kinds.SERVICES, writing.service_of(thing)), (kinds.SECRETS, writing.secret_of(thing))]
         if thing["spec"].get("networkPolicy", True):
-            things.append((kinds.POLICIES, writing.network_policy_of(thing)))
+            things.append((kinds.POLICIES, writing.network_policy_of(thing, self._namespace)))
         for kind, one in things:
             self._make(kind, one)
+        try:
+            self._limit_disruption(thing, kinds.BUDGETS)
+        except ClusterNotFound:  # this API server is older
+            self._limit_disruption(thing, kinds.OLD_BUDGETS)
+
+    def _limit_disruption(self, thing: Json, kind: kinds.Kind) -> None:
+        budget = writing.disruption_budget_of(thing, kind.api_version)
+        if budget is not None:
+            self._make(kind, budget)
 
     def _create(self, thing: Json, index: int) -> None:
         made = self._make(kinds.PODS, writing.pod_of(thing, index))

@@ -39,6 +39,7 @@ def controller_rules() -> list[Json]:
         _rule("", ["pods"], ["get", "list", "watch", "create", "delete"]),
         _rule("", ["services", "secrets"], ["create"]),
         _rule("networking.k8s.io", ["networkpolicies"], ["create"]),
+        _rule("policy", ["poddisruptionbudgets"], ["create"]),
         _rule("", ["events"], ["create"]),
         _rule("", ["nodes"], ["get", "list", "watch"]),
         _rule("scheduling.k8s.io", ["priorityclasses"], ["get", "list", "watch"]),

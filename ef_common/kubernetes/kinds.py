@@ -40,4 +40,7 @@ SECRETS = Kind("v1", "Secret", "secrets")
 EVENTS = Kind("v1", "Event", "events")
 LEASES = Kind("coordination.k8s.io/v1", "Lease", "leases")
 POLICIES = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
+BUDGETS = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
+OLD_BUDGETS = Kind("policy/v1beta1", "PodDisruptionBudget", "poddisruptionbudgets")
+"""Before Kubernetes 1.21."""
 CLASSES = Kind("scheduling.k8s.io/v1", "PriorityClass", "priorityclasses", namespaced=False)

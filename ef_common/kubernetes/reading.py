@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
+from ipaddress import ip_address
 from typing import Any
 
-from ef_common.core.cluster import Job, Node, Phase, Pod, Record, Refusal
+from ef_common.core.cluster import Job, Node, Phase, Pod, Record, Refusal, Report
 from ef_common.kubernetes.quantities import thousandths
 from ef_common.kubernetes.resource import DEFAULT_BACKOFF_LIMIT, INDEX_LABEL, JOB_LABEL, problem
 
+METRICS_VARIABLE = "ELASTICFLOW_METRICS_PORT"
 Object = Mapping[str, Any]
 _ENDED = ("Succeeded", "Failed")
 _MALFORMED = (AttributeError, KeyError, TypeError, ValueError)
@@ -91,6 +93,20 @@ def pod_of(pod: Object) -> Pod:
     )
 
 
+def door_of(pod: Object) -> tuple[str, int] | None:
+    """Address and port at which the first worker of a pod answers with metrics; None if it does not, or not now."""
+    status = pod.get("status") or {}
+    if status.get("phase") != "Running" or pod["metadata"].get("deletionTimestamp"):
+        return None
+    variables = pod["spec"]["containers"][0].get("env") or ()
+    texts = [one.get("value") for one in variables if one.get("name") == METRICS_VARIABLE]
+    try:
+        address, port = str(ip_address(status["podIP"])), int(texts[0])
+    except (IndexError, KeyError, TypeError, ValueError):
+        return None
+    return (address, port) if 0 < port < 65536 else None
+
+
 def _exit_status(pod: Object) -> int | None:
     """That of the first container of the template, which trains."""
     name = pod["spec"]["containers"][0]["name"]
@@ -164,7 +180,14 @@ def _tolerates(toleration: Object, taint: Object) -> bool:
 # ------------------------------------------------------------ jobs
 
 
-def job_of(job: Object, pods: Iterable[Object], nodes: Iterable[Object], *, priorities: Mapping[str, int]) -> Job:
+def job_of(
+    job: Object,
+    pods: Iterable[Object],
+    nodes: Iterable[Object],
+    *,
+    priorities: Mapping[str, int],
+    report: Report | None = None,
+) -> Job:
     """A job.
 
     Args:
@@ -172,6 +195,7 @@ def job_of(job: Object, pods: Iterable[Object], nodes: Iterable[Object], *, prio
         pods: Its pods.
         nodes: The nodes.
         priorities: Those of the classes, by name; "" is the default one.
+        report: What a worker has said last; None if nobody has.
     """
     spec = job["spec"]
     wrong = problem(job)
@@ -196,6 +220,10 @@ def job_of(job: Object, pods: Iterable[Object], nodes: Iterable[Object], *, prio
         backoff_limit=spec.get("backoffLimit", DEFAULT_BACKOFF_LIMIT),
         ttl_s=spec.get("ttlSecondsAfterFinished"),
         problem=wrong,
+        takes=high,
+        spares=spec.get("spares", 0),
+        autoscales=spec.get("autoscale") is not None,
+        report=report,
         pods=tuple(sorted(map(pod_of, pods), key=lambda pod: pod.index)),
         record=record_of(job.get("status") or {}),
     )
@@ -213,6 +241,21 @@ def record_of(status: Object) -> Record:
         crashed_at=seconds(status.get("crashedAt")),
         lost=status.get("lost", ""),
         refusal=Refusal(refusal["limit"], seconds(refusal["until"]), refusal["why"]) if refusal else None,
+        asked=status.get("asked", 0),
+        asked_at=seconds(status.get("askedAt")),
         ended_at=seconds(status["endedAt"]) if status.get("endedAt") else None,
         why=status.get("reason", ""),
+    )
+
+
+def report_of(status: Object) -> Report | None:
+    """What the status of a job says of its training; None if it says nothing."""
+    if not status.get("heardAt"):
+        return None
+    return Report(
+        at=seconds(status["heardAt"]),
+        workers=status.get("training"),
+        generation=status.get("generation", 0),
+        step=status.get("step", 0),
+        samples_per_s=status.get("samplesPerSecond"),
     )

@@ -9,13 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ef_common.core.autoscale import Autoscale
+from ef_common.errors import UsageError
+
 GROUP, VERSION, KIND, PLURAL = "elasticflow.dev", "v1alpha1", "ElasticJob", "elasticjobs"
 API_VERSION = f"{GROUP}/{VERSION}"
 JOB_LABEL, INDEX_LABEL = f"{GROUP}/job", f"{GROUP}/index"
-PORT = 29400
+PORT, METRICS_PORT = 29400, 29401
 MAX_NAME = 52
 """A pod's name is that of its job and a number, and a label holds 63 characters."""
 DEFAULT_BACKOFF_LIMIT = 6
+CONTROLLER_LABEL = ("app.kubernetes.io/name", "elasticflow-controller")
+"""Of the pods of the controller, which may read the metrics of workers."""
 
 Json = dict[str, Any]
 
@@ -23,6 +28,10 @@ _SIZES = "minWorkers must not be greater than maxWorkers"
 _CONTAINER = "template needs a container"
 _RESTARTS = "template.spec.restartPolicy must be Never: the controller replaces pods"
 _HOST_NETWORK = "template.spec.hostNetwork is not supported: the pods of a job have one port each"
+_GOALS = "autoscale with policy cost has exactly one of valuePerHour, deadlineSeconds and budget"
+_PRICE = "autoscale with valuePerHour or budget needs pricePerWorkerHour, in the same unit"
+_ONLY_COST = "autoscale has a price, a value, a deadline or a budget only with policy cost"
+_BATCH = "autoscale with minGlobalBatchSize needs a maxGlobalBatchSize that is not less"
 _NAME = f"the name of an ElasticJob has at most {MAX_NAME} characters"
 
 
@@ -41,7 +50,81 @@ def problem(job: Mapping[str, Any]) -> str:
         return f"{_RESTARTS}. Received: {pod['restartPolicy']}"
     if pod.get("hostNetwork"):
         return _HOST_NETWORK
+    return _problem_of_autoscale(spec.get("autoscale"))
+
+
+def _problem_of_autoscale(given: Mapping[str, Any] | None) -> str:
+    if given is None:
+        return ""
+    goals = [name for name in ("valuePerHour", "deadlineSeconds", "budget") if name in given]
+    if given.get("policy") != "cost":
+        if goals or "pricePerWorkerHour" in given:
+            return _ONLY_COST
+    elif len(goals) != 1:
+        return _GOALS
+    elif goals != ["deadlineSeconds"] and "pricePerWorkerHour" not in given:
+        return _PRICE
+    if given.get("minGlobalBatchSize", 0) > given.get("maxGlobalBatchSize", 0):
+        return _BATCH
+    try:
+        autoscale_text({"maxWorkers": 1, "autoscale": given})
+    except (TypeError, UsageError) as error:
+        return str(error)
     return ""
+
+
+def autoscale_text(spec: Mapping[str, Any]) -> str:
+    """How a job chooses its size, as `elasticflow run --autoscale` has it; "" if it does not.
+
+    Raises:
+        UsageError: A setting is wrong.
+
+    Example:
+        >>> autoscale_text({"minWorkers": 2, "maxWorkers": 8, "autoscale": {"everySteps": 50}})
+        'min=2,max=8,policy=throughput,every_steps=50'
+    """
+    given = spec.get("autoscale")
+    if given is None:
+        return ""
+    settings = {"min": spec.get("minWorkers", 1), "max": spec["maxWorkers"], "policy": "throughput"}
+    settings.update({_SETTINGS[name]: value for name, value in given.items() if name in _SETTINGS})
+    text = ",".join(f"{name}={value}" for name, value in settings.items())
+    Autoscale.of(text)
+    return text
+
+
+def autoscale_in(text: str) -> Json:
+    """The same the other way round: the settings of `--autoscale`, as a job has them.
+
+    Raises:
+        UsageError: They are wrong, or name limits.
+
+    Example:
+        >>> autoscale_in("policy=cost,price_per_worker_hour=2.5,budget=100")
+        {'policy': 'cost', 'pricePerWorkerHour': 2.5, 'budget': 100}
+    """
+    settings = Autoscale.of(text)
+    given = {part.partition("=")[0].strip() for part in text.split(",")}
+    if given & {"min", "max"}:
+        raise UsageError(
+            f"a job in a cluster chooses its size between those of --workers. Received: --autoscale={text}"
+        )
+    return {name: getattr(settings, setting) for name, setting in _SETTINGS.items() if setting in given}
+
+
+_SETTINGS = {
+    "policy": "policy",
+    "threshold": "threshold",
+    "everySteps": "every_steps",
+    "retrySeconds": "retry_s",
+    "pricePerWorkerHour": "price_per_worker_hour",
+    "valuePerHour": "value_per_hour",
+    "deadlineSeconds": "deadline_s",
+    "budget": "budget",
+    "minGlobalBatchSize": "min_global_batch_size",
+    "maxGlobalBatchSize": "max_global_batch_size",
+}
+"""Settings of :class:`~ef_common.core.autoscale.Autoscale`, by their names in a job."""
 
 
 def definition() -> Json:
@@ -69,9 +152,14 @@ def definition() -> Json:
             {"name": "Phase", "type": "string", "jsonPath": ".status.phase"},
             {"name": "Wanted", "type": "integer", "jsonPath": ".status.wanted"},
             {"name": "Running", "type": "integer", "jsonPath": ".status.running"},
+            {"name": "Training", "type": "integer", "jsonPath": ".status.training"},
+            {"name": "Step", "type": "integer", "jsonPath": ".status.step"},
+            {"name": "Samples/s", "type": "number", "jsonPath": ".status.samplesPerSecond"},
             {"name": "Min", "type": "integer", "jsonPath": ".spec.minWorkers"},
             {"name": "Max", "type": "integer", "jsonPath": ".spec.maxWorkers"},
             {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+            {"name": "Spares", "type": "integer", "jsonPath": ".status.spares", "priority": 1},
+            {"name": "View", "type": "integer", "jsonPath": ".status.generation", "priority": 1},
             {"name": "Reason", "type": "string", "jsonPath": ".status.reason", "priority": 1},
         ],
     }
@@ -142,9 +230,11 @@ def _spec() -> Json:
             "workers": _integer(
                 "Worker pods that it may have now, which `kubectl scale` sets; 0 suspends it. Default: maxWorkers."
             ),
+            "spares": _integer("Worker pods beyond those that train, which wait in case one is lost.", default=0),
             "nprocPerNode": _string("Workers of a pod: a number, or gpu for one for each GPU.", default="1"),
             "checkpoint": _string("URL of the checkpoints, which all pods reach."),
             "priorityClassName": _string("Priority of the pods, and of the job among those that wait."),
+            "autoscale": _autoscale(),
             "suspend": {"type": "boolean", "description": "The job has no pods, and goes on later."},
             "backoffLimit": _integer(
                 "The job fails if more pods than this are lost in a row.", default=DEFAULT_BACKOFF_LIMIT
@@ -155,10 +245,55 @@ def _spec() -> Json:
                 "default": True,
                 "description": "Only pods of the job reach each other.",
             },
+            "disruptionBudget": {
+                "type": "boolean",
+                "default": True,
+                "description": "Draining a node waits as long as it would leave fewer than minWorkers.",
+            },
             "template": template,
         },
         "x-kubernetes-validations": [{"rule": "self.minWorkers <= self.maxWorkers", "message": _SIZES}],
     }
+
+
+def _autoscale() -> Json:
+    policies = {"default": "throughput", "enum": ["throughput", "cost", "goodput"]}
+    share = {"type": "number", "minimum": 0, "maximum": 1}
+    has = {name: f"has(self.{name})" for name in _SETTINGS}
+    goals = [has[name] for name in ("valuePerHour", "deadlineSeconds", "budget")]
+    number_of_goals = " + ".join(f"({one} ? 1 : 0)" for one in goals)
+    is_cost, any_goal = "self.policy == 'cost'", " || ".join([*goals, has["pricePerWorkerHour"]])
+    sizes = f"{has['maxGlobalBatchSize']} && self.minGlobalBatchSize <= self.maxGlobalBatchSize"
+    rules = [
+        (f"{is_cost} || !({any_goal})", _ONLY_COST),
+        (f"!({is_cost}) || {number_of_goals} == 1", _GOALS),
+        (f"!({goals[0]} || {goals[2]}) || {has['pricePerWorkerHour']}", _PRICE),
+        (f"!{has['minGlobalBatchSize']} || ({sizes})", _BATCH),
+    ]
+    return {
+        "type": "object",
+        "description": "The training chooses how many worker pods it has, from minWorkers to maxWorkers.",
+        "properties": {
+            "policy": _string("What it weighs: throughput, cost, or goodput.", **policies),
+            "threshold": {
+                **share,
+                "description": "What a worker more must add, as a share of what a present one does.",
+            },
+            "everySteps": _integer("A size is measured over so many steps.", minimum=10),
+            "retrySeconds": _amount("A size that was not worth it is tried again after this time."),
+            "pricePerWorkerHour": _amount("What a worker costs in an hour."),
+            "valuePerHour": _amount("What it is worth to end an hour earlier.", exclusiveMinimum=False),
+            "deadlineSeconds": _amount("When the run should end, from its begin."),
+            "budget": _amount("What the run may cost."),
+            "minGlobalBatchSize": _integer("The smallest batch that goodput asks for, in samples.", minimum=1),
+            "maxGlobalBatchSize": _integer("The largest batch of all workers together, in samples.", minimum=1),
+        },
+        "x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in rules],
+    }
+
+
+def _amount(text: str, **more: Any) -> Json:
+    return {"type": "number", "minimum": 0, "exclusiveMinimum": True, "description": text, **more}
 
 
 def _status() -> Json:
@@ -178,6 +313,14 @@ def _status() -> Json:
             "wanted": number,
             "workers": number,
             "running": number,
+            "spares": {**number, "description": "Pods that are there beyond those that are wanted to train."},
+            "training": {**number, "description": "Workers that train, as one of them says."},
+            "generation": {**number, "format": "int64", "description": "Number of their view."},
+            "step": {**number, "format": "int64", "description": "Updates of the training."},
+            "samplesPerSecond": {"type": "number", "description": "What they all have trained on lately."},
+            "heardAt": {**text, "description": "When a worker said that."},
+            "asked": {**number, "description": "Worker pods for which the training asks, if it chooses its size."},
+            "askedAt": text,
             "starts": number,
             "crashes": number,
             "crashedAt": text,

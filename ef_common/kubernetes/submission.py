@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ef_common.errors import UsageError
-from ef_common.kubernetes.resource import API_VERSION, KIND, MAX_NAME, Json
+from ef_common.kubernetes.resource import API_VERSION, KIND, MAX_NAME, Json, autoscale_in
 
+_AUTOSCALE = "--autoscale="
 _NAME = re.compile(rf"[a-z]([a-z0-9-]{{0,{MAX_NAME - 2}}}[a-z0-9])?")
 
 
@@ -29,7 +30,8 @@ class Submission:
         checkpoint: URL of the checkpoints; "" for none.
         priority_class: Name of the priority class; "" for none.
         environ: Variables of the pods.
-        run: Options for `elasticflow run`.
+        run: Options for `elasticflow run`. Of these, `--autoscale` is a field of the job.
+        spares: Pods beyond the most.
     """
 
     name: str
@@ -44,12 +46,13 @@ class Submission:
     priority_class: str = ""
     environ: Mapping[str, str] | None = None
     run: tuple[str, ...] = ()
+    spares: int = 0
 
     def job(self) -> Json:
         """The job.
 
         Raises:
-            UsageError: Its name is none for a job.
+            UsageError: Its name is none for a job, or it is to choose its size in a way that does not exist.
         """
         if not _NAME.fullmatch(self.name):
             raise UsageError(
@@ -61,16 +64,26 @@ class Submission:
             spec["checkpoint"] = self.checkpoint
         if self.priority_class:
             spec["priorityClassName"] = self.priority_class
+        if self.spares:
+            spec["spares"] = self.spares
+        if (autoscale := self._autoscale) is not None:
+            spec["autoscale"] = autoscale_in(autoscale)
         spec["template"] = {"spec": self._pod()}
         meta = {"name": self.name, "namespace": self.namespace}
         return {"apiVersion": API_VERSION, "kind": KIND, "metadata": meta, "spec": spec}
 
+    @property
+    def _autoscale(self) -> str | None:
+        given = [option.removeprefix(_AUTOSCALE) for option in self.run if option.startswith(_AUTOSCALE)]
+        return given[-1] if given and given[-1] != "off" else None
+
     def _pod(self) -> Json:
         """A pod that the strictest standard for pods allows."""
+        run = [option for option in self.run if not option.startswith(_AUTOSCALE)]
         container: Json = {
             "name": "worker",
             "image": self.image,
-            "command": ["elasticflow", "run", "--run-dir=/run/elasticflow", *self.run],
+            "command": ["elasticflow", "run", "--run-dir=/run/elasticflow", *run],
             "args": list(self.command),
             "securityContext": {
                 "allowPrivilegeEscalation": False,
@@ -114,6 +127,11 @@ def row(job: Mapping[str, Any]) -> dict[str, Any]:
         "namespace": job["metadata"]["namespace"],
         "phase": status.get("phase", "Pending"),
         "running": status.get("running", 0),
+        "training": status.get("training"),
+        "generation": status.get("generation"),
+        "step": status.get("step"),
+        "samples_per_s": status.get("samplesPerSecond"),
+        "asked": status.get("asked", 0),
         "wanted": status.get("wanted", 0),
         "min": spec.get("minWorkers", 1),
         "max": min(most, spec.get("workers", most)),

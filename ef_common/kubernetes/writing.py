@@ -7,9 +7,19 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from ef_common.core.cluster import Decision, Job, Phase
-from ef_common.kubernetes.reading import Object, time_of
-from ef_common.kubernetes.resource import API_VERSION, INDEX_LABEL, JOB_LABEL, KIND, PORT, Json
+from ef_common.core.cluster import Decision, Job, Phase, Report
+from ef_common.kubernetes.reading import METRICS_VARIABLE, Object, time_of
+from ef_common.kubernetes.resource import (
+    API_VERSION,
+    CONTROLLER_LABEL,
+    INDEX_LABEL,
+    JOB_LABEL,
+    KIND,
+    METRICS_PORT,
+    PORT,
+    Json,
+    autoscale_text,
+)
 
 TOKEN_KEY = "token"
 _DRAIN_S = 60
@@ -18,7 +28,7 @@ _TOLERATION_S = 30
 """How long a pod stays on a node that does not answer. The others of the job go on without it."""
 
 
-def status_of(thing: Object, job: Job, decision: Decision, *, now: float) -> Json:
+def status_of(thing: Object, job: Job, decision: Decision, *, now: float, told: Report | None = None) -> Json:
     """The status of a job after a decision.
 
     Args:
@@ -26,13 +36,16 @@ def status_of(thing: Object, job: Job, decision: Decision, *, now: float) -> Jso
         job: The same, as it was decided upon.
         decision: What was decided.
         now: Time in seconds.
+        told: What it says of the training; None for nothing.
     """
     record = decision.record
     alive = [pod for pod in job.pods if pod.alive and pod.uid not in record.leaving]
+    wanted = decision.wanted - decision.spares
+    spares = min(decision.spares, max(0, len(alive) - wanted))
     status: Json = {
         "phase": record.phase.value,
-        "wanted": decision.wanted,
-        "workers": len(alive),
+        "wanted": wanted,
+        "workers": len(alive) - spares,
         "running": sum(pod.running for pod in alive),
         "starts": record.starts,
         "crashes": record.crashes,
@@ -43,6 +56,13 @@ def status_of(thing: Object, job: Job, decision: Decision, *, now: float) -> Jso
     }
     # Without empty texts: API servers up to 1.20 take them for null, which is no text.
     status.update({name: text for name, text in (("reason", record.why), ("lost", record.lost)) if text})
+    if spares:
+        status["spares"] = spares
+    status.update(_training(told, has_pods=bool(alive)))
+    if record.asked:
+        status["asked"] = record.asked
+    if record.asked_at:
+        status["askedAt"] = time_of(record.asked_at)
     if record.crashed_at:
         status["crashedAt"] = time_of(record.crashed_at)
     if record.ended_at is not None:
@@ -52,6 +72,19 @@ def status_of(thing: Object, job: Job, decision: Decision, *, now: float) -> Jso
         status["refusal"] = {"limit": refusal.limit, "until": time_of(refusal.until), "why": refusal.why}
     status["conditions"] = _conditions((thing.get("status") or {}).get("conditions") or (), status, now)
     return status
+
+
+def _training(told: Report | None, *, has_pods: bool) -> Json:
+    """What a worker has said; where there are no pods, nobody trains."""
+    if told is None:
+        return {}
+    workers, speed = (told.workers, told.samples_per_s) if has_pods else (0, None)
+    said: Json = {"generation": told.generation, "step": told.step, "heardAt": time_of(told.at)}
+    return {**said, **_known(training=workers, samplesPerSecond=speed)}
+
+
+def _known(**values: float | None) -> Json:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _conditions(before: Any, status: Json, now: float) -> list[Json]:
@@ -112,15 +145,49 @@ def secret_of(job: Object) -> Json:
     }
 
 
-def network_policy_of(job: Object) -> Json:
-    """Nobody but its pods reaches its pods."""
+def network_policy_of(job: Object, controllers: str) -> Json:
+    """Nobody but its pods reaches its pods; the controller reaches their metrics.
+
+    Args:
+        job: The job.
+        controllers: Namespace of the controller.
+    """
     name = job["metadata"]["name"]
     ours = {"matchLabels": {JOB_LABEL: name}}
+    label, value = CONTROLLER_LABEL
+    theirs = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": controllers}},
+        "podSelector": {"matchLabels": {label: value}},
+    }
+    metrics = {"from": [theirs], "ports": [{"protocol": "TCP", "port": METRICS_PORT}]}
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
         "metadata": _metadata(job, name),
-        "spec": {"podSelector": ours, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": ours}]}]},
+        "spec": {
+            "podSelector": ours,
+            "policyTypes": ["Ingress"],
+            "ingress": [{"from": [{"podSelector": ours}]}, metrics],
+        },
+    }
+
+
+def disruption_budget_of(job: Object, api_version: str) -> Json | None:
+    """As many pods as its minimum stay when a node is drained; None if it could never have others in their place.
+
+    Args:
+        job: The job.
+        api_version: That of the API server.
+    """
+    spec, name = job["spec"], job["metadata"]["name"]
+    low = spec.get("minWorkers", 1)
+    if not spec.get("disruptionBudget", True) or low >= spec["maxWorkers"]:
+        return None
+    return {
+        "apiVersion": api_version,
+        "kind": "PodDisruptionBudget",
+        "metadata": _metadata(job, name),
+        "spec": {"minAvailable": low, "selector": {"matchLabels": {JOB_LABEL: name}}},
     }
 
 
@@ -171,6 +238,10 @@ def _variables(job: Object) -> list[Json]:
         {"name": "PET_RDZV_CONF", "value": "is_group=1"},
         {"name": "PET_RDZV_ENDPOINT", "value": f"{meta['name']}.{meta['namespace']}.svc:{PORT}"},
     ]
+    variables.append({"name": METRICS_VARIABLE, "value": str(METRICS_PORT)})
+    if text := autoscale_text(spec):
+        variables.append({"name": "ELASTICFLOW_AUTOSCALE", "value": text})
+        variables.append({"name": "ELASTICFLOW_CONTROLLER", "value": "1"})
     if spec.get("checkpoint"):
         variables.append({"name": "ELASTICFLOW_CHECKPOINT", "value": spec["checkpoint"]})
     return variables

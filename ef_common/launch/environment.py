@@ -35,6 +35,10 @@ ELASTICFLOW_STANDBY            set by the launcher                 Port on this 
 ELASTICFLOW_NODE               set by the launcher, else the       Name of the node. The workers of a node are admitted
                                host name                           together.
 ELASTICFLOW_HOST               set by `run --hosts`                The host, as the list has it.
+ELASTICFLOW_METRICS_PORT       none                                Port at which the first worker of a node answers with
+                                                                   metrics for Prometheus.
+ELASTICFLOW_CONTROLLER         set in a pod of an ElasticJob       `1`: the controller of the cluster starts and ends
+                                                                   pods, as many as the job wants.
 ELASTICFLOW_RANK_STATUS        set by `elasticflow mpi`            `1`: a rank of MPI says with which status it ends.
 ELASTICFLOW_AGENT              set by the launcher                 Process of the agent. Workers leave when it ends.
 ELASTICFLOW_ADDRESS            set by the launcher, else as the    Address at which the other workers reach this one.
@@ -70,6 +74,8 @@ TLS = "ELASTICFLOW_TLS"
 CREDENTIALS = "ELASTICFLOW_CREDENTIALS"
 NODE = "ELASTICFLOW_NODE"
 HOST = "ELASTICFLOW_HOST"
+METRICS_PORT = "ELASTICFLOW_METRICS_PORT"
+CONTROLLER = "ELASTICFLOW_CONTROLLER"
 RANK_STATUS = "ELASTICFLOW_RANK_STATUS"
 ADDRESS = "ELASTICFLOW_ADDRESS"
 STANDBY = "ELASTICFLOW_STANDBY"
@@ -117,6 +123,7 @@ class WorkerEnvironment:
         grace_s: How long the worker may take to leave.
         heartbeat_timeout_s: A worker that is silent for longer is evicted.
         hang_timeout_s: How long a worker may keep the others waiting in a step; None to learn it, 0 for no limit.
+        metrics_port: Port at which this worker answers with metrics; 0 for none.
         tls: Whether connections are encrypted, and where the certificates are; see `certificates.trust_of`.
         credentials: The identity of this worker, or None.
     """
@@ -143,6 +150,7 @@ class WorkerEnvironment:
     autoscale: Autoscale | None = None
     scale_command: str | None = None
     scale_timeout_s: float = DEFAULT_SCALE_TIMEOUT_S
+    metrics_port: int = 0
 
     def member(self) -> Member:
         """Make this process a member, with an id that no other process has."""
@@ -181,6 +189,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironm
         autoscale=check_autoscale(env),
         scale_command=env.get(SCALE_COMMAND, "").strip() or None,
         scale_timeout_s=_seconds(env, SCALE_TIMEOUT, default=DEFAULT_SCALE_TIMEOUT_S, low=0.1),
+        metrics_port=_integer(env, METRICS_PORT, default=0, low=0, high=65535),
         grace_s=_seconds(env, GRACE, default=DEFAULT_GRACE_S),
         heartbeat_timeout_s=_seconds(env, HEARTBEAT_TIMEOUT, default=DEFAULT_HEARTBEAT_TIMEOUT_S, low=0.1, high=3600.0),
         hang_timeout_s=_seconds(env, HANG_TIMEOUT, default=0.0) if env.get(HANG_TIMEOUT, "").strip() else None,

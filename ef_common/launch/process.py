@@ -38,6 +38,7 @@ from ef_common.launch.notice_sources import AgentEnd, this_agent
 from ef_common.launch.notices import Notices
 from ef_common.launch.provisioning import provisioner_for
 from ef_common.launch.software import software_here
+from ef_common.launch.worker_metrics import metrics_page
 from ef_common.session import Session
 from ef_common.session.crash_record import CrashRecord
 from ef_common.session.ports import ControlChannel
@@ -224,12 +225,14 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
     _write_start(log)
     failing = Failing(session)
     failing.install()
+    page = metrics_page(session, environment)
     try:
         newcomer = session.start()
     except BaseException as error:
         if isinstance(error, Left):
             record.leave()
         notices.close()
+        page.stop()
         raise
     logger.info("%s: %s", member.id, "the job runs already, warming up" if newcomer else "started")
     worker = Worker(
@@ -245,7 +248,13 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
         autoscale=environment.autoscale,
         provisioner=cache(partial(provisioner_for, environment)),
     )
-    ends = (session.stop, worker.end, notices.close, failing.tell_postponed)  # they run in the opposite order
+    ends = (
+        page.stop,
+        session.stop,
+        worker.end,
+        notices.close,
+        failing.tell_postponed,
+    )  # they run in the opposite order
     for last in (failing.end_soon_if_interrupted, *ends):
         atexit.register(last)
     return worker

@@ -8,7 +8,7 @@ from pathlib import Path
 from ef_common.data.provisioners import Orders, Provisioner, ScaleCommand
 from ef_common.errors import UsageError
 from ef_common.launch import run_directory, yarn
-from ef_common.launch.environment import HOST, WorkerEnvironment
+from ef_common.launch.environment import CONTROLLER, HOST, WorkerEnvironment
 from ef_common.launch.hosts.folder import wish_for
 from ef_common.launch.slurm import SlurmJob, job_in, limit
 
@@ -101,11 +101,23 @@ class YarnService:
         """YARN answers soon, or not at all."""
 
 
+class PodsOfJob:
+    """The pods of an `ElasticJob`, whose controller reads from the metrics of the workers how many they want."""
+
+    def provide(self, nodes: int, *, present: int) -> None:
+        """Whatever the job wants, the coordinator has told all members."""
+
+    def stop(self) -> None:
+        """There is nothing to stop."""
+
+
 def provisioner_for(environment: WorkerEnvironment) -> Provisioner | None:
     """The provisioner of a worker's job; None where nothing starts nodes for it."""
     if environment.scale_command is not None:
         command = ScaleCommand(environment.scale_command, environ=os.environ, timeout_s=environment.scale_timeout_s)
         return Orders(command, name=f"the scale command ({environment.scale_command})", repeats=False)
+    if CONTROLLER in os.environ:
+        return Orders(PodsOfJob(), name="the controller of the cluster", repeats=True)
     if environment.run_dir is None:
         return None
     if (array := job_in(environment.run_dir)) is not None:

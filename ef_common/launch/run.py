@@ -51,7 +51,7 @@ from ef_common.launch.signals import GENTLE, listening, to_end
 from ef_common.launch.surroundings import meeting_in
 from ef_common.protocol.addresses import LOOPBACK, format_address
 from ef_common.protocol.auth import Token
-from ef_common.session.crash_record import has_left, read_failure
+from ef_common.session.crash_record import ask_to_leave, has_left, read_failure
 from ef_common.terminal import FORMATS, LOG_FORMAT, log_as_json, outlive_reader, say
 
 DEFAULT_RESTARTS = 3
@@ -526,7 +526,9 @@ class _Agents:
     def drain(self, number: int) -> None:
         """Let an agent's workers leave at the next boundary. Repeat this while it runs: they may be starting."""
         agent = self._agents[number]
-        agent.asked = True
+        if not agent.asked:
+            agent.asked = True
+            ask_to_leave(agent.notes)
         for worker in _workers_of(agent.process.pid):
             if worker not in agent.told:  # a second signal would end it at once
                 agent.told.add(worker)

@@ -29,12 +29,15 @@ import atexit
 import inspect
 import logging
 import os
+import signal
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import NoReturn
 
 from torch.distributed import HashStore  # type: ignore[attr-defined]
-from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousHandler,
     RendezvousInfo,
@@ -55,6 +58,7 @@ from ef_common.launch.rendezvous_options import BACKEND, Options, Parameters
 from ef_common.launch.torchrun_agent import Siblings, agent_of
 from ef_common.launch.unnamed_rendezvous import HERE, Unnamed, take_unnamed_rendezvous
 from ef_common.protocol.addresses import LOOPBACK
+from ef_common.session.crash_record import is_asked_to_leave, write_left
 from ef_common.storage.failures import redact
 from ef_common.terminal import say
 
@@ -90,7 +94,7 @@ class ElasticFlowRendezvous(RendezvousHandler):
         """Find the job, and prepare the environment that workers inherit; see :meth:`Hosting.find`."""
         self._hosting.find()
         self._deaths = Deaths(directory_for_notes(), node=self._node, report=self._hosting.report)
-        self._siblings = Siblings(self._deaths, told=lambda: self._departure.told)
+        self._siblings = Siblings(self._deaths, told=self._is_told)
         self._plain = None if self._local else PlainScript(self._deaths.directory)
         self._watch = Watch(self._deaths.directory, self._hosting.ask_about)
         self._watch.start()
@@ -116,10 +120,10 @@ class ElasticFlowRendezvous(RendezvousHandler):
 
         Raises:
             ChildFailedError, JobFailed: The job has failed, so they are not started again.
-            SignalException: This agent was told to go.
+            SystemExit: This agent was told to go.
         """
-        if self._departure.told:
-            raise SignalException("this agent was told to go, and starts no workers", sigval=SIGNAL)
+        if self._is_told():
+            self._leave()
         if self._has_begun and self._deaths is not None:
             self._deaths.before_restart()
         self._has_begun = True
@@ -149,7 +153,11 @@ class ElasticFlowRendezvous(RendezvousHandler):
         return self._run_id
 
     def shutdown(self) -> bool:
-        """End; an agent with the leading coordinator first hands over, or waits for the workers of other nodes."""
+        """End; an agent with the leading coordinator first hands over, or waits for the workers of other nodes.
+
+        Raises:
+            SystemExit: This agent was told to go before its workers could hear of that, which is no failure.
+        """
         if self._given_token is not None:  # the next job of this process is not to take that of the workers for it
             os.environ[environment.TOKEN] = self._given_token
         if self._watch is not None:
@@ -159,7 +167,24 @@ class ElasticFlowRendezvous(RendezvousHandler):
         self._hosting.end()
         self._departure.stop()
         atexit.register(end_soon)
+        failure = sys.exc_info()[1]  # torchrun's, as it shuts down on its way out
+        if isinstance(failure, ChildFailedError) and self._is_told() and _were_told(failure):
+            self._leave()
         return True
+
+    def _is_told(self) -> bool:
+        return self._departure.told or (self._deaths is not None and is_asked_to_leave(self._deaths.directory))
+
+    def _leave(self) -> NoReturn:
+        """End this agent, whose workers were told to go before they could heed that."""
+        if self._deaths is not None:
+            write_left(self._deaths.directory)
+        raise SystemExit(0)
+
+
+def _were_told(error: ChildFailedError) -> bool:
+    """Whether workers have ended by nothing but the signals with which they are told to go."""
+    return {failure.exitcode for failure in error.failures.values()} <= {-SIGNAL, -signal.SIGTERM}
 
 
 def create_handler(params: RendezvousParameters, *, unnamed: Unnamed | None = None) -> RendezvousHandler:

@@ -24,7 +24,7 @@ _MAGIC = b"EFNOTE01"
 _LIFE = struct.Struct("<QQH512s")  # heartbeats, process id, length of the id in bytes, id
 _LIFE_AT = _STATE.size + MAX_RANGES * _RANGE.size
 SIZE = _LIFE_AT + _LIFE.size
-_FAILED, _LEFT = "failed", "left"
+_FAILED, _LEFT, _ASKED = "failed", "left", "asked"
 _MAX_FAILED_BYTES = 16_384
 
 
@@ -160,8 +160,7 @@ class CrashRecord:
     def leave(self) -> None:
         """Note that this worker leaves the job, which goes on or has a checkpoint: its program is not at its end."""
         if self._directory is not None:
-            with contextlib.suppress(OSError):
-                write_whole(self._directory / _LEFT, b"")
+            write_left(self._directory)
 
     def finish(self) -> None:
         """Note that this worker's program is at its end, whichever others of its node have left before."""
@@ -226,3 +225,23 @@ def read_failure(directory: Path) -> str:
 def has_left(directory: Path) -> bool:
     """Whether all workers with notes in a directory have left the job before its end."""
     return (directory / _LEFT).exists()
+
+
+def write_left(directory: Path) -> None:
+    """Record that the workers with notes in a directory have left the job. An error of writing is ignored."""
+    with contextlib.suppress(OSError):
+        write_whole(directory / _LEFT, b"")
+
+
+def ask_to_leave(directory: Path) -> None:
+    """Record that workers with notes in a directory are told to leave: if one dies of that, none is started again.
+
+    An error of writing is ignored.
+    """
+    with contextlib.suppress(OSError):
+        (directory / _ASKED).touch()
+
+
+def is_asked_to_leave(directory: Path) -> bool:
+    """Whether workers with notes in a directory were told to leave."""
+    return (directory / _ASKED).exists()

@@ -110,6 +110,7 @@ class Session:
         training: Number of the training that this worker's program has reached, counted from 1.
         num_samples_trained: Samples that all members together have trained on since this worker joined. Not counted in
             a lone process.
+        step: The newest update of the training, as its dealer counts them.
         paused_s: How long training has paused in that time because workers came or went.
         has_skipped: Whether it has skipped a training that the others had ended already.
         lacks_results: Whether it has skipped a training whose result is not even in a checkpoint.
@@ -141,6 +142,7 @@ class Session:
         self.crash_record = CrashRecord()
         self.training = 1
         self.num_samples_trained = self.paused_s = 0.0
+        self.step = 0
         self.has_skipped = False
         self.lacks_results = False
         self.first_claiming: Any = None

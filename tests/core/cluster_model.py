@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from ef_common.core.cluster import Decision, Job, Node, Phase, Pod, Policy, agrees, decide
+from ef_common.core.cluster import Decision, Job, Node, Phase, Pod, Policy, Report, agrees, decide
 from ef_common.core.cluster.state import FINISHED, LEFT
 
 GPU = "gpu"
@@ -25,6 +25,7 @@ class Served:
         work: How many pod steps it needs.
         most: How many pods it was allowed at any time.
         barred: Nodes on which the scheduler puts no pods of it, for reasons that the controller does not know.
+        asks: How many pods its training asks for; 0 if it has not asked for a number.
     """
 
     job: Job
@@ -32,6 +33,20 @@ class Served:
     work: int = 10**9
     most: int = 0
     barred: frozenset[str] = frozenset()
+    asks: int = 0
+
+    @property
+    def cap(self) -> int:
+        """How many pods it shall have at most."""
+        asks = self.asks if self.job.autoscales else 0
+        return min(self.job.maximum, max(self.job.minimum, asks or self.job.maximum))
+
+    @property
+    def num_spares(self) -> int:
+        """How many spares it may have, as its training takes no more than it has."""
+        asks = self.asks if self.job.autoscales else 0
+        takes = max(self.job.minimum, min(self.most, asks)) if asks else self.most
+        return self.job.spares if takes <= self.job.maximum else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +57,13 @@ class Picture:
         jobs: Jobs without their pods, and their versions.
         pods: The pods of each job.
         nodes: The nodes.
+        reports: What was heard of the trainings.
     """
 
     jobs: dict[str, tuple[Job, int]]
     pods: dict[str, tuple[Pod, ...]]
     nodes: tuple[Node, ...]
+    reports: dict[str, Report]
 
 
 @dataclass(slots=True)
@@ -88,6 +105,7 @@ class Cluster:
         self.num_conflicts = 0
         self.num_refused_names = 0
         self.num_disagreements = 0
+        self.num_released = 0
         self.old: list[Picture] = []
         self.controllers = [Controller(self.picture()) for _ in range(num_controllers)]
 
@@ -100,21 +118,30 @@ class Cluster:
         nodes = tuple(
             Node(name, {GPU: size - taken.count(name)}) for name, size in self.nodes.items() if name not in self.down
         )
-        return Picture(jobs, pods, nodes)
+        reports = {
+            key: Report(self.now, 1, 1, 1, 1.0, served.asks) for key, served in self.jobs.items() if self.running(key)
+        }
+        return Picture(jobs, pods, nodes, reports)
+
+    def running(self, key: str) -> list[Pod]:
+        return [pod for pod in self.pods.get(key, {}).values() if pod.running and not pod.ended]
 
     def stale_picture(self) -> Picture:
         """What somebody sees whose watches are behind, each by itself; what one has seen once, it does not forget."""
         new = self.picture()
         self.old = [*self.old[-6:], new]
-        parts = [self.random.choice(self.old) for _ in range(3)]
+        parts = [self.random.choice(self.old) for _ in range(4)]
         jobs = {key: value for key, value in parts[0].jobs.items() if key in new.jobs}
-        return Picture(jobs, parts[1].pods, parts[2].nodes)
+        return Picture(jobs, parts[1].pods, parts[2].nodes, parts[3].reports)
 
     # ---------------------------------------------------------------- a controller
 
     def think(self, controller: Controller) -> dict[str, Decision]:
         known = controller.picture
-        jobs = [replace(job, pods=known.pods.get(key, ())) for key, (job, _) in known.jobs.items()]
+        jobs = [
+            replace(job, pods=known.pods.get(key, ()), report=known.reports.get(key))
+            for key, (job, _) in known.jobs.items()
+        ]
         decisions = decide(jobs, known.nodes, self.now, policy=self.policy)
         controller.todo = [
             self._act(job, known.jobs[job.key][1], decisions[job.key])
@@ -183,7 +210,7 @@ class Cluster:
             return
         self.num_made += 1
         pods[name] = Pod(name, f"uid{self.num_made}", index, ONE, created=self.now)
-        assert len(pods) <= self.jobs[key].most, pods
+        assert len(pods) <= self.jobs[key].most + self.jobs[key].job.spares, pods
 
     def delete(self, key: str, pod: Pod, *, force: bool = False) -> None:
         there = self.pods.get(key, {}).get(pod.name)
@@ -228,6 +255,9 @@ class Cluster:
                 del self.pods[key][pod.name]
             elif pod.node and not pod.running and not pod.ended:
                 self.pods[key][pod.name] = replace(pod, running=True)
+        for key, served in self.jobs.items():
+            if not self.running(key):
+                served.asks = 0  # nobody remembers
 
     def work(self) -> None:
         """Jobs with their minimum train."""
@@ -245,6 +275,25 @@ class Cluster:
             key, pod = self.random.choice(running)
             self.losses[key] += 1
             self.pods[key][pod.name] = replace(pod, ended=True, running=False, status=status)
+
+    def ask(self) -> None:
+        """A training asks for a number of pods, and lets go those that are too many, whichever it likes least."""
+        keys = [key for key, served in self.jobs.items() if served.job.autoscales and self.running(key)]
+        if not keys:
+            return
+        key = self.random.choice(keys)
+        served, there = self.jobs[key], self.running(key)
+        served.asks = self.random.randint(1, served.most)
+        for pod in self.random.sample(there, max(0, len(there) - max(served.asks, served.job.minimum))):
+            self.losses[key] += 1
+            self.num_released += 1
+            self.pods[key][pod.name] = replace(pod, ended=True, running=False, status=LEFT)
+
+    @property
+    def num_spares(self) -> int:
+        """How many pods there are beyond what the trainings take."""
+        sizes = {key: sum(pod.alive for pod in self.pods.get(key, {}).values()) for key in self.jobs}
+        return sum(max(0, size - self.jobs[key].cap) for key, size in sizes.items())
 
     def preempt(self) -> None:
         """Somebody else gets a GPU, as the scheduler does it: a pod of ours is deleted first."""

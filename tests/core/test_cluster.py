@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from ef_common.core.cluster import Decision, Job, Node, Phase, Pod, Policy, Record, agrees, decide
-from ef_common.core.cluster.decide import END_S, LOST_S, RETRY_S, STEADY_S, TRY_S
+from ef_common.core.cluster import Decision, Job, Node, Phase, Pod, Policy, Record, Refusal, Report, agrees, decide
+from ef_common.core.cluster.decide import END_S, LOST_S, RELEASE_S, RETRY_S, STEADY_S, TRY_S
 from ef_common.core.cluster.state import FAILED, FINISHED, LEFT
 from tests.core.cluster_model import EXITS, GPU, ONE, Cluster, Controller, Served
 
@@ -346,20 +346,149 @@ def test_decision_agrees_with_the_same_pods_in_the_same_places() -> None:
     assert not agrees(job("a", pods=(pod(0), pod(1, ""))), pods(2))
 
 
+# ---------------------------------------------------------------- a training that chooses its size
+
+
+def asking(number: int, *, at: float = 0.0, asked: int = 0, heard: int = 0, heard_at: float = 0.0) -> Job:
+    """A job with so many pods whose training has asked for so many, and was heard to ask for so many."""
+    record = Record(Phase.RUNNING, starts=1, asked=asked, asked_at=at)
+    report = Report(heard_at, number, 1, 1, 1.0, heard) if heard else None
+    return running("a", 1, 4, number, record=record, autoscales=True, report=report)
+
+
+def test_job_that_chooses_its_size_begins_with_the_fewest_and_keeps_what_it_has_until_it_is_heard() -> None:
+    assert one(job("a", 2, 4, autoscales=True), nodes(8)).create == (0, 1)
+    decision = one(asking(3), nodes(8), 900.0)
+    assert (decision.create, decision.delete, decision.record.asked) == ((), (), 0)
+
+
+def test_job_grows_to_what_its_training_asks_for_and_not_beyond_what_its_user_allows() -> None:
+    decision = one(asking(1, heard=3, heard_at=5.0), nodes(8), 6.0)
+    assert (decision.record.asked, decision.record.asked_at, decision.create) == (3, 5.0, (1, 2))
+    assert one(asking(1, asked=9), nodes(8)).wanted == 4
+    assert one(replace(asking(1, asked=3), maximum=2), nodes(8)).wanted == 2
+    free = one(replace(asking(1, asked=3), autoscales=False), nodes(8))
+    assert (free.wanted, free.record.asked) == (4, 0)
+
+
+def test_training_chooses_who_goes_and_what_is_left_over_goes_later() -> None:
+    first = one(asking(4, asked=4, heard=2, heard_at=5.0), nodes(8), 6.0)
+    assert (first.record.asked, first.wanted, first.delete) == (2, 4, ())
+    assert gone(one(asking(4, asked=2, at=5.0), nodes(8), 4.0 + RELEASE_S)) == []
+    assert gone(one(asking(4, asked=2, at=5.0), nodes(8), 5.0 + RELEASE_S)) == ["a-2", "a-3"]
+
+
+def test_pod_that_has_left_by_itself_is_replaced_once_the_training_still_asks_for_it() -> None:
+    there = (*pods(3), pod(3, ended=True, status=LEFT))
+    first = one(replace(asking(0, asked=4, heard=4, heard_at=9.0), pods=there), nodes(8), 10.0)
+    assert (first.record.asked, first.create, gone(first)) == (3, (), ["a-3"])
+    assert first.record.crashes == 0
+    again = one(replace(asking(0), pods=there, record=first.record), nodes(8), 11.0)
+    assert again.record == first.record  # it is counted once
+    still = Report(11.0, 3, 2, 9, 1.0, asked=4)
+    later = one(replace(asking(3), record=first.record, report=still), nodes(8), 12.0)
+    assert (later.record.asked, later.create) == (4, (3,))
+    fewer = one(replace(asking(3), record=first.record, report=replace(still, asked=3)), nodes(8), 12.0)
+    assert (fewer.record.asked, fewer.create) == (3, ())
+
+
+def test_pods_that_leave_one_after_the_other_are_as_many_as_the_training_asked_to() -> None:
+    there = (*pods(3), pod(3, ended=True, status=LEFT))
+    assert one(replace(asking(0, asked=2), pods=there), nodes(8)).record.asked == 2
+    few = (pod(0), pod(1, ended=True, status=LEFT))
+    assert one(replace(asking(0, asked=2), pods=few, minimum=2), nodes(8)).record.asked == 2
+
+
+def test_what_was_heard_before_a_pod_left_does_not_count() -> None:
+    decision = one(asking(3, asked=3, at=10.0, heard=4, heard_at=9.0), nodes(8), 11.0)
+    assert (decision.record.asked, decision.create) == (3, ())
+
+
+def test_training_asks_for_nothing_before_it_begins_and_is_heard_anew_after_it_has_ended() -> None:
+    begins = job("a", 2, 4, autoscales=True, pods=pods(1), report=Report(5.0, 1, 1, 1, 1.0, asked=4))
+    assert one(begins, nodes(8), 6.0).wanted == 2
+    assert one(replace(asking(0, asked=4), pods=()), nodes(8)).record.asked == 0
+
+
+def test_training_never_asks_for_less_than_the_minimum() -> None:
+    low = replace(asking(3, asked=1), minimum=2)
+    assert (gone(one(low, nodes(8), 900.0)), one(low, nodes(8), 900.0).wanted) == (["a-2"], 2)
+
+
+# ---------------------------------------------------------------- spares
+
+
+def test_spares_are_there_if_nobody_else_needs_the_room() -> None:
+    decision = one(job("a", 1, 2, spares=1), nodes(8))
+    assert (decision.create, decision.wanted, decision.spares) == ((0, 1, 2), 3, 1)
+    both = decide([job("a", 1, 2, spares=2), job("b", 1, 4, created=1.0)], nodes(6), 0.0)
+    assert {key: (one.wanted, one.spares) for key, one in both.items()} == {"a": (2, 0), "b": (4, 0)}
+    waits = decide([job("a", 2, 2, spares=2), job("b", 3, 4, created=1.0)], nodes(4), 0.0)
+    assert {key: (one.wanted, one.spares) for key, one in waits.items()} == {"a": (4, 2), "b": (0, 0)}
+    comes = decide([running("a", 2, 2, 4, spares=2), job("b", 2, 4, created=1.0)], nodes(4), 0.0)
+    assert (gone(comes["a"]), comes["b"].wanted) == (["a-2", "a-3"], 2)
+
+
+def test_spare_goes_first_when_another_job_needs_the_room() -> None:
+    spared = running("a", 1, 2, 3, spares=1)
+    decisions = decide([spared, running("b", 1, 4, 2, "n1"), job("c", 1, 1, created=9.0)], nodes(3, 2), 0.0)
+    assert (gone(decisions["a"]), gone(decisions["b"])) == (["a-2"], [])
+    assert decisions["c"].wanted == 1
+
+
+def test_spare_goes_before_the_worker_of_a_job_that_has_more() -> None:
+    jobs = [running("a", 1, 1, 2, spares=1), running("b", 1, 4, 4, "n1"), job("c", 1, 1, created=9.0)]
+    decisions = decide(jobs, nodes(2, 4), 0.0)
+    assert (gone(decisions["a"]), gone(decisions["b"]), decisions["c"].wanted) == (["a-1"], [], 1)
+
+
+def test_job_that_waits_has_no_spares() -> None:
+    assert one(job("a", 3, 3, spares=2), nodes(2)).wanted == 0
+
+
+def test_pod_that_is_lost_has_been_replaced_by_the_spare_which_is_replaced_then() -> None:
+    there = (pod(0), pod(1, ended=True, status=137), pod(2))
+    decision = one(running("a", 1, 2, 0, pods=there, spares=1), nodes(3))
+    assert (decision.create, decision.wanted, gone(decision)) == ((), 3, ["a-1"])  # its name is free later
+    assert one(running("a", 1, 2, 0, pods=(pod(0), pod(2)), spares=1), nodes(3)).create == (1,)
+
+
+def test_there_are_no_spares_that_the_training_would_take() -> None:
+    scaled = job("a", 1, 2, takes=4, spares=1)
+    assert one(scaled, nodes(8)).wanted == 2
+    refused = Record(Phase.RUNNING, refusal=Refusal(2, 900.0, "quota"))
+    assert one(running("a", 1, 2, 2, spares=1, record=refused), nodes(8)).wanted == 2
+
+
+def test_training_that_chooses_its_size_has_spares_beyond_that() -> None:
+    assert one(replace(asking(1), spares=1), nodes(8)).wanted == 1
+    decision = one(replace(asking(2, asked=2), spares=1), nodes(8), 900.0)
+    assert (decision.wanted, decision.spares) == (3, 1)
+    fewer = one(replace(asking(4, asked=2, at=890.0), spares=1), nodes(8), 900.0)
+    assert (fewer.wanted, fewer.create, fewer.delete) == (4, (), ())
+    there = (*pods(4), pod(4, ended=True, status=LEFT))  # one of four has left, and the fifth was a spare
+    left = one(replace(asking(0, asked=4), pods=there, spares=1), nodes(8), 900.0)
+    assert (left.record.asked, left.create) == (3, ())
+
+
 # ---------------------------------------------------------------- anything in any order
 
 
-def made(random_: random.Random, number: int, *, work: int = 10**9) -> Served:
+def made(random_: random.Random, number: int, *, work: int = 10**9, autoscales: bool = False) -> Served:
     low = random_.randint(1, 3)
     barred = frozenset({"n0"}) if random_.random() < 0.2 else frozenset[str]()
     new = job(f"j{number}", low, low + random_.randint(0, 4), priority=random_.choice([0, 0, 5]))
-    return Served(replace(new, created=float(number), backoff_limit=10**6), work=work, most=new.maximum, barred=barred)
+    chooses = autoscales and random_.random() < 0.6
+    spares = random_.choice([0, 0, 1, 2]) if autoscales else 0
+    new = replace(new, created=float(number), backoff_limit=10**6, autoscales=chooses, takes=new.maximum, spares=spares)
+    return Served(new, work=work, most=new.maximum, barred=barred)
 
 
-def one_event(cluster: Cluster) -> None:
+def one_event(cluster: Cluster, *, autoscales: bool = False) -> None:
     random_ = cluster.random
     controller = random_.choice(cluster.controllers)
-    match random_.choice("pppttsssssssskrrrrweeoufcnzlxxhh"):
+    calmer = "pppttthhhhhhsssssskrrrrrrrreouufcnzlxaaaa"  # else no training is ever larger than its minimum
+    match random_.choice(calmer if autoscales else "pppttsssssssskrrrrweeoufcnzlxxhh"):
         case "p":
             controller.picture = cluster.stale_picture()
         case "t":
@@ -389,7 +518,9 @@ def one_event(cluster: Cluster) -> None:
         case "f":
             cluster.now += random_.choice([1.0, 10.0, 100.0])
         case "c" if len(cluster.jobs) < 5:
-            cluster.jobs[f"j{len(cluster.jobs)}"] = made(random_, len(cluster.jobs))
+            cluster.jobs[f"j{len(cluster.jobs)}"] = made(random_, len(cluster.jobs), autoscales=autoscales)
+        case "a":
+            cluster.ask()
         case "z" if cluster.jobs:
             served = cluster.jobs[random_.choice(sorted(cluster.jobs))]
             served.job = replace(served.job, suspended=not served.job.suspended)
@@ -437,14 +568,16 @@ def check_shares(cluster: Cluster) -> None:
     wait = {key for key, job in jobs.items() if sizes[key] < job.minimum and not job.suspended}
     for key, job in jobs.items():
         assert all(pod.node and pod.running for pod in cluster.pods.get(key, {}).values()), "nothing is left over"
-        assert sizes[key] <= (0 if job.suspended else job.maximum)
+        cap = cluster.jobs[key].cap
+        assert sizes[key] <= (0 if job.suspended else cap + cluster.jobs[key].num_spares)
         assert sizes[key] >= job.minimum or sizes[key] == 0 or job.record.phase is Phase.RUNNING
-        if key in wait or job.suspended or sizes[key] == job.maximum:
+        if key in wait or job.suspended or sizes[key] >= cap or (job.autoscales and not cluster.jobs[key].asks):
             continue
         assert not free, (key, sizes)
         for other, size in sizes.items():
             most = {-1: 0, 0: sizes[key] + 1, 1: jobs[other].maximum}[_sign(tiers[key] - tiers[other])]
             assert other in wait or size <= max(jobs[other].minimum, most), (key, other, sizes)
+            assert size <= cluster.jobs[other].cap, "nobody has spares while others lack pods"
     for key in sorted(wait, key=lambda key: jobs[key].rank)[:1]:  # whoever waits first
         surplus = sum(max(0, sizes[other] - jobs[other].minimum) for other in jobs if other not in wait)
         held = sum(sizes[other] for other in wait)
@@ -455,19 +588,25 @@ def _sign(number: int) -> int:
     return (number > 0) - (number < 0)
 
 
-def check_schedules(number: int, *, num_controllers: int, policy: Policy = Policy.FAIR) -> None:
-    conflicts = names = disagreements = others = 0
+def check_schedules(
+    number: int, *, num_controllers: int, policy: Policy = Policy.FAIR, autoscales: bool = False
+) -> None:
+    conflicts = names = disagreements = others = released = spares = 0
     for seed in range(number):
-        cluster = Cluster(seed, {"n0": 2, "n1": 3, "n2": 1}, num_controllers=num_controllers, policy=policy)
+        room = {"n0": 4, "n1": 4, "n2": 3} if autoscales else {"n0": 2, "n1": 3, "n2": 1}
+        cluster = Cluster(seed, room, num_controllers=num_controllers, policy=policy)
         for _ in range(cluster.random.randint(20, 200)):
-            one_event(cluster)
+            one_event(cluster, autoscales=autoscales)
         settle(cluster)
         check_shares(cluster)
         conflicts += cluster.num_conflicts
         names += cluster.num_refused_names
         disagreements += cluster.num_disagreements
         others += len(cluster.others)
+        released += cluster.num_released
+        spares += cluster.num_spares
     assert min(conflicts, names, disagreements, others) > 0, "what the rule guards against has happened"
+    assert (released > 0) is (spares > 0) is autoscales
 
 
 @pytest.mark.parametrize("policy", Policy)
@@ -475,11 +614,23 @@ def test_no_schedule_breaks_a_limit_and_each_one_comes_to_rest_with_its_shares(p
     check_schedules(NUM_SCHEDULES, num_controllers=2, policy=policy)
 
 
+def test_no_schedule_breaks_a_limit_if_trainings_choose_their_sizes_and_have_spares() -> None:
+    check_schedules(NUM_SCHEDULES // 3, num_controllers=2, autoscales=True)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("policy", Policy)
 @pytest.mark.parametrize("num_controllers", [1, 2, 3])
 def test_no_schedule_of_many_breaks_a_limit(num_controllers: int, policy: Policy) -> None:
     check_schedules(MANY, num_controllers=num_controllers, policy=policy)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("num_controllers", [1, 2, 3])
+def test_no_schedule_of_many_breaks_a_limit_if_trainings_choose_their_sizes_and_have_spares(
+    num_controllers: int,
+) -> None:
+    check_schedules(MANY, num_controllers=num_controllers, autoscales=True)
 
 
 def test_every_job_ends_however_small_the_cluster_is() -> None:

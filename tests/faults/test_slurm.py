@@ -285,17 +285,25 @@ def test_script_of_the_example_trains(run: Submitted, cluster: Cluster, tmp_path
 
 
 @pytest.mark.thorough
-def test_tasks_of_a_step_meet_without_a_host_or_place_and_lose_one(run: Submitted, cluster: Cluster) -> None:
+@pytest.mark.parametrize("option", ["", "--mpi=pmix"])
+@pytest.mark.parametrize("how", ["killed", "given back"])
+def test_tasks_of_a_step_meet_without_a_host_or_place_and_lose_one(
+    run: Submitted, cluster: Cluster, option: str, how: str
+) -> None:
     training = json.dumps(json.dumps(OPTIONS))
-    step = f"srun --kill-on-bad-exit=0 --no-kill elasticflow run --run-dir={run.directory} {SCRIPT} {training}"
+    srun = f"srun --kill-on-bad-exit=0 --no-kill {option}"
+    step = f"{srun} elasticflow run --run-dir={run.directory} {SCRIPT} {training}"
     options = ("--parsable", "--exclusive", "--nodes=3", "--ntasks-per-node=1", f"--output={run.outputs}/%A.txt")
     job = cluster.call("sbatch", *options, f"--wrap={step}", environ=BY_HAND).stdout.strip()
     first = run.wait_for_world(3)
     run.wait_for_steps()
-    processes = [psutil.Process(pid) for pid in cluster.processes(2)]
-    launcher = next(one for one in processes if "bin/elasticflow run" in " ".join(one.cmdline()))
-    for process in (launcher, *launcher.children(recursive=True)):
-        process.kill()
+    if how == "killed":
+        processes = [psutil.Process(pid) for pid in cluster.processes(2)]
+        launcher = next(one for one in processes if "bin/elasticflow run" in " ".join(one.cmdline()))
+        for process in (launcher, *launcher.children(recursive=True)):
+            process.kill()
+    else:
+        cluster.ask("scontrol", "update", f"JobId={job}", "NumNodes=2")
     run.wait_for_world(2, after=first)
     run.wait_for_steps()
     (run.directory / ENOUGH).touch()

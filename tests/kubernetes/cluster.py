@@ -43,6 +43,7 @@ class Cluster:
         plane: Its control plane.
         kubelets: Its nodes.
         folder: For its files.
+        door: A node without pods, on which controllers run, and where the API server is from there.
 
     Attributes:
         controllers: Those that were started.
@@ -51,8 +52,8 @@ class Cluster:
 
     page = ""
 
-    def __init__(self, plane: ControlPlane, kubelets: Kubelets, folder: Path) -> None:
-        self.plane, self.kubelets, self._folder = plane, kubelets, folder
+    def __init__(self, plane: ControlPlane, kubelets: Kubelets, folder: Path, *, door: tuple[int, str]) -> None:
+        self.plane, self.kubelets, self._folder, self._door = plane, kubelets, folder, door
         self.api = Api(str(plane.kubeconfig), manager="test")
         self.controllers: list[subprocess.Popen[bytes]] = []
         self._token = ""
@@ -84,11 +85,17 @@ class Cluster:
         return self.plane.write_kubeconfig(self._folder / "controller", self._token, namespace=NAMESPACE, server=server)
 
     def start_controller(self, *more: str, kubeconfig: Path | None = None) -> subprocess.Popen[bytes]:
-        """Start one, with the rights that its installation gives it and no others."""
+        """Start one, with the rights that its installation gives it and no others.
+
+        If it is told where the API server is, it runs where it reaches no pods.
+        """
         command = [sys.executable, "-m", "ef_common.cli", "kubernetes", "controller"]
+        node, server = self._door
+        if kubeconfig is None:
+            kubeconfig, command = self.kubeconfig(server=server), [*networks.inside(node), *command]
         (port,) = free_ports(1)
         self.page = f"http://127.0.0.1:{port}"
-        options = [f"--kubeconfig={kubeconfig or self.kubeconfig()}", f"--page=127.0.0.1:{port}"]
+        options = [f"--kubeconfig={kubeconfig}", f"--page=127.0.0.1:{port}"]
         with (self._folder / "controller.log").open("ab") as log:
             process = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "KILL", *command, *options, f"--lease-s={LEASE_S}", *more],
@@ -290,11 +297,12 @@ def cluster(gpus: Mapping[int, int]) -> Iterator[Cluster]:
     """Make a cluster whose nodes have so many GPUs, by their numbers, and take it away again."""
     with (
         tempfile.TemporaryDirectory(prefix="ef-pods-", ignore_cleanup_errors=True) as text,
-        networks.nodes(len(gpus)),
+        networks.nodes(len(gpus) + 1),
         control_plane.control_plane() as plane,
+        networks.served(len(gpus) + 1, plane.address) as (host, port),
         Kubelets(plane.kubeconfig, Path(text), gpus) as kubelets,
     ):
-        made = Cluster(plane, kubelets, Path(text))
+        made = Cluster(plane, kubelets, Path(text), door=(len(gpus) + 1, f"https://{host}:{port}"))
         try:
             made.install()
             yield made

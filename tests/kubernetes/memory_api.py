@@ -23,6 +23,7 @@ class MemoryApi:
         calls: What was changed, as `create pods a-0`.
         down: It answers nothing.
         refused: What it refuses, as in `calls`, and why.
+        unknown: Versions of groups that it does not have.
     """
 
     namespace = "here"
@@ -31,6 +32,7 @@ class MemoryApi:
         self.calls: list[str] = []
         self.down = False
         self.refused: dict[str, str] = {}
+        self.unknown: set[str] = set()
         self._objects: dict[_Name, Json] = {}
         self._version = 0
         self._lock = threading.RLock()
@@ -71,6 +73,8 @@ class MemoryApi:
         made = copy.deepcopy(dict(thing))
         meta = made["metadata"]
         with self._lock:
+            if kind.api_version in self.unknown:
+                raise ClusterNotFound("the server could not find the requested resource")
             name = meta.get("name") or f"{meta['generateName']}{self._version}"
             self._check(f"create {kind.plural} {name}")
             if self._name(kind, meta.get("namespace"), name) in self._objects:
@@ -129,15 +133,21 @@ class MemoryApi:
 
     def run_pods(self, status: int | None = None) -> None:
         """All pods run; or have ended with this status."""
+        with self._lock:
+            for plural, _, name in list(self._objects):
+                if plural == "pods":
+                    self.end_pod(name, status)
+
+    def end_pod(self, name: str, status: int | None) -> None:
+        """A pod has ended with this status; with None, it runs."""
         state: Json = {"running": {}} if status is None else {"terminated": {"exitCode": status}}
         phase = "Running" if status is None else "Failed" if status else "Succeeded"
         with self._lock:
-            for (plural, namespace, name), pod in list(self._objects.items()):
-                if plural == "pods":
-                    containers = [{"name": pod["spec"]["containers"][0]["name"], "state": state}]
-                    kind = Kind("v1", "Pod", "pods")
-                    self.change(kind, namespace, name, {"spec": {"nodeName": "n1"}})
-                    self.change(kind, namespace, name, {"status": {"phase": phase, "containerStatuses": containers}})
+            ((_, namespace, _), pod), *_ = [one for one in self._objects.items() if one[0][::2] == ("pods", name)]
+            containers = [{"name": pod["spec"]["containers"][0]["name"], "state": state}]
+            kind = Kind("v1", "Pod", "pods")
+            self.change(kind, namespace, name, {"spec": {"nodeName": "n1"}})
+            self.change(kind, namespace, name, {"status": {"phase": phase, "containerStatuses": containers}})
 
     # ---------------------------------------------------------------- inside
 

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from ef_common.cli import main
 from ef_common.cli.common import name_for
+from ef_common.cli.kubernetes import _progress
 from ef_common.errors import UsageError
 from ef_common.kubernetes.installation import NAME, controller_rules, manifests
 from ef_common.kubernetes.resource import MAX_NAME, PLURAL, definition, problem
@@ -56,6 +57,15 @@ def test_submission_is_an_elastic_job_that_makes_sense() -> None:
     assert container["resources"] == {"limits": {"nvidia.com/gpu": "1"}}
 
 
+def test_how_a_job_chooses_its_size_is_a_field_of_it() -> None:
+    job = submitted("--workers=2:4", "--spares=1", "--autoscale=policy=goodput,threshold=0.5", "train.py")
+    assert problem(job) == ""
+    assert (job["spec"]["autoscale"], job["spec"]["spares"]) == ({"policy": "goodput", "threshold": 0.5}, 1)
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["command"][-1] == "--run-dir=/run/elasticflow"
+    assert {"autoscale", "spares"}.isdisjoint(submitted("--autoscale=off", "train.py")["spec"])
+
+
 def test_submitted_pods_are_restricted() -> None:
     pod = submitted("train.py")["spec"]["template"]["spec"]
     assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
@@ -75,6 +85,8 @@ def test_submitted_pods_are_restricted() -> None:
         (("--workers=4:2", "train.py"), "expected MIN:MAX"),
         (("--workers=1:2",), "Received: no script"),
         (("--resource=gpu", "train.py"), "expected NAME=VALUE. Received: --resource=gpu"),
+        (("--autoscale=max=4", "train.py"), "between those of --workers. Received: --autoscale=max=4"),
+        (("--autoscale=policy=best", "train.py"), "policy is one of"),
         (("--name=Big_Job", "train.py"), "Received: Big_Job"),
         ((f"--name={'a' * 53}", "train.py"), "at most 52"),
     ],
@@ -109,6 +121,16 @@ def test_value_may_be_anything_but_must_be_there() -> None:
 def test_row_of_a_job_that_nobody_has_looked_at_yet() -> None:
     job = {"metadata": {"name": "a", "namespace": "b"}, "spec": {"minWorkers": 1, "maxWorkers": 4, "workers": 2}}
     assert (row(job)["phase"], row(job)["max"], row(job)["running"]) == ("Pending", 2, 0)
+
+
+def test_progress_is_shown_as_far_as_it_is_known() -> None:
+    said = {"training": 1, "step": 40, "samplesPerSecond": 51.5}
+    job = {"metadata": {"name": "a", "namespace": "b"}, "spec": {"maxWorkers": 4}}
+    assert _progress(row(job)) == ""
+    assert _progress(row({**job, "status": {"training": 0, "step": 9}})) == ""
+    assert _progress(row({**job, "status": said})) == "; 1 worker trains, at step 40, 51.5 samples/s"
+    asks = row({**job, "status": {**said, "training": 3, "asked": 2}})
+    assert _progress(asks) == "; 3 workers train, at step 40, 51.5 samples/s, and it asks for 2 pods"
 
 
 # ---------------------------------------------------------------- the installation

@@ -12,13 +12,15 @@ from urllib.error import HTTPError
 import pytest
 
 from ef_common.core.cluster import Policy
+from ef_common.core.cluster.state import LEFT
 from ef_common.errors import ClusterNotFound
+from ef_common.kubernetes import asking, watching
 from ef_common.kubernetes import controller as controllers
-from ef_common.kubernetes import watching
 from ef_common.kubernetes.controller import Controller
-from ef_common.kubernetes.kinds import EVENTS, JOBS, LEASES, NODES, PODS, POLICIES, SECRETS, SERVICES
+from ef_common.kubernetes.kinds import BUDGETS, EVENTS, JOBS, LEASES, NODES, PODS, POLICIES, SECRETS, SERVICES
 from ef_common.kubernetes.lease import DURATION_S, NAME, Lease
 from ef_common.kubernetes.metrics import ALIVE_S, Metrics, Page
+from ef_common.kubernetes.resource import JOB_LABEL, METRICS_PORT
 from tests.kubernetes.memory_api import MemoryApi
 from tests.kubernetes.objects import job, node
 from tests.waiting import poll_until
@@ -100,6 +102,26 @@ def test_job_without_a_network_policy_gets_none(api: MemoryApi, acting: Acting) 
     poll_until(lambda: len(pods(api)) == 4)
     with pytest.raises(ClusterNotFound):
         api.get(POLICIES, "here", "a")
+
+
+@pytest.mark.parametrize("unknown", ["", "policy/v1"])
+def test_minimum_of_a_job_stays_when_a_node_is_drained(api: MemoryApi, acting: Acting, unknown: str) -> None:
+    api.unknown.add(unknown)
+    api.create(JOBS, job(low=2))
+    poll_until(lambda: len(pods(api)) == 4)
+    budget = api.get(BUDGETS, "here", "a")
+    assert budget["apiVersion"] == ("policy/v1beta1" if unknown else "policy/v1")
+    assert budget["spec"] == {"minAvailable": 2, "selector": {"matchLabels": {JOB_LABEL: "a"}}}
+
+
+@pytest.mark.parametrize("spec", [{"low": 4}, {"disruptionBudget": False}], ids=str)
+def test_job_that_must_not_keep_a_node_from_being_drained_has_no_budget(
+    api: MemoryApi, acting: Acting, spec: dict[str, Any]
+) -> None:
+    api.create(JOBS, job(**spec))
+    poll_until(lambda: len(pods(api)) == 4)
+    with pytest.raises(ClusterNotFound):
+        api.get(BUDGETS, "here", "a")
 
 
 def test_what_is_to_go_is_on_record_before_it_is_deleted(api: MemoryApi, acting: Acting) -> None:
@@ -188,6 +210,104 @@ def test_only_one_of_two_controllers_acts_and_the_other_one_takes_over(api: Memo
     finally:
         first.stop()
         second.stop()
+
+
+# ---------------------------------------------------------------- what workers say
+
+
+class Saying:
+    """What the workers of a job say."""
+
+    def __init__(self, api: MemoryApi, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(asking, "EVERY_S", 0.02)
+        self.values = {"workers": 1, "view_generation": 1, "step": 1, "samples_per_second": 5, "nodes_wanted": 0}
+        self.num_asked = 0
+        self._api = api
+        monkeypatch.setattr(asking, "_page", self._answer)
+
+    async def _answer(self, door: tuple[str, int]) -> str:
+        assert door == ("10.0.0.1", METRICS_PORT)
+        self.num_asked += 1
+        return "".join(f"elasticflow_{name} {value}\n" for name, value in self.values.items())
+
+    def run_pods(self) -> None:
+        """All pods run, and can be asked."""
+        self._api.run_pods()
+        for pod in self._api.list(PODS)[0]:
+            self._api.change(PODS, "here", pod["metadata"]["name"], {"status": {"podIP": "10.0.0.1"}})
+
+    def wait_for_more(self, number: int = 5) -> None:
+        before = self.num_asked
+        poll_until(lambda: self.num_asked >= before + number)
+
+
+@pytest.fixture
+def saying(api: MemoryApi, monkeypatch: pytest.MonkeyPatch) -> Saying:
+    return Saying(api, monkeypatch)
+
+
+def test_status_tells_of_the_training_and_is_not_written_for_each_step(
+    api: MemoryApi, saying: Saying, acting: Acting
+) -> None:
+    api.create(JOBS, job(high=2))
+    poll_until(lambda: len(pods(api)) == 2)
+    saying.run_pods()
+    poll_until(lambda: status(api).get("training") == 1)
+    before = len(api.calls)
+    for step in range(2, 12):
+        saying.values["step"] = step
+        saying.wait_for_more(2)
+    assert [call for call in api.calls[before:] if "elasticjobs" in call] == []
+    saying.values.update(workers=2, view_generation=2)
+    poll_until(lambda: status(api).get("training") == 2)
+    assert (status(api)["generation"], status(api)["step"], status(api)["samplesPerSecond"]) == (2, 11, 5)
+    assert [call for call in api.calls[before:] if "elasticjobs" in call] == ["replace elasticjobs a"]
+
+
+def test_progress_is_told_now_and_then(
+    api: MemoryApi, saying: Saying, acting: Acting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controllers, "_PROGRESS_S", 0.1)
+    monkeypatch.setattr(controllers, "_PROGRESS_PER_S", 100.0)
+    api.create(JOBS, job(high=1))
+    poll_until(lambda: len(pods(api)) == 1)
+    saying.run_pods()
+    saying.values["step"] = 7
+    poll_until(lambda: status(api).get("step") == 7)
+
+
+def test_job_that_chooses_its_size_has_the_pods_for_which_its_training_asks(
+    api: MemoryApi, saying: Saying, acting: Acting
+) -> None:
+    api.create(JOBS, job(autoscale={}))
+    poll_until(lambda: pods(api) == ["a-0"])
+    saying.run_pods()
+    saying.wait_for_more()
+    assert pods(api) == ["a-0"]
+    saying.values["nodes_wanted"] = 3
+    poll_until(lambda: len(pods(api)) == 3)
+    saying.run_pods()
+    saying.values["nodes_wanted"] = 2
+    poll_until(lambda: status(api).get("asked") == 2)
+    assert len(pods(api)) == 3  # the training lets one go
+    before = len(api.calls)
+    api.end_pod("a-0", LEFT)
+    poll_until(lambda: "delete pods a-0" in api.calls[before:])
+    saying.wait_for_more()
+    assert pods(api) == ["a-1", "a-2"]
+    assert "create pods a-0" not in api.calls[before:]
+
+
+def test_nobody_is_asked_by_a_controller_that_stands_by(api: MemoryApi, saying: Saying, acting: Acting) -> None:
+    api.create(JOBS, job(high=1))
+    poll_until(lambda: len(pods(api)) == 1)
+    saying.run_pods()
+    saying.wait_for_more()
+    lease = api.get(LEASES, "system", NAME)
+    api.replace(LEASES, {**lease, "spec": {**lease["spec"], "holderIdentity": "another"}})
+    acting.controller._lease.keep()
+    poll_until(lambda: not acting.controller.leads)
+    poll_until(lambda: acting.controller._reports.of("here/a") is None)
 
 
 # ---------------------------------------------------------------- the lease

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
-from ef_common.core.cluster import Decision, Phase, Pod, Record, Refusal
+from ef_common.core.autoscale import Autoscale
+from ef_common.core.cluster import Decision, Phase, Pod, Record, Refusal, Report
 from ef_common.kubernetes import reading, writing
+from ef_common.kubernetes.installation import manifests
 from ef_common.kubernetes.quantities import thousandths
 from ef_common.kubernetes.reading import job_of, nodes_of, places_of, request_of
-from ef_common.kubernetes.resource import INDEX_LABEL, JOB_LABEL
+from ef_common.kubernetes.resource import INDEX_LABEL, JOB_LABEL, METRICS_PORT
+from ef_common.launch.environment import read_environment
 from tests.kubernetes.objects import GPU, job, node
 
 
@@ -115,6 +118,30 @@ def test_pod_is_read() -> None:
     assert reading.pod_of(waiting).unschedulable_since == 9.0
 
 
+@pytest.mark.parametrize(
+    ("change", "port", "door"),
+    [
+        ({"podIP": "10.0.0.7"}, "29401", ("10.0.0.7", 29401)),
+        ({"podIP": "fd00::7"}, "29401", ("fd00::7", 29401)),
+        ({"podIP": "metadata.internal"}, "29401", None),
+        ({"podIP": "10.0.0.7"}, "99999", None),
+        ({"podIP": "10.0.0.7"}, None, None),
+        ({"podIP": "10.0.0.7", "phase": "Pending"}, "29401", None),
+        ({}, "29401", None),
+    ],
+    ids=str,
+)
+def test_pod_is_asked_at_its_own_address(change: dict[str, Any], port: str | None, door: Any) -> None:
+    pod = made_pod("Running")
+    pod["status"].update(change)
+    (variable,) = [one for one in pod["spec"]["containers"][0]["env"] if one["name"] == reading.METRICS_VARIABLE]
+    assert variable["value"] == "29401"
+    variable["value"] = port
+    assert reading.door_of(pod) == door
+    pod["metadata"]["deletionTimestamp"] = "1970-01-01T00:01:00Z"
+    assert reading.door_of(pod) is None
+
+
 def test_pod_of_a_job_before_with_the_same_name_is_not_its_own() -> None:
     new = job()
     new["metadata"]["uid"] = "another"
@@ -140,6 +167,12 @@ def test_job_is_read_with_what_its_user_wants() -> None:
         ({"minWorkers": 0}, "minWorkers must not be greater"),
         ({"template": {"spec": {"containers": []}}}, "template needs a container"),
         ({"template": {}}, "template needs a container"),
+        ({"autoscale": {"budget": 5}}, "only with policy cost"),
+        ({"autoscale": {"policy": "cost"}}, "exactly one of valuePerHour, deadlineSeconds and budget"),
+        ({"autoscale": {"policy": "cost", "budget": 5, "deadlineSeconds": 9}}, "exactly one of valuePerHour"),
+        ({"autoscale": {"policy": "cost", "budget": 5}}, "needs pricePerWorkerHour"),
+        ({"autoscale": {"minGlobalBatchSize": 5}}, "needs a maxGlobalBatchSize"),
+        ({"autoscale": {"threshold": 2}}, "threshold is a share in [0, 1]"),
         ({"template": {"spec": {"containers": [{}], "restartPolicy": "Always"}}}, "restartPolicy must be Never"),
         ({"template": {"spec": {"containers": [{}], "hostNetwork": True}}}, "hostNetwork is not supported"),
     ],
@@ -170,6 +203,8 @@ RECORD = Record(
     crashed_at=1e9 + 0.25,
     lost="a-1 ended with status 137",
     refusal=Refusal(2, 1e9 + 7.5, "no node"),
+    asked=3,
+    asked_at=1e9 + 0.5,
     ended_at=1e9,
     why="because",
 )
@@ -184,6 +219,36 @@ def test_record_is_read_as_it_was_written() -> None:
     assert status["selector"] == f"{JOB_LABEL}=a"
     again = writing.status_of({**thing, "status": status}, read, Decision(RECORD, wanted=3), now=2e9)
     assert again == status  # so it is not written again
+
+
+def test_what_is_told_of_the_training_is_read_as_it_was_written() -> None:
+    thing = job()
+    read = job_of(thing, [made_pod("Running")], [node()], priorities={})
+    told = Report(1e9 + 0.5, workers=3, generation=7, step=40, samples_per_s=51.5)
+    decision = Decision(Record(Phase.RUNNING))
+    status = writing.status_of(thing, read, decision, now=1e9, told=told)
+    assert (status["training"], status["samplesPerSecond"]) == (3, 51.5)
+    assert reading.report_of(status) == told
+    unknown = replace(told, workers=None, samples_per_s=None)
+    assert reading.report_of(writing.status_of(thing, read, decision, now=1e9, told=unknown)) == unknown
+    assert reading.report_of(writing.status_of(thing, read, decision, now=1e9)) is None
+
+
+def test_spares_are_told_apart_from_workers() -> None:
+    read = job_of(job(spares=2), [made_pod("Running")], [node()], priorities={})
+    assert (read.takes, read.spares) == (4, 2)
+    three = replace(read, pods=tuple(replace(read.pods[0], uid=f"p{number}") for number in range(3)))
+    for wanted, spares, told in ((3, 1, (2, 2, 3, 1)), (3, 2, (1, 1, 3, 2)), (5, 1, (4, 3, 3, None))):
+        decision = Decision(Record(Phase.RUNNING), wanted=wanted, spares=spares)
+        status = writing.status_of(job(), three, decision, now=1e9)
+        assert (status["wanted"], status["workers"], status["running"], status.get("spares")) == told
+
+
+def test_nobody_trains_where_there_are_no_pods() -> None:
+    told = Report(1e9, workers=3, generation=7, step=40, samples_per_s=51.5)
+    read = job_of(job(), [], [node()], priorities={})
+    status = writing.status_of(job(), read, Decision(Record(Phase.SUCCEEDED)), now=1e9, told=told)
+    assert (status["training"], status["step"], "samplesPerSecond" in status) == (0, 40, False)
 
 
 def test_condition_has_the_time_since_when_it_is_so() -> None:
@@ -216,6 +281,19 @@ def test_pod_knows_how_to_find_the_others() -> None:
     assert pod["metadata"]["ownerReferences"][0]["uid"] == "uid-of-a"
 
 
+def test_pod_of_a_job_that_chooses_its_size_knows_how() -> None:
+    settings = {"policy": "cost", "pricePerWorkerHour": 2.5, "budget": 100, "everySteps": 50, "retrySeconds": 60}
+    found = variables(writing.pod_of(job(low=2, autoscale=settings), 0))
+    read = read_environment({name: value for name, value in found.items() if isinstance(value, str)})
+    cost = Autoscale(min=2, max=4, policy="cost", price_per_worker_hour=2.5, budget=100, every_steps=50, retry_s=60)
+    assert read.autoscale == cost
+    assert (read.metrics_port, found["ELASTICFLOW_CONTROLLER"]) == (METRICS_PORT, "1")
+    assert job_of(job(autoscale={}), [], [node()], priorities={}).autoscales
+    alone = variables(writing.pod_of(job(), 0))
+    assert not {"ELASTICFLOW_AUTOSCALE", "ELASTICFLOW_CONTROLLER"} & set(alone)
+    assert not job_of(job(), [], [node()], priorities={}).autoscales
+
+
 def test_what_the_user_has_set_stays() -> None:
     thing = job()
     spec = thing["spec"]["template"]["spec"]
@@ -239,11 +317,22 @@ def test_what_the_user_has_set_stays() -> None:
 
 
 def test_pods_find_each_other_before_they_are_ready_and_nobody_else_reaches_them() -> None:
-    service, policy, secret = writing.service_of(job()), writing.network_policy_of(job()), writing.secret_of(job())
+    service, policy, secret = (
+        writing.service_of(job()),
+        writing.network_policy_of(job(), "ops"),
+        writing.secret_of(job()),
+    )
     assert service["spec"]["clusterIP"] == "None"
     assert service["spec"]["publishNotReadyAddresses"] is True
     assert service["spec"]["selector"] == {JOB_LABEL: "a"}
-    assert policy["spec"]["ingress"] == [{"from": [{"podSelector": {"matchLabels": {JOB_LABEL: "a"}}}]}]
+    ours, metrics = policy["spec"]["ingress"]
+    assert ours == {"from": [{"podSelector": {"matchLabels": {JOB_LABEL: "a"}}}]}
+    assert metrics["ports"] == [{"protocol": "TCP", "port": METRICS_PORT}]
+    (controller,) = metrics["from"]
+    assert controller["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "ops"}}
+    (deployment,) = [one for one in manifests(image="x") if one["kind"] == "Deployment"]
+    label, value = next(iter(controller["podSelector"]["matchLabels"].items()))
+    assert deployment["spec"]["template"]["metadata"]["labels"][label] == value
     assert len(secret["stringData"]["token"]) == 32
     assert secret["stringData"] != writing.secret_of(job())["stringData"]
     for thing in (service, policy, secret):

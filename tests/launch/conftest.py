@@ -34,7 +34,9 @@ class Job:
         self.reserved = reserve_port()
         self.endpoint = f"127.0.0.1:{self.reserved.getsockname()[1]}"
 
-    def agent(self, *arguments: str, flags: bool = True, **variables: str) -> subprocess.Popen[bytes]:
+    def agent(
+        self, *arguments: str, flags: bool = True, script: Path = WORKER, **variables: str
+    ) -> subprocess.Popen[bytes]:
         """Start one agent, which is a node."""
         command = [sys.executable, "-m", "torch.distributed.run", "--monitor-interval=0.1"]
         if flags:
@@ -51,7 +53,7 @@ class Job:
         log = (self.directory / f"agent-{len(self.agents)}.log").open("wb")
         with log:
             agent = subprocess.Popen(
-                [*command, *arguments, str(WORKER)],
+                [*command, *arguments, str(script)],
                 env=env,
                 stdout=log,
                 stderr=subprocess.STDOUT,

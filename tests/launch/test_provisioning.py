@@ -102,6 +102,20 @@ def test_job_on_listed_hosts_tells_their_launcher(tmp_path: Path, monkeypatch: p
         assert read_wish(tmp_path) == (number, nodes)
 
 
+def test_controller_of_a_cluster_reads_what_is_wanted_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ELASTICFLOW_CONTROLLER", "1")
+    launcher(tmp_path, local=False)
+    found = provisioner_for(read_environment({"ELASTICFLOW_RUN_DIR": str(tmp_path)}))
+    assert isinstance(found, Orders)
+    assert found.repeats
+    found.scale_to(3, present=1)
+    while (thread := found._thread) is not None:
+        thread.join(10)
+    assert found.most is None
+
+
 def test_service_of_yarn_is_flexed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, int]] = []
     monkeypatch.setattr("ef_common.launch.yarn.scale", lambda job, nodes: asked.append((job.name, nodes)))

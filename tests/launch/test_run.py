@@ -374,6 +374,25 @@ def test_node_of_the_coordinator_that_is_told_to_go_ends_with_its_own_status(
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("where", ["node", "machine"])
+def test_node_that_is_told_to_go_while_its_worker_imports_starts_no_other(
+    job: Callable[..., Launched], tmp_path: Path, where: str
+) -> None:
+    reserved = reserve_port()
+    options = ["--nnodes=1:2"]
+    if where == "node":
+        options += [f"--rdzv-endpoint=127.0.0.1:{reserved.getsockname()[1]}", "--rdzv-conf=is_host=1"]
+    slow = tmp_path / "imports.py"
+    slow.write_text("import time\nprint('importing', flush=True)\ntime.sleep(600)\n")
+    run = job(*options, "--max-restarts=3", str(slow))
+    run.wait_until(lambda _: "importing" in run.output.read_text(), "the worker")
+    run.process.send_signal(signal.SIGUSR1)
+    assert run.wait() == 75
+    assert run.output.read_text().count("importing") == 1
+    reserved.close()
+
+
+@pytest.mark.thorough
 def test_worker_that_stood_still_for_so_long_that_it_was_lost_is_replaced(job: Callable[..., Launched]) -> None:
     """It comes back by itself, hears that the others have gone on without it, and ends with status 1."""
     run = job("--nproc-per-node=2", "--rdzv-conf=heartbeat_timeout=2", *script())

@@ -20,6 +20,7 @@ from ef_common.session.crash_record import CrashRecord
 from tests import sources
 from tests.launch.conftest import Job
 from tests.parts import assert_one_sentence, changes
+from tests.waiting import poll_until
 
 CONF = "--rdzv-conf=last_call_timeout=60"  # the first view is one of all nodes
 
@@ -180,3 +181,18 @@ def test_node_that_is_told_to_go_restarts_nobody(job: Job, entry_point: None) ->
     job.agents[0].send_signal(signal.SIGTERM)
     job.wait_exit(job.agents[0])
     assert len(job.records("start")) == 2
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("max_restarts", [0, 3])
+def test_node_that_is_told_to_go_while_its_worker_imports_ends_well(
+    job: Job, entry_point: None, tmp_path: Path, max_restarts: int
+) -> None:
+    script = tmp_path / "imports.py"
+    script.write_text("import time\nprint('importing', flush=True)\ntime.sleep(600)\n")
+    agent = job.agent("--nnodes=1:2", f"--max-restarts={max_restarts}", CONF, script=script)
+    poll_until(lambda: "importing" in job.logs())
+    agent.send_signal(signal.SIGUSR1)
+    assert job.wait_exit(agent) == 0
+    assert job.logs().count("importing") == 1
+    assert "Traceback" not in job.logs()

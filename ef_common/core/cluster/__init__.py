@@ -2,11 +2,13 @@
 
 from ef_common.core.cluster.decide import agrees, decide
 from ef_common.core.cluster.policy import Policy
+from ef_common.core.cluster.report import Report, on_record
 from ef_common.core.cluster.state import Decision, Doom, Job, Node, Phase, Pod, Record, Refusal, Resources
 
 __all__ = [
     "decide",
     "agrees",
+    "on_record",
     "Decision",
     "Doom",
     "Job",
@@ -16,5 +18,6 @@ __all__ = [
     "Policy",
     "Record",
     "Refusal",
+    "Report",
     "Resources",
 ]

@@ -3,13 +3,18 @@
 It looks at everything, and decides everything anew. Whatever was missed, or not done because the controller died, is
 done the next time. It is safe for several controllers, and for one that acts on what it saw a while ago:
 
-* **Never more than the maximum.** A pod has one of as many names as the job may have pods, and the API server gives a
-  name once. So no order of events, and no number of controllers, makes more of them.
+* **Never more than the maximum, and the spares.** A pod has one of as many names as the job may have pods, and the API
+  server gives a name once. So no order of events, and no number of controllers, makes more of them.
 * **Never below the minimum.** Pods that are to go are first put on record. The record is written only if nobody has
   written it since it was read, and if the pods that were read after it are those of which the decision knows
   (:func:`agrees`). Whoever decides next counts them as gone, and deletes those that are still there. Two controllers
   therefore agree on the pods that go, whichever of them deletes them.
 * **Counted once.** A pod that was lost is put on record, in the same way, before it is deleted.
+
+A job may choose its size: then it has no more pods than its training asks for, and the fewest before it asks. Who goes
+is for the training to choose, as only it knows who is slow: when it asks for fewer, it lets some go. The number is
+known here only a while later, so a pod that has left by itself is not replaced before the training was heard once more.
+Pods that are more than it asks for, and stay, are deleted after a while: they have never become members.
 
 ============  =========================================================================================================
 phase         becomes
@@ -40,6 +45,8 @@ END_S = 60.0
 STEADY_S = 600.0
 """A pod that is lost so long after the last one is the first in a row."""
 MAX_PAUSE_S = 60.0
+RELEASE_S = 30.0
+"""How long after it has asked for fewer pods the training may take to let some go."""
 LOST_S = 30.0
 """So long after a pod should have gone, nobody is expected to end it."""
 
@@ -59,8 +66,10 @@ def decide(
     read = [replace(job, record=_advance(job, now)) for job in told]
     open_jobs = [job for job in read if not job.record.is_over and not job.suspended]
     taking = [pod for job in read for pod in job.pods if not pod.ended]
-    limits = {job.key: _limit(job) for job in open_jobs}
-    dealt = {share.job.key: share for share in shares(open_jobs, nodes, taking=taking, limits=limits, policy=policy)}
+    limits = {job.key: _limit(job, now) for job in open_jobs}
+    spares = {job.key: _spares(job, limits[job.key]) for job in open_jobs}
+    found = shares(open_jobs, nodes, taking=taking, limits=limits, spares=spares, policy=policy)
+    dealt = {share.job.key: share for share in found}
     return {job.key: _decision(job, dealt.get(job.key), now) for job in read}
 
 
@@ -94,7 +103,8 @@ def _advance(job: Job, now: float) -> Record:
     if record.crashes > job.backoff_limit:
         why = f"{record.crashes} pods were lost in a row, and backoffLimit is {job.backoff_limit}: {record.lost}"
         return replace(record, phase=Phase.FAILED, ended_at=now, why=why)
-    return replace(_begin(job, record), refusal=_refusal(job, record, now))
+    record = replace(_begin(job, record), refusal=_refusal(job, record, now))
+    return _hear(job, record, now) if job.autoscales else replace(record, asked=0, asked_at=0.0)
 
 
 def _begin(job: Job, record: Record) -> Record:
@@ -140,9 +150,45 @@ def _refusal(job: Job, record: Record, now: float) -> Refusal | None:
     return record.refusal if record.refusal is not None and now < record.refusal.until else None
 
 
-def _limit(job: Job) -> int:
+def _hear(job: Job, record: Record, now: float) -> Record:
+    """How many pods the training asks for."""
+    if record.phase is not Phase.RUNNING:
+        return replace(record, asked=0, asked_at=0.0)
+    left = {pod.uid for pod in job.pods if _has_left(pod) and pod.uid not in record.counted | record.leaving}
+    if left:  # until it is heard again, it is taken to have let them go
+        fewer = max(job.minimum, len(job.alive) - job.spares)
+        asked = min(record.asked, fewer) if record.asked else fewer
+        return replace(record, counted=record.counted | left, asked=asked, asked_at=now)
+    heard = job.report
+    if heard is None or heard.asked in (0, record.asked) or heard.at <= record.asked_at:
+        return record
+    return replace(record, asked=heard.asked, asked_at=heard.at)
+
+
+def _has_left(pod: Pod) -> bool:
+    """Whether it has left by itself: the training has let it go, or its machine was about to be taken away."""
+    return pod.ended and pod.gone_by is None and pod.status == LEFT
+
+
+def _limit(job: Job, now: float) -> int:
+    record, limits = job.record, [job.maximum]
+    if record.refusal is not None:
+        limits.append(record.refusal.limit)
+    if job.autoscales:
+        has = len(job.alive)
+        is_new = now < record.asked_at + RELEASE_S
+        limits.append(max(job.minimum, record.asked or has, has if is_new else 0))
+    return min(limits)
+
+
+def _spares(job: Job, limit: int) -> int:
+    """How many pods it may have beyond the limit. If the training takes more than that, they would be no spares."""
+    takes = job.takes or job.maximum
+    if job.autoscales and job.record.asked:
+        takes = max(job.minimum, min(takes, job.record.asked))
     refusal = job.record.refusal
-    return job.maximum if refusal is None else min(job.maximum, refusal.limit)
+    most = takes + job.spares if refusal is None else min(refusal.limit, takes + job.spares)
+    return max(0, most - limit) if limit >= takes else 0
 
 
 # ------------------------------------------------------------ what is done about it
@@ -157,7 +203,7 @@ def _decision(job: Job, share: Share | None, now: float) -> Decision:
     record = replace(job.record, leaving=job.record.leaving | {pod.uid for pod in go}, why=_why(job, share))
     delete = [*_dooms(job, go, why=f"shrinks from {size} to {len(kept)} pods"), *_leftovers(job, now)]
     create = _free_indexes(job)[: share.new] if now >= job.record.crashed_at + _pause_s(job.record) else []
-    return Decision(record, tuple(delete), tuple(create), wanted=share.size, why=why)
+    return Decision(record, tuple(delete), tuple(create), wanted=share.size, spares=share.spares, why=why)
 
 
 def _end(job: Job, now: float) -> Decision:
@@ -187,7 +233,7 @@ def _leftovers(job: Job, now: float) -> list[Doom]:
 
 def _free_indexes(job: Job) -> list[int]:
     taken = {pod.index for pod in job.pods}
-    return [index for index in range(job.maximum) if index not in taken]
+    return [index for index in range(job.maximum + job.spares) if index not in taken]
 
 
 def _pause_s(record: Record) -> float:

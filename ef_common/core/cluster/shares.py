@@ -9,6 +9,7 @@
    With `Policy.PRIORITY`, it goes to the jobs of the highest priority until none of them can have more, and so on.
 4. *A job that trained, and cannot have its minimum any more*, keeps the pods for which there is still room: they hold
    its state.
+5. *Spares* get what nobody has taken then, one at a time, too. They are the first that others get the room of.
 
 Of its pods, a job keeps first those that run, the oldest first. So it first gives up those that are pending, and then
 the newest.
@@ -36,6 +37,7 @@ class Share:
         kept: Its pods that stay.
         new: How many are to be created now.
         later: How many are to be created as soon as others have gone.
+        spares: How many of all these are spares.
         waits: It cannot have its minimum.
     """
 
@@ -43,6 +45,7 @@ class Share:
     kept: list[Pod] = field(default_factory=list)
     new: int = 0
     later: int = 0
+    spares: int = 0
     waits: bool = False
 
     @property
@@ -51,12 +54,17 @@ class Share:
         return len(self.kept) + self.new + self.later
 
 
+_LAST = 2**40
+"""Tier of the spares."""
+
+
 def shares(
     jobs: Sequence[Job],
     nodes: Sequence[Node],
     *,
     taking: Iterable[Pod],
     limits: dict[str, int],
+    spares: dict[str, int] | None = None,
     policy: Policy = Policy.FAIR,
 ) -> list[Share]:
     """The shares of all jobs.
@@ -66,10 +74,13 @@ def shares(
         nodes: The nodes.
         taking: All pods that take room now, also of other jobs.
         limits: How many pods each job may have, by its key.
+        spares: How many more each one may have as spares; None for nobody.
         policy: In which order the jobs get what is left.
     """
     depths = {
-        pod.uid: (policy.tier(job), depth) for job in jobs for depth, pod in enumerate(sorted(job.alive, key=_worth))
+        pod.uid: (policy.tier(job) if depth < limits[job.key] else _LAST, depth)
+        for job in jobs
+        for depth, pod in enumerate(sorted(job.alive, key=_worth))
     }
     room = Room(nodes, taking, depths)
     ranked = sorted(jobs, key=lambda job: job.rank)
@@ -86,6 +97,7 @@ def shares(
     for one in dealt:
         if one.share.waits and one.share.job.record.phase is Phase.RUNNING:
             one.keep_what_fits()
+    _deal_spares(dealt, spares or {})
     return [one.share for one in dealt]
 
 
@@ -154,6 +166,17 @@ class _Dealing:
 def _worth(pod: Pod) -> tuple[bool, bool, float, int]:
     """The order in which pods are kept."""
     return (not pod.running, not pod.node, pod.created, pod.index)
+
+
+def _deal_spares(dealt: list[_Dealing], spares: dict[str, int]) -> None:
+    """Deal what is left. Whoever could not have all workers finds no room now, either."""
+    trains = [one for one in dealt if not one.share.waits]
+    before = [one.share.size for one in trains]
+    for one in trains:
+        one.limit += spares.get(one.share.job.key, 0)
+    _deal_the_rest(trains)
+    for one, size in zip(trains, before, strict=True):
+        one.share.spares = one.share.size - size
 
 
 def _deal_the_rest(dealt: list[_Dealing]) -> None:

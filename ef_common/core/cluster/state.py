@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from ef_common.core.cluster.report import Report
+
 Resources = Mapping[str, int]
 """How much of each resource, in the smallest unit of each (thousandths of a core, bytes, pieces)."""
 
@@ -99,11 +101,13 @@ class Record:
         phase: What the job does.
         starts: How often its training was started: with at least its minimum, after it had no pods.
         leaving: Pods (uid) that are to go. One that was named once is never kept.
-        counted: Pods (uid) that have ended, and are counted in `crashes`.
+        counted: Pods (uid) whose end is on record: in `crashes`, or in `asked`.
         crashes: Pods that were lost in a row, each soon after the one before.
         crashed_at: When the last one was.
         lost: What has become of it.
         refusal: That of more pods, or None.
+        asked: How many pods the training asks for; 0 if that is not known, or it does not choose its size.
+        asked_at: When it has asked for so many.
         ended_at: When the job has succeeded or failed.
         why: Reason for the phase.
     """
@@ -116,6 +120,8 @@ class Record:
     crashed_at: float = 0.0
     lost: str = ""
     refusal: Refusal | None = None
+    asked: int = 0
+    asked_at: float = 0.0
     ended_at: float | None = None
     why: str = ""
 
@@ -132,7 +138,7 @@ class Job:
     Args:
         key: Its name, which no other job has.
         minimum: Pods, without which it does not train.
-        maximum: Pods, of which it has no more.
+        maximum: Pods, of which it has no more, but for spares.
         request: What a pod needs of a node.
         nodes: Names of the nodes on which its pods may be.
         priority: Of two that wait, that of the higher one is served first.
@@ -141,6 +147,10 @@ class Job:
         backoff_limit: It fails if more pods than this are lost in a row.
         ttl_s: How long it stays after its end; None for ever.
         problem: What is wrong with what the user has written; "" for nothing.
+        takes: Pods that the training takes, if it asks for no number; those beyond are spares. 0 for the maximum.
+        spares: Pods beyond those, which wait in case one is lost.
+        autoscales: The training chooses how many pods it has, up to the maximum.
+        report: What a worker has said last of the training; None if nobody has.
         pods: Its pods, those that have ended, too.
         record: What is on record of it.
     """
@@ -156,6 +166,10 @@ class Job:
     backoff_limit: int = 6
     ttl_s: float | None = None
     problem: str = ""
+    takes: int = 0
+    spares: int = 0
+    autoscales: bool = False
+    report: Report | None = None
     pods: tuple[Pod, ...] = ()
     record: Record = Record()
 
@@ -193,7 +207,8 @@ class Decision:
         record: What is written first. If somebody has written since, nothing else of this is done.
         delete: Pods to delete.
         create: Numbers of pods to create.
-        wanted: How many pods it shall have.
+        wanted: How many pods it shall have, with spares.
+        spares: How many of these are spares.
         why: One line.
         remove: The job itself is to be deleted.
     """
@@ -202,5 +217,6 @@ class Decision:
     delete: tuple[Doom, ...] = ()
     create: tuple[int, ...] = ()
     wanted: int = 0
+    spares: int = 0
     why: str = ""
     remove: bool = False

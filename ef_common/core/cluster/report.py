@@ -1,0 +1,56 @@
+"""What a worker says of the training of its job, and how much of that is worth a line in the job's status."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+STALE_S = 60.0
+"""If nobody has said anything for so long, nobody knows how many workers train."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a worker says.
+
+    Args:
+        at: When it was asked, in seconds.
+        workers: How many workers train; None if that is not known any more.
+        generation: Number of their view.
+        step: Updates of the training.
+        samples_per_s: What all workers together have trained on per second lately; None if that is not known.
+        asked: How many pods the training asks for; 0 if it has not asked for a number.
+    """
+
+    at: float
+    workers: int | None
+    generation: int
+    step: int
+    samples_per_s: float | None
+    asked: int = 0
+
+
+def on_record(
+    before: Report | None, newest: Report | None, *, now: float, since: float, every_s: float
+) -> Report | None:
+    """What the status of the job says from now on. It is written only if something is worth it.
+
+    Another number of workers, or another view, is told at once. Steps and speed change all the time, so they are told
+    when they were told long enough ago, or when the status is written anyway.
+
+    Args:
+        before: What it says now; None if nothing.
+        newest: What a worker has said last; None if nobody has answered yet.
+        now: Time in seconds.
+        since: Since when workers are asked by this controller.
+        every_s: How often the progress is told, in seconds.
+    """
+    if newest is None or (before is not None and before.at > newest.at):
+        newest = before
+    if newest is None:
+        return None
+    if now - max(newest.at, since) > STALE_S:
+        return replace(before or newest, workers=None, samples_per_s=None)
+    if before is None or (before.workers, before.generation) != (newest.workers, newest.generation):
+        return newest
+    is_same = (before.step, before.samples_per_s) == (newest.step, newest.samples_per_s)
+    return before if is_same or now - before.at < every_s else newest

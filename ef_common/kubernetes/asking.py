@@ -1,0 +1,159 @@
+"""What workers say of their trainings: one pod of each job is asked every few seconds, in the background.
+
+What a pod answers is not trusted: it may be long, late, or wrong. It is read up to a limit and for a limited time, and
+only numbers are taken from it. So a pod that lies falsifies the status of its own job, and its size between what the
+user allows; it delays nobody else.
+
+Cost: one request for each job in `EVERY_S`, `MOST_AT_ONCE` of them at once; a few hundred bytes of memory for each job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from ef_common import threads
+from ef_common.core.cluster import Report
+
+logger = logging.getLogger(__name__)
+
+EVERY_S = 3.0
+MOST_AT_ONCE = 32
+_TIMEOUT_S = 2.0
+_MAX_BYTES = 16384
+_ASK_OF_A_JOB = 2
+"""So many of its pods are asked at a time; others in the next round."""
+_LINE = re.compile(r"elasticflow_([a-z_]{1,40}) ([0-9]{1,15}(?:\.[0-9]{1,9})?)")
+_NEEDED = ("workers", "view_generation", "step", "samples_per_second", "nodes_wanted")
+
+Door = tuple[str, int]
+"""Address and port at which a pod answers."""
+
+
+def report_in(text: str, at: float) -> Report | None:
+    r"""What a page of metrics says of the training; None if it says nothing, as no worker is a member there.
+
+    Args:
+        text: The page.
+        at: When it was asked for.
+
+    Example:
+        >>> page = "elasticflow_workers 2\nelasticflow_view_generation 3\nelasticflow_step 40\n"
+        >>> report_in(page + "elasticflow_samples_per_second 51.5\nelasticflow_nodes_wanted 0\n", 1.0)
+        Report(at=1.0, workers=2, generation=3, step=40, samples_per_s=51.5, asked=0)
+    """
+    found = {match[1]: match[2] for match in map(_LINE.fullmatch, text.splitlines()) if match}
+    try:
+        workers, generation, step = (int(found[name]) for name in _NEEDED[:3])
+        asked, speed = int(found["nodes_wanted"]), float(f"{float(found['samples_per_second']):.3g}")
+    except (KeyError, ValueError):
+        return None
+    largest = 2**31 - 1  # what the fields of the status hold
+    return Report(at, min(workers, largest), generation, step, speed, min(asked, largest)) if workers else None
+
+
+class Reports:
+    """The newest report of each job, kept by a thread.
+
+    Args:
+        on_news: Called when something is new that the controller may have to act upon.
+        clock: Time in seconds.
+    """
+
+    def __init__(self, *, on_news: Callable[[], object], clock: Callable[[], float] = time.time) -> None:
+        self._on_news, self._clock = on_news, clock
+        self._doors: Mapping[str, Sequence[Door]] = {}
+        self._reports: dict[str, Report] = {}
+        self._answered: dict[str, Door] = {}
+        self._round = 0
+        self._stopped = threading.Event()
+
+    def follow(self, doors: Mapping[str, Sequence[Door]]) -> None:
+        """From now on, these pods may be asked.
+
+        Args:
+            doors: Those of each job.
+        """
+        self._doors = doors
+        for known in (self._reports, self._answered):
+            for job in [job for job in list(known) if not doors.get(job)]:
+                known.pop(job, None)
+
+    def of(self, job: str) -> Report | None:
+        """What a worker of a job has said last; None if nobody has, or nobody can be asked any more."""
+        return self._reports.get(job)
+
+    def start(self) -> None:
+        """Start the thread."""
+        threads.start(lambda: asyncio.run(self._run()), name="elasticflow-reports", job="asks workers")
+
+    def stop(self) -> None:
+        """Let the thread end."""
+        self._stopped.set()
+
+    async def _run(self) -> None:
+        while not self._stopped.is_set():
+            began = time.monotonic()
+            await self.ask_all()
+            await asyncio.sleep(max(0.0, began + EVERY_S - time.monotonic()))
+
+    async def ask_all(self) -> None:
+        """Ask for each job once."""
+        doors, self._round = self._doors, self._round + 1
+        places = asyncio.Semaphore(MOST_AT_ONCE)
+
+        async def ask(job: str) -> bool:
+            async with places:
+                return await self._ask_of(job, doors[job])
+
+        if any(await asyncio.gather(*map(ask, doors))):
+            self._on_news()
+
+    async def _ask_of(self, job: str, doors: Sequence[Door]) -> bool:
+        """Ask pods of a job until one answers; whether it says something that matters."""
+        for door in self._in_order(job, doors):
+            at = self._clock()
+            report = report_in(await _page(door), at)
+            if report is not None:
+                before, self._reports[job], self._answered[job] = self._reports.get(job), report, door
+                return before is None or _what_matters(before) != _what_matters(report)
+        return False
+
+    def _in_order(self, job: str, doors: Sequence[Door]) -> list[Door]:
+        """Who has answered before comes first; of the others, another one each time."""
+        first = self._round % max(1, len(doors))
+        turned = [*doors[first:], *doors[:first]]
+        return sorted(turned, key=lambda door: door != self._answered.get(job))[:_ASK_OF_A_JOB]
+
+
+def _what_matters(report: Report) -> tuple[int | None, int, int]:
+    return report.workers, report.generation, report.asked
+
+
+async def _page(door: Door) -> str:
+    """The metrics of a pod; "" if it does not answer, or too much, or too late."""
+    try:
+        return await asyncio.wait_for(_read(door), _TIMEOUT_S)
+    except Exception as error:  # whatever a pod does, others are asked
+        logger.debug("the worker at %s does not answer: %r", door, error)
+        return ""
+
+
+async def _read(door: Door) -> str:
+    reader, writer = await asyncio.open_connection(*door, limit=_MAX_BYTES)
+    try:
+        writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
+        await writer.drain()
+        data = b""
+        while len(data) <= _MAX_BYTES:
+            more = await reader.read(_MAX_BYTES)
+            if not more:
+                return data.decode("ascii", errors="replace")
+            data += more
+        return ""
+    finally:
+        writer.transport.abort()  # what was sent is of no use any more

@@ -1,0 +1,150 @@
+"""What workers are asked, and what is taken from their answers."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+
+import pytest
+
+from ef_common.core.cluster import Report
+from ef_common.kubernetes import asking
+from ef_common.kubernetes.asking import Reports, report_in
+
+PAGE = """elasticflow_workers 3
+elasticflow_view_generation 7
+elasticflow_step 40
+elasticflow_samples_per_second 51.567
+elasticflow_nodes_wanted 2
+"""
+
+
+def test_page_is_read() -> None:
+    assert report_in(PAGE, 5.0) == Report(5.0, workers=3, generation=7, step=40, samples_per_s=51.6, asked=2)
+    assert report_in("# HELP x\nelse 7\n" + PAGE, 5.0) == report_in(PAGE, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("elasticflow_workers 3", "elasticflow_workers 0"),
+        ("elasticflow_workers 3", "elasticflow_workers 3.5"),
+        ("elasticflow_workers 3", "elasticflow_workers -3"),
+        ("elasticflow_workers 3", "elasticflow_workers 3 4"),
+        ("elasticflow_step 40", "elasticflow_step NaN"),
+        ("elasticflow_step 40", "elasticflow_step " + "9" * 16),
+        ("elasticflow_step 40", "step 40"),
+        ("second 51.567", "second inf"),
+        ("second 51.567", "second 1e308"),
+        ("elasticflow_nodes_wanted 2\n", ""),
+    ],
+)
+def test_page_that_makes_no_sense_says_nothing(old: str, new: str) -> None:
+    assert old in PAGE
+    assert report_in(PAGE.replace(old, new), 5.0) is None
+
+
+def test_numbers_are_none_that_a_status_cannot_hold() -> None:
+    found = report_in(PAGE.replace("workers 3", f"workers {10**14}").replace("wanted 2", f"wanted {10**14}"), 5.0)
+    assert found is not None
+    assert found.workers == found.asked == 2**31 - 1
+
+
+@contextmanager
+def serving(*parts: bytes, pause_s: float = 0.0, ends: bool = True) -> Iterator[tuple[str, int]]:
+    """A pod that sends these parts to whoever asks."""
+    stopped = threading.Event()
+
+    def run() -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = server.accept()
+                with closing(connection), suppress(OSError):
+                    connection.recv(1000)
+                    for part in parts:
+                        connection.sendall(part)
+                        stopped.wait(pause_s)
+                    if not ends:
+                        stopped.wait(10.0)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=run, daemon=True).start()
+        try:
+            yield server.getsockname()
+        finally:
+            stopped.set()
+            server.shutdown(socket.SHUT_RDWR)
+
+
+def nobody() -> tuple[str, int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()  # type: ignore[no-any-return]
+
+
+HEAD = b"HTTP/1.0 200 OK\r\nContent-Type: text/plain\r\n\r\n"
+
+
+@pytest.fixture
+def news() -> list[int]:
+    return []
+
+
+@pytest.fixture
+def reports(news: list[int]) -> Reports:
+    return Reports(on_news=lambda: news.append(1), clock=lambda: 5.0)
+
+
+def asked(reports: Reports, times: int = 1) -> None:
+    for _ in range(times):
+        asyncio.run(reports.ask_all())
+
+
+def test_each_job_is_asked_and_what_matters_is_told_at_once(reports: Reports, news: list[int]) -> None:
+    with serving(HEAD, PAGE.encode()) as door:
+        reports.follow({"a": [door], "b": []})
+        asked(reports, 2)
+        assert reports.of("a") == report_in(PAGE, 5.0)
+        assert reports.of("b") is None
+        assert news == [1]
+    with serving(HEAD, PAGE.replace("step 40", "step 50").encode()) as door:
+        reports.follow({"a": [door]})
+        asked(reports)
+    assert news == [1]
+    with serving(HEAD, PAGE.replace("wanted 2", "wanted 3").encode()) as door:
+        reports.follow({"a": [door]})
+        asked(reports)
+    assert news == [1, 1]
+    reports.follow({})
+    assert reports.of("a") is None
+
+
+@pytest.mark.parametrize("trouble", ["closed", "silent", "slow", "long", "foreign"])
+def test_pod_that_does_not_answer_delays_nobody_and_another_one_is_asked(
+    reports: Reports, trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "_TIMEOUT_S", 0.3)
+    parts, pause_s, ends = {
+        "closed": ((), 0.0, True),
+        "silent": ((), 0.0, False),
+        "slow": ((b"x",) * 100, 0.2, True),
+        "long": ((HEAD, b"elasticflow_step 1\n" * 100_000), 0.0, False),
+        "foreign": ((HEAD, PAGE.replace("workers 3", "workers 0").encode()), 0.0, True),
+    }[trouble]
+    with serving(*parts, pause_s=pause_s, ends=ends) as bad, serving(HEAD, PAGE.encode()) as good:
+        reports.follow({"bad": [bad], "good": [good], "both": [bad, nobody(), good, bad]})
+        asked(reports)
+        assert reports.of("bad") is None
+        assert reports.of("good") == report_in(PAGE, 5.0)
+        asked(reports, 3)  # whoever comes first changes
+        assert reports.of("both") == report_in(PAGE, 5.0)
+
+
+def test_pod_that_has_answered_is_asked_first(reports: Reports) -> None:
+    first, second = ("10.0.0.1", 1), ("10.0.0.2", 1)
+    reports._answered["a"] = second
+    for _ in range(4):
+        reports._round += 1
+        assert reports._in_order("a", [first, second])[0] == second

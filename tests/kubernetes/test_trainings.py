@@ -1,0 +1,122 @@
+"""What a cluster knows of the trainings in it, and what they ask of it: on a real Kubernetes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import psutil
+import pytest
+
+pytest.importorskip("lightkube")
+
+from ef_common.errors import ClusterFailed
+from ef_common.kubernetes.kinds import OLD_BUDGETS, PODS
+from tests.faults.conftest import check_gentle
+from tests.kubernetes import cluster as clusters
+from tests.kubernetes.cluster import Cluster, Training
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.thorough,
+    pytest.mark.timeout(530),
+    pytest.mark.skipif(clusters.why_not() is not None, reason=str(clusters.why_not())),
+]
+
+STEP_S, EVERY = 0.8, 10
+
+
+def wait_for(training: Training, cluster: Cluster, **fields: Any) -> None:
+    """Wait until the status says this."""
+    cluster.wait_until(lambda: fields.items() <= training.status().items(), f"the status to say {fields}")
+
+
+def test_status_tells_how_many_workers_train_and_how_fast(training: Training, cluster: Cluster) -> None:
+    training.submit(1, 2)
+    first = training.wait_for_world(2)
+    training.wait_for_steps()
+    wait_for(training, cluster, training=2, generation=first)
+    cluster.wait_until(lambda: training.status().get("samplesPerSecond", 0) > 0, "its speed")
+    status = training.status()
+    assert 0 < status["step"] <= max(event["step"] for event in training.events("step"))
+    assert "2 workers train, at step" in cluster.elasticflow("status", "a")
+    cluster.elasticflow("scale", "a", "1")
+    second = training.wait_for_world(1, after=first)
+    wait_for(training, cluster, training=1, generation=second)
+    training.finish()
+    wait_for(training, cluster, training=0)
+    assert training.status()["step"] >= status["step"]
+
+
+def test_job_asks_for_the_pods_that_are_worth_it_and_gives_others_back(training: Training, cluster: Cluster) -> None:
+    shared = {"throttled": True, "step_sleep_s": STEP_S, "shared_per_s": 2 / STEP_S, "length": 100_003}
+    training.submit(1, 4, options=shared, autoscale={"threshold": 0.5, "everySteps": EVERY})
+    first = training.wait_for_world(1)
+    assert list(cluster.pods("a")) == ["a-0"]
+
+    def decisions(*_: object) -> list[tuple[int, int]]:
+        return [(event["nodes"], event["wanted"]) for event in training.events("autoscale")]
+
+    training.wait_until(lambda _: (made := decisions()) and len(made) > 1 and made[-1][1] == 2, "the way back to 2")
+    training.wait_for_world(2, after=first)
+    wait_for(training, cluster, asked=2, wanted=2, training=2)
+    training.wait_for_pods(2)
+    training.wait_for_steps(2 * EVERY)
+    assert decisions()[-1][1] == 2
+    status = training.status()
+    assert (status["workers"], status["crashes"], status["starts"]) == (2, 0, 1)
+    check_gentle(training)
+    training.finish()
+
+
+def test_spare_takes_the_place_of_a_worker_that_is_lost(training: Training, cluster: Cluster) -> None:
+    training.submit(1, 2, spares=1)
+    training.wait_for_world(2)
+    training.wait_for_pods(3)
+    wait_for(training, cluster, wanted=2, workers=2, running=3, spares=1, training=2)
+    training.wait_for("start", 3)
+    training.wait_for_steps(100)  # the spare is ready then
+    view = training.events("view")[-1]
+    members = {event["pid"] for event in training.events("start") if event["worker"] in view["members"]}
+    victims = [pod for pod in cluster.pods("a") if members & processes_of(cluster, pod)]
+    assert len(victims) == 2
+    killed_at = time.time()
+    os.killpg(cluster.kubelets.process_of(victims[0]).pid, signal.SIGKILL)
+    training.wait_for_world(2, after=view["generation"])
+    (newest,) = set(training.events("view")[-1]["members"]) - set(view["members"])
+    (start,) = training.events("start", worker=newest)
+    assert start["time"] < killed_at
+    training.wait_for_pods(3)  # and there is another spare
+    training.finish()
+
+
+def processes_of(cluster: Cluster, pod: str) -> set[int]:
+    process = psutil.Process(cluster.kubelets.process_of(pod).pid)
+    return {process.pid, *(child.pid for child in process.children(recursive=True))}
+
+
+def test_node_is_drained_as_long_as_the_minimum_stays(training: Training, cluster: Cluster) -> None:
+    training.submit(2, 3)
+    first = training.wait_for_world(3)
+    training.wait_for_pods(3)
+
+    def allowed() -> int:
+        budget = cluster.api.get(OLD_BUDGETS, "default", "a")
+        return int((budget.get("status") or {}).get("disruptionsAllowed", 0))
+
+    cluster.wait_until(lambda: allowed() == 1, "the budget to be counted")
+    evict(cluster, "a-0")
+    with pytest.raises(ClusterFailed, match="disruption budget"):
+        evict(cluster, "a-1")
+    training.wait_for_world(3, after=first)
+    check_gentle(training)
+    training.finish()
+
+
+def evict(cluster: Cluster, pod: str) -> None:
+    """As `kubectl drain` does it."""
+    meta = {"name": pod, "namespace": "default"}
+    eviction = {"apiVersion": "policy/v1beta1", "kind": "Eviction", "metadata": meta}
+    cluster.api._ask("POST", PODS.path("default", pod, "eviction"), body=eviction)

@@ -1,0 +1,114 @@
+"""What a worker tells of the training."""
+
+from __future__ import annotations
+
+import socket
+import urllib.request
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+from urllib.error import HTTPError
+
+import pytest
+
+from ef_common.core.room import Demand, Room
+from ef_common.core.view import Member, View
+from ef_common.launch import worker_metrics
+from ef_common.launch.environment import read_environment
+from ef_common.launch.worker_metrics import MetricsPage, Speed, metrics_page
+
+WORKER = Member("a", "node", "")
+OTHER = Member("b", "node", "")
+VIEW = View(7, (WORKER, OTHER))
+
+
+def session(**changes: Any) -> Any:
+    facts = {"worker": WORKER, "view": VIEW, "room": None, "newcomer": False, "step": 12}
+    return SimpleNamespace(**{**facts, "num_samples_trained": 96.0, "paused_s": 0.25, **changes})
+
+
+def told(one: Any) -> dict[str, float]:
+    lines = MetricsPage(0, one, clock=lambda: 0.0).text().splitlines()
+    return {
+        name.removeprefix("elasticflow_"): float(value) for name, _, value in (line.partition(" ") for line in lines)
+    }
+
+
+def test_member_tells_of_its_view_and_of_the_training() -> None:
+    found = told(session())
+    assert (found["workers"], found["view_generation"], found["step"]) == (2, 7, 12)
+    assert (found["samples_total"], found["pause_seconds_total"], found["nodes_wanted"]) == (96, 0.25, 0)
+
+
+def test_what_the_members_want_is_told() -> None:
+    assert told(session(room=Room(Demand(7, 1, 3), 2, 0, 0, 1, 4)))["nodes_wanted"] == 3
+
+
+@pytest.mark.parametrize(
+    "change", [{"newcomer": True}, {"view": View(0, (WORKER,))}, {"view": View(8, (OTHER,))}], ids=str
+)
+def test_worker_that_is_no_member_tells_of_no_workers(change: dict[str, Any]) -> None:
+    assert told(session(**change))["workers"] == 0
+
+
+def test_speed_is_that_of_the_last_ten_seconds() -> None:
+    speed = Speed()
+    assert speed.at(0.0) == 0.0
+    for second in range(31):
+        speed.note(float(second), second * (100.0 if second > 15 else 10.0))
+    assert speed.at(30.0) == pytest.approx(100.0)
+
+
+def test_speed_of_long_steps_is_that_of_the_last_one_and_falls_when_nothing_happens() -> None:
+    speed = Speed()
+    for second in range(61):
+        speed.note(float(second), 300.0 * (second // 30))
+    assert speed.at(60.0) == pytest.approx(10.0)
+    assert speed.at(89.0) == pytest.approx(10.0)
+    assert speed.at(120.0) < 7.0
+
+
+@pytest.fixture
+def page() -> Iterator[MetricsPage]:
+    page = MetricsPage(0, session())
+    page.start()
+    assert page.wait_until_open(10.0)
+    yield page
+    page.stop()
+
+
+def ask(page: MetricsPage, path: str = "/metrics") -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{page.port}{path}", timeout=10.0) as answer:
+        return str(answer.read().decode())
+
+
+def test_page_answers_whatever_others_send(page: MetricsPage) -> None:
+    assert "elasticflow_workers 2\n" in ask(page)
+    with pytest.raises(HTTPError, match="404"):
+        ask(page, "/else")
+    with (
+        socket.create_connection(("127.0.0.1", page.port)) as silent,
+        socket.create_connection(("127.0.0.1", page.port)) as rude,
+    ):
+        rude.sendall(b"\0" * 100 + b"\r\n\r\n")
+        assert "elasticflow_workers 2\n" in ask(page)
+        silent.close()
+
+
+def test_page_waits_for_its_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_metrics, "_AGAIN_S", 0.01)
+    with socket.create_server(("", 0)) as other:
+        page = MetricsPage(other.getsockname()[1], session())
+        page.start()
+        assert not page.wait_until_open(0.1)
+    assert page.wait_until_open(10.0)
+    page.stop()
+
+
+def test_first_worker_of_a_node_has_the_page_if_the_environment_names_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[MetricsPage] = []
+    monkeypatch.setattr(MetricsPage, "start", lambda page: started.append(page))
+    for text, rank in (("0", "0"), ("29401", "1"), ("29401", "0")):
+        environ = {"ELASTICFLOW_METRICS_PORT": text, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"}
+        metrics_page(session(), read_environment(environ))
+    assert [page.port for page in started] == [29401]
