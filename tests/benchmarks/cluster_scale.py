@@ -70,7 +70,7 @@ class Scale:
 
     def __init__(self, cluster: Cluster, lives: Lives) -> None:
         self._cluster, self._lives = cluster, lives
-        self._controller = psutil.Process(cluster.start_controller().pid)
+        self._controller = psutil.Process(cluster.start_controller(kubeconfig=cluster.kubeconfig()).pid)
         cluster.wait_until(lambda: "this controller acts" in cluster.log(), "a controller that acts")
         time.sleep(QUIET_S)
         self._audit = cluster.plane.audit_log.open()
@@ -166,7 +166,7 @@ def _scale() -> Iterator[Scale]:
         control_plane(node_grace_s=PATIENCE_S, audited=USER) as plane,
         PretendedNodes(plane.kubeconfig, NUM_NODES),
     ):
-        cluster = Cluster(plane, None, Path(folder))  # type: ignore[arg-type]
+        cluster = Cluster(plane, None, Path(folder), door=(0, ""))  # type: ignore[arg-type]
         cluster.install()
         lives = Lives(cluster.api).start()
         scale = Scale(cluster, lives)
