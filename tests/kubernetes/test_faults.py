@@ -131,7 +131,7 @@ def test_controller_that_dies_at_each_of_its_calls_leaves_nothing_undone(trainin
 
 CALLS = {
     *("PUT elasticjobs", "DELETE elasticjobs", "DELETE pods"),
-    *(f"POST {kind}" for kind in ("services", "secrets", "networkpolicies", "pods")),
+    *(f"POST {kind}" for kind in ("services", "secrets", "networkpolicies", "poddisruptionbudgets", "pods")),
 }
 
 
@@ -149,6 +149,7 @@ def runs(cluster: Cluster, *names: str) -> bool:
 
 def live_until(cluster: Cluster, striker: Striker, condition: Callable[[], bool]) -> None:
     """Controllers live and die, one after the other, until this holds and one of them finds nothing more to do."""
+    striker.begin_again()
     deadline = time.monotonic() + clusters.GUARD_S
     while True:
         cluster.stop_controllers()
