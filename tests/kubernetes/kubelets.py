@@ -60,6 +60,11 @@ def register(api: Api, name: str, *, gpus: int, address: str) -> Json:
     return api.change(NODES, None, name, {"spec": {"taints": None}})
 
 
+def is_ready(node: Json) -> bool:
+    """Whether a node counts as one that answers."""
+    return {one["type"]: one["status"] for one in node["status"]["conditions"]}.get("Ready") == "True"
+
+
 class Kubelets:
     """The kubelets of all nodes, as threads of this process.
 
@@ -134,10 +139,12 @@ class Kubelets:
 
     def _beat(self) -> None:
         while not self._stopped.is_set():
-            for name in self._numbers:
-                if self._numbers[name] not in self.dead:
+            for name, node in self._numbers.items():
+                if node not in self.dead:
                     with contextlib.suppress(ClusterFailed):
                         self._renew(name)
+                        if not is_ready(self._api.get(NODES, None, name)):  # it has not been heard for a while
+                            self._register(node)
             self._stopped.wait(_BEAT_S)
 
     def _renew(self, name: str) -> None:

@@ -17,6 +17,7 @@ from tests.faults.conftest import check_gentle
 from tests.kubernetes import cluster as clusters
 from tests.kubernetes.cluster import Cluster, Training
 from tests.kubernetes.control_plane import ControlPlane
+from tests.kubernetes.kubelets import is_ready
 from tests.kubernetes.striking import Striker, striking
 from tests.kubernetes.test_cluster import signal_all
 
@@ -74,12 +75,11 @@ def test_pods_of_a_node_that_vanishes_are_replaced_elsewhere(training: Training,
         assert (status["phase"], status["starts"], status["crashes"]) == ("Running", 1, 0)
         assert cluster.api.get(PODS, "default", "a-1")["spec"]["nodeName"] != where
         training.finish()
-    cluster.wait_until(lambda: is_ready(cluster.api.get(NODES, None, where)), f"{where} to be ready")
+    cluster.wait_until(lambda: is_usable(cluster.api.get(NODES, None, where)), f"{where} to be ready")
 
 
-def is_ready(node: Json) -> bool:
-    conditions = {one["type"]: one["status"] for one in node["status"]["conditions"]}
-    return conditions["Ready"] == "True" and not node["spec"].get("taints")
+def is_usable(node: Json) -> bool:
+    return is_ready(node) and not node["spec"].get("taints")
 
 
 def test_two_controllers_that_act_at_once_do_no_harm(training: Training, cluster: Cluster) -> None:
