@@ -31,6 +31,7 @@ SLOTS, WANTED = 6, 4
 WORK = {"epochs": 2, "length": 3200, "step_sleep_s": 0.3, "stop": ""}
 """A minute of four workers: 800 batches of eight samples, one for each worker in each step."""
 FIRST_GUESS_S = 20.0
+GUARD_S = 900.0
 SERVED_SLOTS, NUM_SERVING, NUM_WAVES = 4, 2, 2
 CALM_S, WAVE_S = 10.0, 30.0
 ENDLESS = {"epochs": 1000, "length": 3200, "step_sleep_s": 0.1, "stop": ENOUGH}
@@ -83,7 +84,12 @@ def two_jobs(cluster: Cluster, policy: Policy, *, second_after_s: float) -> Foun
 
 def _end(job: Training, created_at: float, since: float) -> Found:
     """Wait for the end of a job; what has become of it."""
-    job.wait_for_phase("Succeeded")
+    deadline = time.monotonic() + GUARD_S
+    while job.status().get("phase") != "Succeeded":
+        job.check()
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the training does not end\n{job.tails()}")
+        time.sleep(0.1)
     job.audit()
     sizes = training(job.events(), since)
     ended_at = seconds(job.status()["endedAt"])
@@ -102,6 +108,7 @@ def serving(cluster: Cluster) -> Found:
     """Pods that serve come and go twice; a training has the other slots."""
     with _acting(cluster) as (lives, folder):
         job = Training(folder / "a", cluster, "a").submit(1, SERVED_SLOTS, options=ENDLESS)
+        job.guard_s = GUARD_S
         job.wait_for_world(SERVED_SLOTS)
         job.wait_for_steps()
         began = time.time()

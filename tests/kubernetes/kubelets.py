@@ -55,8 +55,11 @@ def register(api: Api, name: str, *, gpus: int, address: str) -> Json:
         "addresses": [{"type": "InternalIP", "address": address}],
         "conditions": [{**ready, "lastHeartbeatTime": now, "lastTransitionTime": now}],
     }
-    found = api.get(NODES, None, name)
-    api.replace(NODES, {**found, "status": status}, sub="status")
+    while True:
+        found = api.get(NODES, None, name)
+        with contextlib.suppress(ClusterConflict):  # the control plane has written it meanwhile
+            api.replace(NODES, {**found, "status": status}, sub="status")
+            break
     return api.change(NODES, None, name, {"spec": {"taints": None}})
 
 
