@@ -125,16 +125,16 @@ def serving(cluster: Cluster) -> Found:
             time.sleep(WAVE_S)
         end_s = time.time() - began
         job.finish()
-        rows = lives.as_rows(began)
-    times = [at for at, _ in steps_of(job.events(), began) if 0.0 <= at <= end_s]
+        rows, events = lives.as_rows(began), job.events()
+    times = [at for at, _ in steps_of(events, began) if 0.0 <= at <= end_s]
     others = [row for row in rows if not row["job"]]
-    sizes = training(job.events(), began)
+    sizes = training(events, began)
     used = integral(sizes, 0.0, end_s) + integral(held(_from_running(others)), 0.0, end_s)
     return {
         "slots": SERVED_SLOTS,
         "seconds": round(end_s, 3),
         "serving": [round(row["running"] - (asked[row["name"]] - began), 3) for row in others],
-        "lost": len({event["step"] for event in job.events("step") if event["returned"]}),
+        "lost": len({event["step"] for event in events if event["kind"] == "step" and event["returned"]}),
         "longest_step": round(max(after - before for before, after in pairwise(times)), 3),
         "idle": round(1 - integral(held(rows), 0.0, end_s) / (SERVED_SLOTS * end_s), 4),
         "not_training_or_serving": round(1 - used / (SERVED_SLOTS * end_s), 4),
