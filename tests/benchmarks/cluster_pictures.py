@@ -27,11 +27,14 @@ STYLE = {"svg.fonttype": "none", "svg.hashsalt": "elasticflow", "font.family": "
 
 
 def main() -> None:
-    """Draw both."""
+    """Draw those of which there is something."""
     kept = json.loads(RESULTS.read_text())
     with matplotlib.rc_context(STYLE):
-        _save(_two_jobs(_median(kept["gang"], "makespan"), _median(kept["fair"], "makespan")), "cluster-two-jobs.svg")
-        _save(_serving(_median(kept["serving"], "idle")), "cluster-serving.svg")
+        if kept["gang"] and kept["fair"]:
+            both = _median(kept["gang"], "makespan"), _median(kept["fair"], "makespan")
+            _save(_two_jobs(*both), "cluster-two-jobs.svg")
+        if kept["serving"]:
+            _save(_serving(_median(kept["serving"], "idle")), "cluster-serving.svg")
 
 
 def _median(found: list[Found], what: str) -> Found:
