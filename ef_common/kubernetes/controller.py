@@ -37,7 +37,8 @@ _TICK_S = 2.0
 _COALESCE_S = 0.05
 _PAUSE_S = 1.0
 _PAUSES_S = (0.2, 30.0)
-_CALLS_PER_S, _BURST = 20.0, 40.0
+_CALLS_PER_S, _BURST = 100.0, 200.0
+"""Calls are made one after another, so there are hardly more of them. An API server has its own limits, too."""
 _PROGRESS_S, _PROGRESS_PER_S = 15.0, 2.0
 """The progress of a training is told so often at most, and less often if there are so many jobs that all of them
 together would be told more often than that."""

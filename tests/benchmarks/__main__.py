@@ -45,6 +45,8 @@ NAMES = (
     "straggler",
     "streams",
     "launchers",
+    "cluster",
+    "cluster_scale",
 )
 RESULTS = ROOT / "build" / "bench.json"
 NOISE = dict.fromkeys(

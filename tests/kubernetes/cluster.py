@@ -263,10 +263,11 @@ class Training(Run):
         ended = [one for one in self._cluster.controllers if one.poll() not in (None, -signal.SIGKILL)]
         assert not ended, self._cluster.log()
 
+    def status(self) -> Json:
+        return self._cluster.status(self.name)
+
     def wait_for_phase(self, phase: str) -> None:
-        self._cluster.wait_until(
-            lambda: self._cluster.status(self.name).get("phase") == phase, f"{self.name} to be {phase}"
-        )
+        self._cluster.wait_until(lambda: self.status().get("phase") == phase, f"{self.name} to be {phase}")
 
     def wait_for_pods(self, number: int) -> None:
         """Wait until so many run, and no others are there."""

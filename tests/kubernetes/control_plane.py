@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -23,6 +24,7 @@ from ef_common.kubernetes.kinds import NODES, SECRETS, Kind
 NAMESPACES = Kind("v1", "Namespace", "namespaces", namespaced=False)
 BUILT = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elasticflow" / "kubernetes-1.20.2"
 PROGRAMS = ("kube-apiserver", "kube-scheduler", "kube-controller-manager")
+NODE_GRACE_S = 20
 _GUARD_S = 120.0
 _ADMIN, _USER = "admin-token", "user-token"
 
@@ -41,17 +43,20 @@ class ControlPlane:
 
     Args:
         folder: For its files.
+        node_grace_s: How long a node may say nothing before it counts as lost.
+        audited: A user whose calls are in the audit log, each with one line; "" for nobody.
 
     Attributes:
         kubeconfig: The administrator's.
+        audit_log: Lines of JSON.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, *, node_grace_s: int = NODE_GRACE_S, audited: str = "") -> None:
+        self._folder, self._node_grace_s, self._audited = folder, node_grace_s, audited
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._etcd, self._peers, self._port, scheduler, manager = _free_ports(5)
         self._ports = {"kube-scheduler": scheduler, "kube-controller-manager": manager}
-        self.kubeconfig = folder / "kubeconfig"
+        self.kubeconfig, self.audit_log = folder / "kubeconfig", folder / "audit.jsonl"
 
     def __enter__(self) -> ControlPlane:
         try:
@@ -102,7 +107,7 @@ class ControlPlane:
             "kube-controller-manager",
             "--leader-elect=false",
             f"--service-account-private-key-file={key}",
-            "--node-monitor-grace-period=20s",
+            f"--node-monitor-grace-period={self._node_grace_s}s",
         )
 
     def start_etcd(self) -> None:
@@ -123,9 +128,21 @@ class ControlPlane:
             *(f"--cert-dir={self._folder}/certificates", "--service-cluster-ip-range=10.99.0.0/24"),
             *("--service-account-issuer=https://test", f"--service-account-signing-key-file={key}"),
             *(f"--service-account-key-file={key}", "--api-audiences=api", "--authorization-mode=RBAC"),
-            *(f"--token-auth-file={self._folder}/tokens.csv",),
+            *(f"--token-auth-file={self._folder}/tokens.csv", *self._auditing()),
         )
         self._wait_for_api_server()
+
+    def _auditing(self) -> tuple[str, ...]:
+        if not self._audited:
+            return ()
+        policy = {
+            "apiVersion": "audit.k8s.io/v1",
+            "kind": "Policy",
+            "omitStages": ["RequestReceived", "ResponseStarted"],
+            "rules": [{"level": "Metadata", "users": [self._audited]}, {"level": "None"}],
+        }
+        (self._folder / "audit.yaml").write_text(yaml.safe_dump(policy))
+        return f"--audit-policy-file={self._folder}/audit.yaml", f"--audit-log-path={self.audit_log}"
 
     def start(self, program: str, *options: str) -> None:
         """Start the scheduler or the controller manager."""
@@ -197,10 +214,10 @@ def _free_ports(number: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def control_plane() -> Iterator[ControlPlane]:
-    """Start one in a folder of its own."""
+def control_plane(**options: Any) -> Iterator[ControlPlane]:
+    """Start one in a folder of its own, with these options of `ControlPlane`."""
     with (
         tempfile.TemporaryDirectory(prefix="ef-k8s-", ignore_cleanup_errors=True) as folder,
-        ControlPlane(Path(folder)) as running,
+        ControlPlane(Path(folder), **options) as running,
     ):
         yield running

@@ -40,6 +40,34 @@ def name_of(node: int) -> str:
     return f"node{node}"
 
 
+def register(api: Api, name: str, *, gpus: int, address: str) -> Json:
+    """Say that there is such a node, and that it is ready."""
+    labels = {"kubernetes.io/hostname": name}
+    head = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
+    with contextlib.suppress(ClusterConflict):
+        api.create(NODES, head)
+    now = time_of(time.time())[:19] + "Z"
+    has = {"cpu": "16", "memory": "64Gi", "pods": "50", GPU: str(gpus)}
+    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
+    status = {
+        "capacity": has,
+        "allocatable": has,
+        "addresses": [{"type": "InternalIP", "address": address}],
+        "conditions": [{**ready, "lastHeartbeatTime": now, "lastTransitionTime": now}],
+    }
+    while True:
+        found = api.get(NODES, None, name)
+        with contextlib.suppress(ClusterConflict):  # the control plane has written it meanwhile
+            api.replace(NODES, {**found, "status": status}, sub="status")
+            break
+    return api.change(NODES, None, name, {"spec": {"taints": None}})
+
+
+def is_ready(node: Json) -> bool:
+    """Whether a node counts as one that answers."""
+    return {one["type"]: one["status"] for one in node["status"]["conditions"]}.get("Ready") == "True"
+
+
 class Kubelets:
     """The kubelets of all nodes, as threads of this process.
 
@@ -110,30 +138,16 @@ class Kubelets:
     # ------------------------------------------------------------ a node
 
     def _register(self, node: int) -> Json:
-        name = name_of(node)
-        labels = {"kubernetes.io/hostname": name}
-        head = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
-        with contextlib.suppress(ClusterConflict):
-            self._api.create(NODES, head)
-        now = time_of(time.time())[:19] + "Z"
-        has = {"cpu": "16", "memory": "64Gi", "pods": "50", GPU: str(self._gpus[node])}
-        ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
-        status = {
-            "capacity": has,
-            "allocatable": has,
-            "addresses": [{"type": "InternalIP", "address": networks.address(node)}],
-            "conditions": [{**ready, "lastHeartbeatTime": now, "lastTransitionTime": now}],
-        }
-        found = self._api.get(NODES, None, name)
-        self._api.replace(NODES, {**found, "status": status}, sub="status")
-        return self._api.change(NODES, None, name, {"spec": {"taints": None}})
+        return register(self._api, name_of(node), gpus=self._gpus[node], address=networks.address(node))
 
     def _beat(self) -> None:
         while not self._stopped.is_set():
-            for name in self._numbers:
-                if self._numbers[name] not in self.dead:
+            for name, node in self._numbers.items():
+                if node not in self.dead:
                     with contextlib.suppress(ClusterFailed):
                         self._renew(name)
+                        if not is_ready(self._api.get(NODES, None, name)):  # it has not been heard for a while
+                            self._register(node)
             self._stopped.wait(_BEAT_S)
 
     def _renew(self, name: str) -> None:

@@ -1,8 +1,9 @@
 """A way to the API server on which whoever changes something is killed, again and again.
 
-It is an HTTP server that forwards each call. Of the calls that change objects, every first one never gets through, and
-the answer to every second one never gets back: either way, the controller dies. So each of its calls is tried by one
-controller that dies before it, and made by one that dies after it, and there is no state in which none has died.
+It is an HTTP server that forwards each call. A call that changes objects never gets through the first time, and its
+answer never gets back the second time: either way, the controller dies. So each call is tried by one controller that
+dies before it, and made by one that dies after it, and there is no state in which none has died. Objects that are there
+are made again and again, as nobody remembers them; from the third time on, nobody dies of that.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import re
 import ssl
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -39,16 +41,23 @@ class Striker:
         self._address, self._kill = address, kill
         self._context = ssl._create_unverified_context()
         self._lock = threading.Lock()
+        self._tries: Counter[str] = Counter()
+
+    def begin_again(self) -> None:
+        """Whatever was made is struck anew when it is made again."""
+        self._tries.clear()
 
     def handle(self, asked: BaseHTTPRequestHandler) -> None:
         """Take a call."""
         body = asked.rfile.read(int(asked.headers.get("Content-Length") or 0))
         call = _call_of(asked, body)
-        if not call:
+        self._tries[call] += 1
+        tries = self._tries[call]
+        if not call or (asked.command == "POST" and tries > 2):
             self._forward(asked, body, answer=True)
             return
         with self._lock:
-            if len(self.lost) == len(self.unanswered):
+            if tries % 2:
                 self.lost.append(call)
             else:
                 self._forward(asked, body, answer=False)
