@@ -170,7 +170,7 @@ class Dealer:
         self._note()
         start, stop = window.slice_of(self._session.worker.id)
         # The last ones of an epoch may be smaller, and take as long.
-        whole = self.global_batch is not None or stop - start == self.batch_size
+        whole = self.global_batch is not None or stop - start == self.local_batch(len(window.members))
         self._session.begin_step(stop - start if whole else 0)
         return window
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -219,6 +220,16 @@ def test_example_makes_sense() -> None:
     assert set(job["spec"]) <= set(known)
     things = list(yaml.safe_load_all((ROOT / "examples/15-kubernetes/serving.yaml").read_text()))
     assert things[1]["spec"]["template"]["spec"]["priorityClassName"] == things[0]["metadata"]["name"]
+
+
+def test_guide_shows_the_columns_that_kubectl_prints_and_a_job_that_makes_sense() -> None:
+    guide = (ROOT / "docs/guides/kubernetes.md").read_text()
+    (version,) = definition()["spec"]["versions"]
+    columns = [one["name"].upper() for one in version["additionalPrinterColumns"] if not one.get("priority")]
+    assert [line.split() for line in guide.splitlines() if line.startswith("NAME ")] == [["NAME", *columns]]
+    (shown,) = (yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```", guide, re.DOTALL | re.MULTILINE))
+    job = yaml.safe_load((ROOT / "examples/15-kubernetes/job.yaml").read_text())
+    assert problem({**job, "spec": {**job["spec"], **shown["spec"]}}) == ""
 
 
 def test_commands_without_a_client_say_how_to_get_one(tmp_path: Path) -> None:

@@ -401,7 +401,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="batch-read-for-another-worker-is-handed-out",
-        file="ef_keras/loader.py",
+        file="ef_keras/foretold.py",
         old="        if next(self._coming, None) != wanted:\n",
         new="        if next(self._coming, None) is None:\n",
         harm="After a change of the members a worker trains on samples of a DataLoader that are another one's.",
