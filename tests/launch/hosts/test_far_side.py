@@ -16,6 +16,7 @@ import pytest
 
 from ef_common import __version__
 from ef_common.launch.hosts import lines
+from ef_common.launch.hosts.folder import HostFolder
 from ef_common.launch.hosts.lines import Data, Ended, Order, Refused, Runs
 from tests.waiting import poll_until
 
@@ -132,6 +133,9 @@ def connect(order: Order, tmp_path: Path) -> Iterator[Any]:
     for one in made:
         one.cut()
     (tmp_path / "enough").touch()
+    for folder in map(HostFolder, folders(tmp_path)):  # as a launcher that has heard of the end
+        poll_until(lambda folder=folder: folder.status is not None, guard_s=GUARD_S)
+        folder.remove()
 
 
 def folders(tmp_path: Path) -> list[Path]:
