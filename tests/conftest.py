@@ -38,9 +38,9 @@ def environment_of_its_own() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def forkservers_are_shared(tmp_path_factory: pytest.TempPathFactory) -> None:
+def forkservers_are_shared(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> None:
     """The processes of pytest-xdist have one forkserver for each set of modules, and not one each."""
-    if "PYTEST_XDIST_WORKER" in os.environ:
+    if hasattr(pytestconfig, "workerinput"):  # not in a pytest that a test has started: that has a folder of its own
         forkservers.share(tmp_path_factory.getbasetemp().parent / "forkservers")
 
 
