@@ -81,8 +81,13 @@ def test_server_that_is_lost_or_whose_owner_has_ended_is_replaced(tmp_path: Path
     new = first.server("json")
     assert new != lost
     assert second.server("json") == new
-    first.end()
+    os.kill(new, signal.SIGKILL)
+    poll_until(lambda: psutil.Process(new).status() == psutil.STATUS_ZOMBIE)
+    newest = second.server("json")  # which need not wait for the one that has started it
+    assert newest != new
+    assert first.server("json") == newest
+    second.end()
     third = OneOfSeveral(tmp_path)
-    assert third.server("json") not in (lost, new)  # nobody can hold the old one open any more
-    for one in (second, third):
+    assert third.server("json") not in (lost, new, newest)  # nobody can hold the old one open any more
+    for one in (first, third):
         one.end()

@@ -19,6 +19,8 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 _lock = threading.Lock()
 _modules: tuple[str, ...] = ()
@@ -75,7 +77,11 @@ def _find(known: dict[str, Any], record: Path) -> None:
 
 
 def _is_alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
+    """Whether it runs; whoever has started it may not have heard of its end."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @contextlib.contextmanager

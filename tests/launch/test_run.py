@@ -374,9 +374,9 @@ def test_node_of_the_coordinator_that_is_told_to_go_ends_with_its_own_status(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("where", ["node", "machine"])
+@pytest.mark.parametrize(("where", "whom"), [("node", "launcher"), ("node", "agent"), ("machine", "launcher")])
 def test_node_that_is_told_to_go_while_its_worker_imports_starts_no_other(
-    job: Callable[..., Launched], tmp_path: Path, where: str
+    job: Callable[..., Launched], tmp_path: Path, where: str, whom: str
 ) -> None:
     reserved = reserve_port()
     options = ["--nnodes=1:2"]
@@ -386,7 +386,8 @@ def test_node_that_is_told_to_go_while_its_worker_imports_starts_no_other(
     slow.write_text("import time\nprint('importing', flush=True)\ntime.sleep(600)\n")
     run = job(*options, "--max-restarts=3", str(slow))
     run.wait_until(lambda _: "importing" in run.output.read_text(), "the worker")
-    run.process.send_signal(signal.SIGUSR1)
+    (agent,) = (one for one in psutil.Process(run.process.pid).children() if one.children())
+    os.kill(run.process.pid if whom == "launcher" else agent.pid, signal.SIGUSR1)
     assert run.wait() == 75
     assert run.output.read_text().count("importing") == 1
     reserved.close()
