@@ -65,7 +65,9 @@ def test_processes_share_one_server_for_each_set_of_modules(tmp_path: Path) -> N
     json, csv = first.server("json"), first.server("csv")
     assert json != csv
     assert [second.server(modules) for modules in ("csv", "json", "csv")] == [csv, json, csv]
+    sockets = {path: path.stat().st_ctime_ns for path in (tmp_path / "servers").glob("*.socket")}
     assert first.server("json") == json
+    assert {path: path.stat().st_ctime_ns for path in sockets} == sockets  # at no time was there nothing to connect to
     first.end()
     assert second.server("json") == json  # which serves on
     second.end()

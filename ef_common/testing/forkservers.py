@@ -55,31 +55,44 @@ def start(preload: Sequence[str]) -> None:
 
 def _find(known: dict[str, Any], record: Path) -> None:
     """Use the server of another process that is on record, or start one and put it there."""
-    if "ensure_running" in known and _is_alive(known["_forkserver_pid"]):
-        return
-    known.pop("ensure_running", None)
+    if "ensure_running" in known:  # it is that of another process
+        if _is_alive(known["_forkserver_pid"]):
+            return
+        del known["ensure_running"]
+        os.close(known["_forkserver_alive_fd"])
+        known.update(_forkserver_address=None, _forkserver_alive_fd=None, _forkserver_pid=None)
     with record.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            owner, descriptor, server, address = json.loads(record.read_text())
-            if owner == os.getpid() or not _is_alive(server):
-                raise FileNotFoundError(record)
-            alive = os.open(f"/proc/{owner}/fd/{descriptor}", os.O_WRONLY)  # the server ends when nobody has it open
-        except FileNotFoundError:
-            forkserver.ensure_running()
-            (address := record.with_suffix(".socket")).unlink(missing_ok=True)
-            os.link(known["_forkserver_address"], address)  # which goes with this process
-            mine = (known["_forkserver_alive_fd"], known["_forkserver_pid"], str(address))
-            record.write_text(json.dumps([os.getpid(), *mine]))
-        else:
+        owner, descriptor, server, address = json.loads(record.read_text()) if record.exists() else (0, 0, 0, "")
+        if server and server == known["_forkserver_pid"] and _is_alive(server):
+            return  # others may be connecting to it
+        if owner != os.getpid() and _is_alive(server) and (alive := _opened(owner, descriptor)) is not None:
             known.update(_forkserver_address=address, _forkserver_alive_fd=alive, _forkserver_pid=server)
-            known["ensure_running"] = lambda: None  # multiprocessing's asks after a child
+            known["ensure_running"] = _nothing_to_do
+            return
+        forkserver.ensure_running()
+        (place := record.with_suffix(".socket")).unlink(missing_ok=True)
+        os.link(known["_forkserver_address"], place)  # which goes with this process
+        mine = (known["_forkserver_alive_fd"], known["_forkserver_pid"], str(place))
+        record.write_text(json.dumps([os.getpid(), *mine]))
+
+
+def _opened(owner: int, descriptor: int) -> int | None:
+    """The pipe that keeps a server running as long as anybody has it open; None if its owner is gone."""
+    try:
+        return os.open(f"/proc/{owner}/fd/{descriptor}", os.O_WRONLY)
+    except FileNotFoundError:
+        return None
+
+
+def _nothing_to_do() -> None:
+    """In place of multiprocessing's `ensure_running`, which asks after a child."""
 
 
 def _is_alive(pid: int) -> bool:
     """Whether it runs; whoever has started it may not have heard of its end."""
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        return pid > 0 and bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 
