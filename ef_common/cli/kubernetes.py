@@ -85,7 +85,6 @@ def install(
     """
     from ef_common.kubernetes.installation import manifests
 
-    things = manifests(image=image, namespace=namespace, replicas=replicas, namespaced=namespaced)
     with refusing("kubernetes install"):
         if helm_chart is not None:
             with _explaining():
@@ -96,6 +95,7 @@ def install(
             )
             say_what_next(f"The chart is in {helm_chart}.", rows)
             return
+        things = manifests(image=image, namespace=namespace, replicas=replicas, namespaced=namespaced)
         if dry_run:
             click.echo(_as_yaml(things), nl=False)
             return

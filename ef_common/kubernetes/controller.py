@@ -24,7 +24,7 @@ from ef_common.kubernetes import lease as leases
 from ef_common.kubernetes.asking import Reports
 from ef_common.kubernetes.lease import Lease
 from ef_common.kubernetes.metrics import Metrics
-from ef_common.kubernetes.resource import API_VERSION, JOB_LABEL, KIND, Json
+from ef_common.kubernetes.resource import API_VERSION, CONTROLLER, JOB_LABEL, KIND, Json
 from ef_common.kubernetes.watching import Copy
 
 if TYPE_CHECKING:
@@ -250,7 +250,7 @@ class Controller:
     def _what_is_told(self, thing: Json, job: Job, now: float) -> Report | None:
         """What the status says of the training."""
         before = reading.report_of(thing.get("status") or {})
-        every_s = max(_PROGRESS_S, len(self._copies[kinds.JOBS].objects()) / _PROGRESS_PER_S)
+        every_s = max(_PROGRESS_S, self._copies[kinds.JOBS].num_objects / _PROGRESS_PER_S)
         return on_record(before, job.report, now=now, since=self._asks_since or now, every_s=every_s)
 
     def _still_agrees(self, thing: Json, job: Job) -> bool:
@@ -329,7 +329,7 @@ class Controller:
             "count": 1,
             "firstTimestamp": now[:19] + "Z",
             "lastTimestamp": now[:19] + "Z",
-            "source": {"component": "elasticflow-controller"},
+            "source": {"component": CONTROLLER},
         }
         try:
             self._api.create(kinds.EVENTS, event)

@@ -19,7 +19,9 @@ PORT, METRICS_PORT = 29400, 29401
 MAX_NAME = 52
 """A pod's name is that of its job and a number, and a label holds 63 characters."""
 DEFAULT_BACKOFF_LIMIT = 6
-CONTROLLER_LABEL = ("app.kubernetes.io/name", "elasticflow-controller")
+CONTROLLER = "elasticflow-controller"
+"""Name of the controller, of its lease, and of what is installed for it."""
+CONTROLLER_LABELS = {"app.kubernetes.io/name": CONTROLLER}
 """Of the pods of the controller, which may read the metrics of workers."""
 
 Json = dict[str, Any]
