@@ -179,11 +179,11 @@ def network_policy_of(job: Object, controllers: str) -> Json:
 
 
 def disruption_budget_of(job: Object, api_version: str) -> Json | None:
-    """As many pods as its minimum stay when a node is drained; None if it could never have others in their place.
+    """Draining a node leaves the job its minimum; None if that would never let a node be drained, or is not wanted.
 
     Args:
         job: The job.
-        api_version: That of the API server.
+        api_version: The version of the resource that the API server has.
     """
     spec = job["spec"]
     low = spec.get("minWorkers", 1)

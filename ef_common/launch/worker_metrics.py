@@ -1,9 +1,9 @@
 """What a worker knows of the training, for Prometheus and for the controller of a cluster.
 
-One thread answers, one request after the other, so strangers can keep it busy, and nothing else: a training neither
-waits for it nor grows with the number of those who ask. What it tells are a few numbers, which every member knows.
+One thread answers, one request after the other, so strangers can keep that thread busy, and nothing else: a training
+does not wait for it, and needs no more memory if many ask. It tells a few numbers, which every member knows.
 
-Cost: a reading of three numbers in a second, and a line of text for each metric and request.
+Cost: one number is read each second, and a line of text is written for each metric and request.
 """
 
 from __future__ import annotations

@@ -389,6 +389,9 @@ def test_pod_that_has_left_by_itself_is_replaced_once_the_training_still_asks_fo
     still = Report(11.0, 3, 2, 9, 1.0, asked=4)
     later = one(replace(asking(3), record=first.record, report=still), nodes(8), 12.0)
     assert (later.record.asked, later.create) == (4, (3,))
+    named = replace(asking(0, asked=4), pods=there)  # it was to go anyway, for want of room
+    named = replace(named, record=replace(named.record, leaving=frozenset({"a3"})))
+    assert one(named, nodes(8), 10.0).record.asked == 4
     fewer = one(replace(asking(3), record=first.record, report=replace(still, asked=3)), nodes(8), 12.0)
     assert (fewer.record.asked, fewer.create) == (3, ())
 
@@ -471,6 +474,9 @@ def test_training_that_chooses_its_size_has_spares_beyond_that() -> None:
     assert one(replace(asking(1), spares=1), nodes(8)).wanted == 1
     decision = one(replace(asking(2, asked=2), spares=1), nodes(8), 900.0)
     assert (decision.wanted, decision.spares) == (3, 1)
+    low = one(replace(asking(2, asked=1), minimum=2, spares=1), nodes(8), 900.0)
+    high = one(replace(asking(4, asked=9), spares=1), nodes(8), 900.0)
+    assert [(found.wanted, found.spares) for found in (low, high)] == [(3, 1), (5, 1)]
     fewer = one(replace(asking(4, asked=2, at=890.0), spares=1), nodes(8), 900.0)
     assert (fewer.wanted, fewer.create, fewer.delete) == (4, (), ())
     there = (*pods(4), pod(4, ended=True, status=LEFT))  # one of four has left, and the fifth was a spare
