@@ -366,6 +366,7 @@ def test_job_grows_to_what_its_training_asks_for_and_not_beyond_what_its_user_al
     decision = one(asking(1, heard=3, heard_at=5.0), nodes(8), 6.0)
     assert (decision.record.asked, decision.record.asked_at, decision.create) == (3, 5.0, (1, 2))
     assert decision.why == "grows from 1 to 3 pods, for which the training asks"
+    assert one(asking(1, asked=3), nodes(2)).why == "grows from 1 to 2 pods"
     assert one(asking(1, asked=9), nodes(8)).wanted == 4
     assert one(replace(asking(1, asked=3), maximum=2), nodes(8)).wanted == 2
     free = one(replace(asking(1, asked=3), autoscales=False), nodes(8))
@@ -392,6 +393,8 @@ def test_pod_that_has_left_by_itself_is_replaced_once_the_training_still_asks_fo
     named = replace(asking(0, asked=4), pods=there)  # it was to go anyway, for want of room
     named = replace(named, record=replace(named.record, leaving=frozenset({"a3"})))
     assert one(named, nodes(8), 10.0).record.asked == 4
+    evicted = (*pods(3), pod(3, ended=True, status=LEFT, gone_by=30.0))
+    assert one(replace(asking(0, asked=4), pods=evicted), nodes(8), 10.0).record.asked == 4
     fewer = one(replace(asking(3), record=first.record, report=replace(still, asked=3)), nodes(8), 12.0)
     assert (fewer.record.asked, fewer.create) == (3, ())
 
