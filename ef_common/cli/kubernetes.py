@@ -64,10 +64,10 @@ _namespace = click.option("--namespace", "-n", default="", help="Default: that o
 @click.option("--image", default=_DEFAULT_IMAGE, show_default=True, help="Image of the controller.")
 @click.option("--namespace", "-n", default="elasticflow", show_default=True, help="Where the controller runs.")
 @click.option("--replicas", type=click.IntRange(1), default=2, show_default=True, help="One acts, others take over.")
-@click.option("--namespaced", is_flag=True, help="Only for jobs of that namespace, which is there already.")
+@click.option("--namespaced", is_flag=True, help="Only for jobs of that namespace, which must exist.")
 @click.option("--dry-run", is_flag=True, help="Print what would be applied, as YAML for kubectl.")
 @click.option(
-    "--helm-chart", metavar="DIR", type=click.Path(path_type=Path), help="Write a chart of Helm there instead."
+    "--helm-chart", metavar="DIR", type=click.Path(path_type=Path), help="Write a Helm chart to this folder instead."
 )
 @_kubeconfig
 def install(
@@ -85,7 +85,6 @@ def install(
     """
     from ef_common.kubernetes.installation import manifests
 
-    things = manifests(image=image, namespace=namespace, replicas=replicas, namespaced=namespaced)
     with refusing("kubernetes install"):
         if helm_chart is not None:
             with _explaining():
@@ -96,6 +95,7 @@ def install(
             )
             say_what_next(f"The chart is in {helm_chart}.", rows)
             return
+        things = manifests(image=image, namespace=namespace, replicas=replicas, namespaced=namespaced)
         if dry_run:
             click.echo(_as_yaml(things), nl=False)
             return
@@ -116,8 +116,8 @@ def install(
     type=click.Choice([one.value for one in Policy]),
     default=Policy.FAIR.value,
     show_default=True,
-    help="Beyond their minimum, jobs get equally many pods (fair), or those of the highest priority come first. With "
-    "gang, a job gets its maximum or nothing, and the oldest comes first.",
+    help="fair: beyond their minimum, jobs get equally many pods. priority: the same, but the jobs of the highest "
+    "priority come first. gang: a job gets its maximum or nothing, and the oldest comes first.",
 )
 @_kubeconfig
 def controller(namespace: str, page: str, namespaced: bool, lease_s: float, policy: str, kubeconfig: str) -> None:

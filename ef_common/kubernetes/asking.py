@@ -4,7 +4,8 @@ What a pod answers is not trusted: it may be long, late, or wrong. It is read up
 only numbers are taken from it. So a pod that lies falsifies the status of its own job, and its size between what the
 user allows; it delays nobody else.
 
-Cost: one request for each job in `EVERY_S`, `MOST_AT_ONCE` of them at once; a few hundred bytes of memory for each job.
+Cost: one request for each job in `EVERY_S`, or two if the first pod does not answer, for `MOST_AT_ONCE` jobs at once; a
+few hundred bytes of memory for each job.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ MOST_AT_ONCE = 32
 _TIMEOUT_S = 2.0
 _MAX_BYTES = 16384
 _ASK_OF_A_JOB = 2
-"""So many of its pods are asked at a time; others in the next round."""
+"""How many pods of a job are asked in a round; others are asked in the next one."""
 _LINE = re.compile(r"elasticflow_([a-z_]{1,40}) ([0-9]{1,15}(?:\.[0-9]{1,9})?)")
 _NEEDED = ("workers", "view_generation", "step", "samples_per_second", "nodes_wanted")
 
@@ -35,7 +36,7 @@ Door = tuple[str, int]
 
 
 def report_in(text: str, at: float) -> Report | None:
-    r"""What a page of metrics says of the training; None if it says nothing, as no worker is a member there.
+    r"""What a page of metrics says of the training; None if the worker is no member, or the page is malformed.
 
     Args:
         text: The page.
@@ -114,7 +115,7 @@ class Reports:
             self._on_news()
 
     async def _ask_of(self, job: str, doors: Sequence[Door]) -> bool:
-        """Ask pods of a job until one answers; whether it says something that matters."""
+        """Ask pods of a job until one answers; whether anything has changed that matters to the controller."""
         for door in self._in_order(job, doors):
             at = self._clock()
             report = report_in(await _page(door), at)
@@ -124,7 +125,7 @@ class Reports:
         return False
 
     def _in_order(self, job: str, doors: Sequence[Door]) -> list[Door]:
-        """Who has answered before comes first; of the others, another one each time."""
+        """The pod that has answered before comes first, and of the others a different one in each round."""
         first = self._round % max(1, len(doors))
         turned = [*doors[first:], *doors[:first]]
         return sorted(turned, key=lambda door: door != self._answered.get(job))[:_ASK_OF_A_JOB]
@@ -135,7 +136,7 @@ def _what_matters(report: Report) -> tuple[int | None, int, int]:
 
 
 async def _page(door: Door) -> str:
-    """The metrics of a pod; "" if it does not answer, or too much, or too late."""
+    """The metrics of a pod; "" if it does not answer in time, or if its answer is too long."""
     try:
         return await asyncio.wait_for(_read(door), _TIMEOUT_S)
     except Exception as error:  # whatever a pod does, others are asked
@@ -156,4 +157,4 @@ async def _read(door: Door) -> str:
             data += more
         return ""
     finally:
-        writer.transport.abort()  # what was sent is of no use any more
+        writer.transport.abort()  # whatever is still on its way is not needed

@@ -1,7 +1,7 @@
-"""The installation as a chart of Helm: what `manifests` has, with the values of a release in place of its arguments.
+"""The installation as a Helm chart: what `manifests` has, with the values of a release in place of its arguments.
 
-An object that is the same in a namespaced installation and in one for the whole cluster is in the chart once; of the
-others, a template has both, between which the value `namespaced` chooses.
+An object that is the same in a namespaced installation and in one for the whole cluster is in the template once. Of the
+others, the template has both forms, and the value `namespaced` chooses between them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _NAMESPACE, _IMAGE, _REPLICAS = "{{ .Release.Namespace }}", "{{ .Values.image }}
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """What a release takes if it is told nothing else.
+    """The default values of the chart.
 
     Args:
-        image: Of the controller.
+        image: Image of the controller.
         replicas: How many controllers there are.
-        namespaced: Each looks at the jobs of its own namespace only.
+        namespaced: They look at the jobs of their own namespace only.
     """
 
     image: str
@@ -64,8 +64,8 @@ def files(values: Values) -> dict[str, str]:
 
 def _values(values: Values) -> str:
     return (
-        f"# Of the controller.\nimage: {json.dumps(values.image)}\n\n"
-        f"# One acts, the others take over.\nreplicas: {values.replicas}\n\n"
+        f"# Image of the controller.\nimage: {json.dumps(values.image)}\n\n"
+        f"# Number of controllers: one acts, and another one takes over if it is lost.\nreplicas: {values.replicas}\n\n"
         f"# true: it looks at the jobs of its own namespace only.\nnamespaced: {json.dumps(values.namespaced)}\n"
     )
 
@@ -83,7 +83,7 @@ def _template() -> str:
 
 
 def _things(*, namespaced: bool) -> list[Json]:
-    """What a template makes: Helm itself makes the namespace, and the resource out of its own folder."""
+    """The objects of the template. Helm makes the namespace, and takes the resource from the folder `crds`."""
     things = manifests(image=_IMAGE, namespace=_NAMESPACE, namespaced=namespaced)
     return [_placed(thing) for thing in things if thing["kind"] not in ("CustomResourceDefinition", "Namespace")]
 
@@ -93,6 +93,6 @@ def _placed(thing: Json) -> Json:
 
 
 def _semantic(version: str) -> str:
-    """A version as Helm takes it: three numbers."""
+    """A version in the form that Helm requires: three numbers."""
     numbers = re.findall(r"\d+", version)[:3]
     return ".".join([*numbers, "0", "0", "0"][:3])

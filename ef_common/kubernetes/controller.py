@@ -24,7 +24,7 @@ from ef_common.kubernetes import lease as leases
 from ef_common.kubernetes.asking import Reports
 from ef_common.kubernetes.lease import Lease
 from ef_common.kubernetes.metrics import Metrics
-from ef_common.kubernetes.resource import API_VERSION, JOB_LABEL, KIND, Json
+from ef_common.kubernetes.resource import API_VERSION, CONTROLLER, JOB_LABEL, KIND, Json
 from ef_common.kubernetes.watching import Copy
 
 if TYPE_CHECKING:
@@ -38,10 +38,10 @@ _COALESCE_S = 0.05
 _PAUSE_S = 1.0
 _PAUSES_S = (0.2, 30.0)
 _CALLS_PER_S, _BURST = 100.0, 200.0
-"""Calls are made one after another, so there are hardly more of them. An API server has its own limits, too."""
+"""As calls are made one after another, this limit is rarely reached. An API server has limits of its own, too."""
 _PROGRESS_S, _PROGRESS_PER_S = 15.0, 2.0
-"""The progress of a training is told so often at most, and less often if there are so many jobs that all of them
-together would be told more often than that."""
+"""The shortest time between two updates of a training's progress in its status, and the most such updates of all jobs
+together in a second: if there are many jobs, that of each is updated less often."""
 
 
 class Controller:
@@ -125,7 +125,7 @@ class Controller:
         return self._lease.is_mine
 
     def _ask_nobody(self) -> None:
-        """Workers are asked by the controller that acts."""
+        """Stop asking workers: only the controller that acts asks them."""
         if self._asks_since is not None:
             self._asks_since = None
             self._reports.follow({})
@@ -176,7 +176,7 @@ class Controller:
         return jobs
 
     def _ask(self, pods: Mapping[str, list[Json]]) -> None:
-        """Have workers of these pods asked, from now on."""
+        """Ask the workers in these pods from now on."""
         if self._asks_since is None:
             self._asks_since = time.time()
         doors = {key: [door for pod in found if (door := reading.door_of(pod))] for key, found in pods.items()}
@@ -250,7 +250,7 @@ class Controller:
     def _what_is_told(self, thing: Json, job: Job, now: float) -> Report | None:
         """What the status says of the training."""
         before = reading.report_of(thing.get("status") or {})
-        every_s = max(_PROGRESS_S, len(self._copies[kinds.JOBS].objects()) / _PROGRESS_PER_S)
+        every_s = max(_PROGRESS_S, self._copies[kinds.JOBS].num_objects / _PROGRESS_PER_S)
         return on_record(before, job.report, now=now, since=self._asks_since or now, every_s=every_s)
 
     def _still_agrees(self, thing: Json, job: Job) -> bool:
@@ -329,7 +329,7 @@ class Controller:
             "count": 1,
             "firstTimestamp": now[:19] + "Z",
             "lastTimestamp": now[:19] + "Z",
-            "source": {"component": "elasticflow-controller"},
+            "source": {"component": CONTROLLER},
         }
         try:
             self._api.create(kinds.EVENTS, event)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ef_common.kubernetes.resource import GROUP, PLURAL, Json, definition
+from ef_common.kubernetes.resource import CONTROLLER, CONTROLLER_LABELS, GROUP, PLURAL, Json, definition
 
-NAME = "elasticflow-controller"
 NAMESPACE = "elasticflow"
 PAGE_PORT = 8080
 _RBAC = "rbac.authorization.k8s.io/v1"
-_LABELS = {"app.kubernetes.io/name": NAME}
 
 
 def manifests(*, image: str, namespace: str = NAMESPACE, replicas: int = 2, namespaced: bool = False) -> list[Json]:
@@ -25,8 +23,8 @@ def manifests(*, image: str, namespace: str = NAMESPACE, replicas: int = 2, name
     """
     return [
         definition(),
-        *([] if namespaced else [_thing("v1", "Namespace", namespace, None, _LABELS)]),
-        _thing("v1", "ServiceAccount", NAME, namespace),
+        *([] if namespaced else [_thing("v1", "Namespace", namespace, None, CONTROLLER_LABELS)]),
+        _thing("v1", "ServiceAccount", CONTROLLER, namespace),
         *_rights(namespace, namespaced),
         _deployment(image, namespace, replicas, namespaced),
     ]
@@ -60,7 +58,7 @@ def lease_rules() -> list[Json]:
     leases = "coordination.k8s.io"
     return [
         _rule(leases, ["leases"], ["create"]),
-        _rule(leases, ["leases"], ["get", "update"], names=[NAME]),
+        _rule(leases, ["leases"], ["get", "update"], names=[CONTROLLER]),
     ]
 
 
@@ -75,8 +73,8 @@ def _rights(namespace: str, namespaced: bool) -> list[Json]:
     suffix = f"-{namespace}" if namespaced else ""  # there may be such a controller in several namespaces
     everywhere, here = ([], job_rules()) if namespaced else (job_rules(), [])
     return [
-        *_granted(NAME + suffix, None, [*everywhere, *cluster_rules()], namespace),
-        *_granted(NAME, namespace, [*here, *lease_rules()], namespace),
+        *_granted(CONTROLLER + suffix, None, [*everywhere, *cluster_rules()], namespace),
+        *_granted(CONTROLLER, namespace, [*here, *lease_rules()], namespace),
         {**_thing(_RBAC, "ClusterRole", f"elasticflow-user{suffix}", None, aggregated), "rules": user_rules()},
     ]
 
@@ -85,7 +83,7 @@ def _granted(name: str, where: str | None, rules: list[Json], namespace: str) ->
     """A role, and its binding to the account of the controller."""
     role = "Role" if where else "ClusterRole"
     reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": role, "name": name}
-    account = {"kind": "ServiceAccount", "name": NAME, "namespace": namespace}
+    account = {"kind": "ServiceAccount", "name": CONTROLLER, "namespace": namespace}
     return [
         {**_thing(_RBAC, role, name, where), "rules": rules},
         {**_thing(_RBAC, f"{role}Binding", name, where), "roleRef": reference, "subjects": [account]},
@@ -113,7 +111,7 @@ def _deployment(image: str, namespace: str, replicas: int, namespaced: bool) -> 
         "env": [{"name": "PYTHONDONTWRITEBYTECODE", "value": "1"}],
     }
     pod = {
-        "serviceAccountName": NAME,
+        "serviceAccountName": CONTROLLER,
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": 65532,
@@ -123,11 +121,11 @@ def _deployment(image: str, namespace: str, replicas: int, namespaced: bool) -> 
         "containers": [container],
     }
     return {
-        **_thing("apps/v1", "Deployment", NAME, namespace, _LABELS),
+        **_thing("apps/v1", "Deployment", CONTROLLER, namespace, CONTROLLER_LABELS),
         "spec": {
             "replicas": replicas,
-            "selector": {"matchLabels": _LABELS},
-            "template": {"metadata": {"labels": _LABELS}, "spec": pod},
+            "selector": {"matchLabels": CONTROLLER_LABELS},
+            "template": {"metadata": {"labels": CONTROLLER_LABELS}, "spec": pod},
         },
     }
 

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 from ef_common.errors import ClusterConflict, ClusterFailed, ClusterNotFound
 from ef_common.kubernetes.kinds import LEASES
 from ef_common.kubernetes.reading import time_of
-from ef_common.kubernetes.resource import Json
+from ef_common.kubernetes.resource import CONTROLLER, Json
 
 if TYPE_CHECKING:
     from ef_common.kubernetes.api import Api
 
-NAME = "elasticflow-controller"
 DURATION_S = 15.0
 """How long a lease counts that is not renewed, by the clock of the one that waits for it."""
 RENEW_S = 3.0
@@ -75,7 +74,7 @@ class Lease:
         if self.is_mine:
             self._renewed_at = None
             try:
-                lease = self._api.get(LEASES, self._namespace, NAME)
+                lease = self._api.get(LEASES, self._namespace, CONTROLLER)
                 if lease["spec"].get("holderIdentity") == self._holder:
                     self._api.replace(LEASES, {**lease, "spec": {**lease["spec"], "holderIdentity": ""}})
             except ClusterFailed:
@@ -83,9 +82,9 @@ class Lease:
 
     def _take(self, now: float) -> bool:
         try:
-            lease = self._api.get(LEASES, self._namespace, NAME)
+            lease = self._api.get(LEASES, self._namespace, CONTROLLER)
         except ClusterNotFound:
-            meta = {"name": NAME, "namespace": self._namespace}
+            meta = {"name": CONTROLLER, "namespace": self._namespace}
             self._api.create(LEASES, {**_head(), "metadata": meta, "spec": self._spec({})})
             return True
         version, holder = lease["metadata"]["resourceVersion"], lease["spec"].get("holderIdentity") or ""

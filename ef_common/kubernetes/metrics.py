@@ -8,9 +8,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 
 from ef_common import threads
+from ef_common.control.pages import handler_of
 from ef_common.core.cluster import Decision, Job, Phase
 
 ALIVE_S = 60.0
@@ -99,20 +100,7 @@ class Page:
                     return 200, metrics.text()
             return 404, "there are /healthz, /readyz and /metrics\n"
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                status, text = answer(self.path)
-                data = text.encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *_: object) -> None:
-                """Nothing: probes come every few seconds."""
-
-        self._server = ThreadingHTTPServer((host, port), Handler)
+        self._server = ThreadingHTTPServer((host, port), handler_of(answer))
         self.port = self._server.server_address[1]
 
     def start(self) -> None:

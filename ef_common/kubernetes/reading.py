@@ -17,6 +17,7 @@ from ef_common.kubernetes.quantities import thousandths
 from ef_common.kubernetes.resource import DEFAULT_BACKOFF_LIMIT, INDEX_LABEL, JOB_LABEL, problem
 
 METRICS_VARIABLE = "ELASTICFLOW_METRICS_PORT"
+"""Its name is that of `ef_common.launch.environment`, of which this layer knows nothing."""
 Object = Mapping[str, Any]
 _ENDED = ("Succeeded", "Failed")
 _MALFORMED = (AttributeError, KeyError, TypeError, ValueError)

@@ -19,7 +19,9 @@ PORT, METRICS_PORT = 29400, 29401
 MAX_NAME = 52
 """A pod's name is that of its job and a number, and a label holds 63 characters."""
 DEFAULT_BACKOFF_LIMIT = 6
-CONTROLLER_LABEL = ("app.kubernetes.io/name", "elasticflow-controller")
+CONTROLLER = "elasticflow-controller"
+"""Name of the controller, of its lease, and of what is installed for it."""
+CONTROLLER_LABELS = {"app.kubernetes.io/name": CONTROLLER}
 """Of the pods of the controller, which may read the metrics of workers."""
 
 Json = dict[str, Any]
@@ -28,10 +30,10 @@ _SIZES = "minWorkers must not be greater than maxWorkers"
 _CONTAINER = "template needs a container"
 _RESTARTS = "template.spec.restartPolicy must be Never: the controller replaces pods"
 _HOST_NETWORK = "template.spec.hostNetwork is not supported: the pods of a job have one port each"
-_GOALS = "autoscale with policy cost has exactly one of valuePerHour, deadlineSeconds and budget"
+_GOALS = "autoscale with policy cost needs exactly one of valuePerHour, deadlineSeconds and budget"
 _PRICE = "autoscale with valuePerHour or budget needs pricePerWorkerHour, in the same unit"
 _ONLY_COST = "autoscale has a price, a value, a deadline or a budget only with policy cost"
-_BATCH = "autoscale with minGlobalBatchSize needs a maxGlobalBatchSize that is not less"
+_BATCH = "autoscale with minGlobalBatchSize needs a maxGlobalBatchSize that is not smaller"
 _NAME = f"the name of an ElasticJob has at most {MAX_NAME} characters"
 
 
@@ -243,12 +245,12 @@ def _spec() -> Json:
             "networkPolicy": {
                 "type": "boolean",
                 "default": True,
-                "description": "Only pods of the job reach each other.",
+                "description": "Only pods of the job reach its pods, and the controller their metrics.",
             },
             "disruptionBudget": {
                 "type": "boolean",
                 "default": True,
-                "description": "Draining a node waits as long as it would leave fewer than minWorkers.",
+                "description": "Draining a node waits as long as it would leave fewer than minWorkers pods.",
             },
             "template": template,
         },
@@ -277,13 +279,13 @@ def _autoscale() -> Json:
             "policy": _string("What it weighs: throughput, cost, or goodput.", **policies),
             "threshold": {
                 **share,
-                "description": "What a worker more must add, as a share of what a present one does.",
+                "description": "What one more worker must add, as a share of what a present one adds.",
             },
-            "everySteps": _integer("A size is measured over so many steps.", minimum=10),
+            "everySteps": _integer("Number of steps over which a size is measured.", minimum=10),
             "retrySeconds": _amount("A size that was not worth it is tried again after this time."),
             "pricePerWorkerHour": _amount("What a worker costs in an hour."),
             "valuePerHour": _amount("What it is worth to end an hour earlier.", exclusiveMinimum=False),
-            "deadlineSeconds": _amount("When the run should end, from its begin."),
+            "deadlineSeconds": _amount("When the run should end, in seconds after its start."),
             "budget": _amount("What the run may cost."),
             "minGlobalBatchSize": _integer("The smallest batch that goodput asks for, in samples.", minimum=1),
             "maxGlobalBatchSize": _integer("The largest batch of all workers together, in samples.", minimum=1),
@@ -313,12 +315,15 @@ def _status() -> Json:
             "wanted": number,
             "workers": number,
             "running": number,
-            "spares": {**number, "description": "Pods that are there beyond those that are wanted to train."},
+            "spares": {**number, "description": "Pods that are there beyond those that are to train."},
             "training": {**number, "description": "Workers that train, as one of them says."},
             "generation": {**number, "format": "int64", "description": "Number of their view."},
             "step": {**number, "format": "int64", "description": "Updates of the training."},
-            "samplesPerSecond": {"type": "number", "description": "What they all have trained on lately."},
-            "heardAt": {**text, "description": "When a worker said that."},
+            "samplesPerSecond": {
+                "type": "number",
+                "description": "Samples per second of all workers together, lately.",
+            },
+            "heardAt": {**text, "description": "When the worker was asked that said so."},
             "asked": {**number, "description": "Worker pods for which the training asks, if it chooses its size."},
             "askedAt": text,
             "starts": number,

@@ -31,7 +31,7 @@ class Submission:
         priority_class: Name of the priority class; "" for none.
         environ: Variables of the pods.
         run: Options for `elasticflow run`. Of these, `--autoscale` is a field of the job.
-        spares: Pods beyond the most.
+        spares: Pods beyond `max_workers`, which wait in case one is lost.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Submission:
         """The job.
 
         Raises:
-            UsageError: Its name is none for a job, or it is to choose its size in a way that does not exist.
+            UsageError: Its name is not valid for a job, or the settings of `--autoscale` are wrong.
         """
         if not _NAME.fullmatch(self.name):
             raise UsageError(

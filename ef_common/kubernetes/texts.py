@@ -12,7 +12,7 @@ from ef_common.kubernetes.resource import Json
 
 
 class _Plain(yaml.SafeDumper):  # type: ignore[misc]
-    """Writes what stands in several places in each of them."""
+    """Writes what occurs in several places in full at each of them, without anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

@@ -60,6 +60,11 @@ class Copy:
         with self._lock:
             return list(self._objects.values())
 
+    @property
+    def num_objects(self) -> int:
+        """How many objects there are."""
+        return len(self._objects)
+
     def update(self, thing: Json) -> None:
         """Take what a call has returned, which may be newer than what was watched: nobody does the same again then."""
         self._take("ADDED", thing)

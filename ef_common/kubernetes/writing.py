@@ -11,7 +11,7 @@ from ef_common.core.cluster import Decision, Job, Phase, Report
 from ef_common.kubernetes.reading import METRICS_VARIABLE, Object, time_of
 from ef_common.kubernetes.resource import (
     API_VERSION,
-    CONTROLLER_LABEL,
+    CONTROLLER_LABELS,
     INDEX_LABEL,
     JOB_LABEL,
     KIND,
@@ -161,10 +161,9 @@ def network_policy_of(job: Object, controllers: str) -> Json:
         controllers: Namespace of the controller.
     """
     ours = {"matchLabels": _own_pods(job)}
-    label, value = CONTROLLER_LABEL
     theirs = {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": controllers}},
-        "podSelector": {"matchLabels": {label: value}},
+        "podSelector": {"matchLabels": CONTROLLER_LABELS},
     }
     metrics = {"from": [theirs], "ports": [{"protocol": "TCP", "port": METRICS_PORT}]}
     return {
@@ -180,11 +179,11 @@ def network_policy_of(job: Object, controllers: str) -> Json:
 
 
 def disruption_budget_of(job: Object, api_version: str) -> Json | None:
-    """As many pods as its minimum stay when a node is drained; None if it could never have others in their place.
+    """Draining a node leaves the job its minimum; None if that would never let a node be drained, or is not wanted.
 
     Args:
         job: The job.
-        api_version: That of the API server.
+        api_version: The version of the resource that the API server has.
     """
     spec = job["spec"]
     low = spec.get("minWorkers", 1)
@@ -245,8 +244,8 @@ def _variables(job: Object) -> list[Json]:
         {"name": "PET_NPROC_PER_NODE", "value": spec.get("nprocPerNode", "1")},
         {"name": "PET_RDZV_CONF", "value": "is_group=1"},
         {"name": "PET_RDZV_ENDPOINT", "value": f"{_own_name(job)}.{meta['namespace']}.svc:{PORT}"},
+        {"name": METRICS_VARIABLE, "value": str(METRICS_PORT)},
     ]
-    variables.append({"name": METRICS_VARIABLE, "value": str(METRICS_PORT)})
     if text := autoscale_text(spec):
         variables.append({"name": "ELASTICFLOW_AUTOSCALE", "value": text})
         variables.append({"name": "ELASTICFLOW_CONTROLLER", "value": "1"})

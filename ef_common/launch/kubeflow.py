@@ -1,6 +1,6 @@
 """What Kubeflow tells the pods of a job, as torchrun's static rendezvous needs it: their number, and the first of them.
 
-The first pod may be lost, and another one with its name come, which knows nothing of the job. So the pods meet at
+The first pod may be lost and replaced by one of the same name, which knows nothing of the job. So the pods meet at
 several of them, whose names follow from that of the first one.
 """
 

@@ -1,9 +1,9 @@
 """What a worker knows of the training, for Prometheus and for the controller of a cluster.
 
-One thread answers, one request after the other, so strangers can keep it busy, and nothing else: a training neither
-waits for it nor grows with the number of those who ask. What it tells are a few numbers, which every member knows.
+One thread answers, one request after the other, so strangers can keep that thread busy, and nothing else: a training
+does not wait for it, and needs no more memory if many ask. It tells a few numbers, which every member knows.
 
-Cost: a reading of three numbers in a second, and a line of text for each metric and request.
+Cost: one number is read each second, and a line of text is written for each metric and request.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import HTTPServer
 
 from ef_common import threads
+from ef_common.control.pages import handler_of
 from ef_common.errors import ThreadFailed
 from ef_common.launch.environment import METRICS_PORT, WorkerEnvironment
 from ef_common.session import Session
@@ -121,22 +122,8 @@ class MetricsPage:
                 self._speed.note(self._clock(), self._session.num_samples_trained)
 
     def _bind(self) -> HTTPServer:
-        page = self
-
-        class Handler(BaseHTTPRequestHandler):
-            timeout = _PATIENCE_S
-
-            def do_GET(self) -> None:
-                is_there = self.path == "/metrics"
-                data = (page.text() if is_there else "there is /metrics\n").encode()
-                self.send_response(200 if is_there else 404)
-                self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *_: object) -> None:
-                """Nothing: it is asked every few seconds."""
+        def answer(path: str) -> tuple[int, str]:
+            return (200, self.text()) if path == "/metrics" else (404, "there is /metrics\n")
 
         class Server(HTTPServer):
             timeout = _LOOK_S
@@ -144,7 +131,7 @@ class MetricsPage:
             def handle_error(self, *_: object) -> None:
                 """Whoever has asked has gone."""
 
-        return Server(("", self.port), Handler)
+        return Server(("", self.port), handler_of(answer, patience_s=_PATIENCE_S))
 
 
 def metrics_page(session: Session, environment: WorkerEnvironment) -> MetricsPage:

@@ -21,8 +21,9 @@ from typing import Any
 
 import psutil
 
-from ef_common.kubernetes.installation import NAME, NAMESPACE
+from ef_common.kubernetes.installation import NAMESPACE
 from ef_common.kubernetes.kinds import JOBS
+from ef_common.kubernetes.resource import CONTROLLER
 from tests.benchmarks.cluster_lives import Lives
 from tests.benchmarks.figure import Figure, emit, is_quick
 from tests.benchmarks.processes import ROOT
@@ -37,7 +38,7 @@ PATIENCE_S = 3600
 QUIET_S, GUARD_S = 3.0, 180.0
 REST_S = 30.0
 MOST_SETTLE_S, MOST_CPU = 5.0, 0.05
-USER = f"system:serviceaccount:{NAMESPACE}:{NAME}"
+USER = f"system:serviceaccount:{NAMESPACE}:{CONTROLLER}"
 _HERE = "default"
 
 

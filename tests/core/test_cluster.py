@@ -366,6 +366,7 @@ def test_job_grows_to_what_its_training_asks_for_and_not_beyond_what_its_user_al
     decision = one(asking(1, heard=3, heard_at=5.0), nodes(8), 6.0)
     assert (decision.record.asked, decision.record.asked_at, decision.create) == (3, 5.0, (1, 2))
     assert decision.why == "grows from 1 to 3 pods, for which the training asks"
+    assert one(asking(1, asked=3), nodes(2)).why == "grows from 1 to 2 pods"
     assert one(asking(1, asked=9), nodes(8)).wanted == 4
     assert one(replace(asking(1, asked=3), maximum=2), nodes(8)).wanted == 2
     free = one(replace(asking(1, asked=3), autoscales=False), nodes(8))
@@ -389,6 +390,11 @@ def test_pod_that_has_left_by_itself_is_replaced_once_the_training_still_asks_fo
     still = Report(11.0, 3, 2, 9, 1.0, asked=4)
     later = one(replace(asking(3), record=first.record, report=still), nodes(8), 12.0)
     assert (later.record.asked, later.create) == (4, (3,))
+    named = replace(asking(0, asked=4), pods=there)  # it was to go anyway, for want of room
+    named = replace(named, record=replace(named.record, leaving=frozenset({"a3"})))
+    assert one(named, nodes(8), 10.0).record.asked == 4
+    evicted = (*pods(3), pod(3, ended=True, status=LEFT, gone_by=30.0))
+    assert one(replace(asking(0, asked=4), pods=evicted), nodes(8), 10.0).record.asked == 4
     fewer = one(replace(asking(3), record=first.record, report=replace(still, asked=3)), nodes(8), 12.0)
     assert (fewer.record.asked, fewer.create) == (3, ())
 
@@ -471,6 +477,9 @@ def test_training_that_chooses_its_size_has_spares_beyond_that() -> None:
     assert one(replace(asking(1), spares=1), nodes(8)).wanted == 1
     decision = one(replace(asking(2, asked=2), spares=1), nodes(8), 900.0)
     assert (decision.wanted, decision.spares) == (3, 1)
+    low = one(replace(asking(2, asked=1), minimum=2, spares=1), nodes(8), 900.0)
+    high = one(replace(asking(4, asked=9), spares=1), nodes(8), 900.0)
+    assert [(found.wanted, found.spares) for found in (low, high)] == [(3, 1), (5, 1)]
     fewer = one(replace(asking(4, asked=2, at=890.0), spares=1), nodes(8), 900.0)
     assert (fewer.wanted, fewer.create, fewer.delete) == (4, (), ())
     there = (*pods(4), pod(4, ended=True, status=LEFT))  # one of four has left, and the fifth was a spare

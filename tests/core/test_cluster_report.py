@@ -32,6 +32,8 @@ def test_progress_is_said_now_and_then() -> None:
     newest = replace(BEFORE, at=114.0, step=60)
     assert said(BEFORE, newest, now=114.0) == BEFORE
     assert said(BEFORE, newest, now=115.0) == newest
+    slower = replace(BEFORE, at=114.0, samples_per_s=64.0)
+    assert said(BEFORE, slower, now=115.0) == slower
 
 
 def test_training_that_stands_still_says_nothing_new() -> None:

@@ -17,9 +17,9 @@ from typing import Any
 from ef_common.errors import ClusterFailed, ClusterNotFound
 from ef_common.kubernetes.api import Api
 from ef_common.kubernetes.applying import apply_all
-from ef_common.kubernetes.installation import NAME, NAMESPACE, manifests
+from ef_common.kubernetes.installation import NAMESPACE, manifests
 from ef_common.kubernetes.kinds import CLASSES, EVENTS, JOBS, LEASES, PODS
-from ef_common.kubernetes.resource import JOB_LABEL, Json
+from ef_common.kubernetes.resource import CONTROLLER, JOB_LABEL, Json
 from ef_common.testing.harness_run import Run
 from ef_common.testing.ports import free_ports
 from tests.faults import launched, networks
@@ -70,7 +70,7 @@ class Cluster:
             else:
                 assert list(apply_all(self.api, [thing]))
         self.wait_until(self._is_served, "the new resource")
-        self._token = self.plane.token_of(NAMESPACE, NAME)
+        self._token = self.plane.token_of(NAMESPACE, CONTROLLER)
 
     def _is_served(self) -> bool:
         with contextlib.suppress(ClusterFailed):
@@ -118,7 +118,7 @@ class Cluster:
         self.controllers.clear()
         for namespace in (NAMESPACE, _HERE):
             with contextlib.suppress(ClusterNotFound):
-                self.api.delete(LEASES, namespace, NAME)
+                self.api.delete(LEASES, namespace, CONTROLLER)
 
     def elasticflow(self, *arguments: str) -> str:
         """Give a command of ours, which must not fail; what it has printed."""

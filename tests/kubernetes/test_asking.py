@@ -117,8 +117,9 @@ def test_each_job_is_asked_and_what_matters_is_told_at_once(reports: Reports, ne
         reports.follow({"a": [door]})
         asked(reports)
     assert news == [1, 1]
-    reports.follow({})
+    reports.follow({"a": []})
     assert reports.of("a") is None
+    assert not reports._answered
 
 
 @pytest.mark.parametrize("trouble", ["closed", "silent", "slow", "long", "foreign"])
@@ -154,6 +155,21 @@ def test_answer_that_cannot_be_read_at_all_keeps_nobody_from_being_asked(
     reports.follow({"bad": [("10.0.0.1", 1)], "good": [("10.0.0.1", 2)]})
     asked(reports)
     assert (reports.of("bad"), reports.of("good")) == (None, report_in(PAGE, 5.0))
+
+
+def test_two_pods_of_a_job_are_asked_in_a_round_and_others_in_the_next(
+    reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked_at: list[int] = []
+
+    async def page(door: tuple[str, int]) -> str:
+        asked_at.append(door[1])
+        return ""
+
+    monkeypatch.setattr(asking, "_page", page)
+    reports.follow({"a": [("10.0.0.1", port) for port in range(4)]})
+    asked(reports, 4)
+    assert [asked_at[number : number + 2] for number in range(0, 8, 2)] == [[1, 2], [2, 3], [3, 0], [0, 1]]
 
 
 def test_pod_that_has_answered_is_asked_first(reports: Reports) -> None:

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from ef_common.cli import main
 from ef_common.kubernetes import chart
 from ef_common.kubernetes.chart import Values, files
-from ef_common.kubernetes.installation import NAME, manifests
-from ef_common.kubernetes.resource import Json
+from ef_common.kubernetes.installation import manifests
+from ef_common.kubernetes.resource import CONTROLLER, Json
 from tests.kubernetes import tools
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "15-kubernetes"
@@ -75,4 +75,4 @@ def test_kustomize_makes_what_install_prints(tmp_path: Path) -> None:
     )
     found = by_name(yaml.safe_load_all(tools.run("kubectl", "kustomize", ".", cwd=tmp_path)))
     assert found == by_name(manifests(image="REGISTRY/elasticflow-controller:0.1", namespace="training", replicas=3))
-    assert found[f"Deployment {NAME}"]["spec"]["replicas"] == 3
+    assert found[f"Deployment {CONTROLLER}"]["spec"]["replicas"] == 3

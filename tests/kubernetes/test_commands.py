@@ -16,8 +16,8 @@ from ef_common.cli import main
 from ef_common.cli.common import name_for
 from ef_common.cli.kubernetes import _progress
 from ef_common.errors import UsageError
-from ef_common.kubernetes.installation import NAME, cluster_rules, job_rules, manifests
-from ef_common.kubernetes.resource import MAX_NAME, PLURAL, definition, problem
+from ef_common.kubernetes.installation import cluster_rules, job_rules, manifests
+from ef_common.kubernetes.resource import CONTROLLER, MAX_NAME, PLURAL, definition, problem
 from ef_common.kubernetes.submission import Submission, pairs, row
 
 ROOT = Path(__file__).parents[2]
@@ -167,7 +167,7 @@ def test_roles_are_bound_to_the_account_of_the_controller(namespaced: bool) -> N
     bindings = [thing for thing in things if thing["kind"].endswith("Binding")]
     assert len(bindings) == 2
     for binding in bindings:
-        assert binding["subjects"] == [{"kind": "ServiceAccount", "name": NAME, "namespace": "there"}]
+        assert binding["subjects"] == [{"kind": "ServiceAccount", "name": CONTROLLER, "namespace": "there"}]
         assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) in roles
         assert binding["kind"] == f"{binding['roleRef']['kind']}Binding"
 
@@ -175,14 +175,14 @@ def test_roles_are_bound_to_the_account_of_the_controller(namespaced: bool) -> N
 def test_namespaced_controller_only_looks_at_nodes_and_priority_classes_outside_its_namespace() -> None:
     result = elasticflow("install", "--dry-run", "--namespaced", "--namespace=team")
     things = {(thing["kind"], thing["metadata"]["name"]): thing for thing in yaml.safe_load_all(result.stdout)}
-    assert things["ClusterRole", f"{NAME}-team"]["rules"] == cluster_rules()
+    assert things["ClusterRole", f"{CONTROLLER}-team"]["rules"] == cluster_rules()
     assert {one for rule in cluster_rules() for one in rule["resources"]} == {"nodes", "priorityclasses"}
     assert {verb for rule in cluster_rules() for verb in rule["verbs"]} == {"get", "list", "watch"}
-    role = things["Role", NAME]
+    role = things["Role", CONTROLLER]
     assert role["metadata"]["namespace"] == "team"
     assert all(rule in role["rules"] for rule in job_rules())
     assert not [kind for kind, _ in things if kind == "Namespace"]
-    (container,) = things["Deployment", NAME]["spec"]["template"]["spec"]["containers"]
+    (container,) = things["Deployment", CONTROLLER]["spec"]["template"]["spec"]["containers"]
     assert container["command"][-1] == "--namespaced"
     assert "--namespaced" not in str(manifests(image="i"))
 

@@ -18,9 +18,9 @@ from ef_common.kubernetes import asking, watching
 from ef_common.kubernetes import controller as controllers
 from ef_common.kubernetes.controller import Controller
 from ef_common.kubernetes.kinds import BUDGETS, EVENTS, JOBS, LEASES, NODES, PODS, POLICIES, SECRETS, SERVICES
-from ef_common.kubernetes.lease import DURATION_S, NAME, Lease
+from ef_common.kubernetes.lease import DURATION_S, Lease
 from ef_common.kubernetes.metrics import ALIVE_S, Metrics, Page
-from ef_common.kubernetes.resource import JOB_LABEL, METRICS_PORT, UID_LABEL
+from ef_common.kubernetes.resource import CONTROLLER, JOB_LABEL, METRICS_PORT, UID_LABEL
 from tests.kubernetes.memory_api import MemoryApi
 from tests.kubernetes.objects import job, node
 from tests.waiting import poll_until
@@ -283,30 +283,22 @@ def test_status_tells_of_the_training_and_is_not_written_for_each_step(
     assert [call for call in api.calls[before:] if "elasticjobs" in call] == ["replace elasticjobs a"]
 
 
-def test_progress_is_told_now_and_then(
-    api: MemoryApi, saying: Saying, acting: Acting, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("per_s", "is_told"), [(100.0, True), (0.01, False)], ids=["few jobs", "many jobs"])
+def test_progress_is_told_now_and_then_and_less_often_for_many_jobs(
+    api: MemoryApi, saying: Saying, acting: Acting, monkeypatch: pytest.MonkeyPatch, per_s: float, is_told: bool
 ) -> None:
-    monkeypatch.setattr(controllers, "_PROGRESS_S", 0.1)
-    monkeypatch.setattr(controllers, "_PROGRESS_PER_S", 100.0)
-    api.create(JOBS, job(high=1))
-    poll_until(lambda: len(pods(api)) == 1)
-    saying.run_pods()
-    saying.values["step"] = 7
-    poll_until(lambda: status(api).get("step") == 7)
-
-
-def test_progress_of_many_jobs_is_told_less_often(
-    api: MemoryApi, saying: Saying, acting: Acting, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(controllers, "_PROGRESS_S", 0.0)
-    monkeypatch.setattr(controllers, "_PROGRESS_PER_S", 0.01)
+    monkeypatch.setattr(controllers, "_PROGRESS_S", 0.02)
+    monkeypatch.setattr(controllers, "_PROGRESS_PER_S", per_s)
     api.create(JOBS, job(high=1))
     poll_until(lambda: len(pods(api)) == 1)
     saying.run_pods()
     poll_until(lambda: status(api).get("step") == 1)
     saying.values["step"] = 7
-    saying.wait_for_more(10)
-    assert status(api)["step"] == 1
+    if is_told:
+        poll_until(lambda: status(api)["step"] == 7)
+    else:
+        saying.wait_for_more(10)
+        assert status(api)["step"] == 1
 
 
 def test_job_that_chooses_its_size_has_the_pods_for_which_its_training_asks(
@@ -336,7 +328,7 @@ def test_nobody_is_asked_by_a_controller_that_stands_by(api: MemoryApi, saying: 
     poll_until(lambda: len(pods(api)) == 1)
     saying.run_pods()
     saying.wait_for_more()
-    lease = api.get(LEASES, "system", NAME)
+    lease = api.get(LEASES, "system", CONTROLLER)
     api.replace(LEASES, {**lease, "spec": {**lease["spec"], "holderIdentity": "another"}})
     acting.controller._lease.keep()
     poll_until(lambda: not acting.controller.leads)
@@ -387,7 +379,7 @@ def test_lease_that_is_given_up_is_free(holders: tuple[Lease, Lease], api: Memor
     one.give_up()
     assert not one.is_mine
     assert two.keep()
-    assert api.get(LEASES, "system", NAME)["spec"]["holderIdentity"] == "two"
+    assert api.get(LEASES, "system", CONTROLLER)["spec"]["holderIdentity"] == "two"
 
 
 def test_lease_that_two_ask_for_at_once_has_one_holder(

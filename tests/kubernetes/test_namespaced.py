@@ -12,8 +12,9 @@ pytest.importorskip("lightkube")
 from ef_common.errors import ClusterRefused
 from ef_common.kubernetes.api import Api
 from ef_common.kubernetes.applying import apply_all
-from ef_common.kubernetes.installation import NAME, manifests
+from ef_common.kubernetes.installation import manifests
 from ef_common.kubernetes.kinds import JOBS, NODES, PODS
+from ef_common.kubernetes.resource import CONTROLLER
 from tests.kubernetes import cluster as clusters
 from tests.kubernetes import objects
 from tests.kubernetes.cluster import Cluster
@@ -41,7 +42,7 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture
 def kubeconfig(cluster: Cluster, tmp_path: Path) -> Path:
     """That of the controller of the team."""
-    token = cluster.plane.token_of(TEAM, NAME)
+    token = cluster.plane.token_of(TEAM, CONTROLLER)
     return cluster.plane.write_kubeconfig(tmp_path / "controller", token, namespace=TEAM)
 
 

@@ -11,10 +11,10 @@ done the next time. It is safe for several controllers, and for one that acts on
   therefore agree on the pods that go, whichever of them deletes them.
 * **Counted once.** A pod that was lost is put on record, in the same way, before it is deleted.
 
-A job may choose its size: then it has no more pods than its training asks for, and the fewest before it asks. Who goes
-is for the training to choose, as only it knows who is slow: when it asks for fewer, it lets some go. The number is
-known here only a while later, so a pod that has left by itself is not replaced before the training was heard once more.
-Pods that are more than it asks for, and stay, are deleted after a while: they have never become members.
+A job may choose its size: then it has no more pods than its training asks for, and starts with its minimum. When the
+training asks for fewer, it chooses itself which pods leave, as only it knows which are slow. The number is known here
+only a while later, so a pod that has left by itself is not replaced before the training was heard once more. Pods that
+stay beyond that number are deleted after a while: they have never become members.
 
 ============  =========================================================================================================
 phase         becomes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 STALE_S = 60.0
-"""If nobody has said anything for so long, nobody knows how many workers train."""
+"""After this time without an answer, it is unknown how many workers train."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Report:
 def on_record(
     before: Report | None, newest: Report | None, *, now: float, since: float, every_s: float
 ) -> Report | None:
-    """What the status of the job says from now on. It is written only if something is worth it.
+    """What the status of the job says from now on, so that it is not written for each report.
 
     Another number of workers, or another view, is told at once. Steps and speed change all the time, so they are told
     when they were told long enough ago, or when the status is written anyway.

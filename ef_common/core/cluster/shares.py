@@ -6,10 +6,11 @@
    too: else small jobs could pass a large one for ever. Meanwhile nothing is idle, as the jobs that run grow.
 3. *What is left* goes, one pod at a time, to the job that has the fewest, until nobody can have more. So no job can
    have more without one that has no more than it having less. Among equals, those that have the pods already keep them.
-   With `Policy.PRIORITY`, it goes to the jobs of the highest priority until none of them can have more, and so on.
+   With `Policy.PRIORITY`, it goes to the jobs of the highest priority until none of them can have more, and then to
+   those of the next one.
 4. *A job that trained, and cannot have its minimum any more*, keeps the pods for which there is still room: they hold
    its state.
-5. *Spares* get what nobody has taken then, one at a time, too. They are the first that others get the room of.
+5. *Spares* get what is left then, one at a time, too. Their room is the first that is taken for others.
 
 Of its pods, a job keeps first those that run, the oldest first. So it first gives up those that are pending, and then
 the newest.
@@ -169,7 +170,7 @@ def _worth(pod: Pod) -> tuple[bool, bool, float, int]:
 
 
 def _deal_spares(dealt: list[_Dealing], spares: dict[str, int]) -> None:
-    """Deal what is left. Whoever could not have all workers finds no room now, either."""
+    """Deal what is left. A job that lacks workers finds no room now, either."""
     trains = [one for one in dealt if not one.share.waits]
     before = [one.share.size for one in trains]
     for one in trains:
