@@ -276,7 +276,7 @@ class Elastic(keras.callbacks.Callback):
 
     def _source_of(self, iterator: Any) -> Source:
         source = source_of(iterator, evaluates=True)
-        if shard_reading_of(iterator) is None:  # else the first batches of a stream of shards are asked for
+        if shard_reading_of(iterator) is None:  # of a stream of shards, only the first batches are read by all
             self._tell_cost(source)
         return source
 

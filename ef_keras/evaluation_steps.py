@@ -14,7 +14,7 @@ from ef_keras import hooks, metrics
 
 
 class EvaluationSteps:
-    """The steps of one pass, numbered; it begins with the metrics as they are now.
+    """The steps of one pass, numbered from 0. The pass begins with the metrics as they are now.
 
     Args:
         session: The worker's session.
@@ -36,11 +36,11 @@ class EvaluationSteps:
 
     @property
     def have_begun(self) -> bool:
-        """Whether there was a step. A step there must be, or there are no logs."""
+        """Whether there was a step. Without any, Keras has no logs."""
         return self._next > 0
 
     def without_trace(self, batch: Any) -> hooks.Batches:
-        """A first step on this batch, whose result does not count."""
+        """One step on this batch, whose result does not count."""
         yield self._execution(iter([batch]))
         metrics.set_values(self._model, self._before)
 
@@ -51,6 +51,6 @@ class EvaluationSteps:
     def end(self, parts: Sequence[Sequence[np.ndarray]]) -> None:
         """The pass is complete, with these values of the metrics of all workers, in rank order."""
         with leaving_cleanly():
-            # Everybody has the result: whoever ends now takes nothing along.
+            # From here on all workers have the result, so one that is lost takes nothing with it.
             self._session.run(Barrier("end of an evaluation"))
         metrics.merge(self._model, parts)

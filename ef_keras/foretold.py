@@ -12,11 +12,11 @@ from ef_keras.ordered import Coming
 
 
 class ForetoldBatches:
-    """Reads the batches that are asked for. What was read ahead is handed out if it is this batch, and else dropped.
+    """Reads the batches that are asked for. A batch that was read ahead is dropped if another one is asked for.
 
     Args:
         planned: Reads them.
-        items: What to read for a batch of these positions.
+        items: Returns what to read for a batch of these positions.
     """
 
     def __init__(self, planned: PlannedLoader, items: Callable[[Sequence[int]], list[Any]]) -> None:
@@ -42,7 +42,7 @@ class ForetoldBatches:
         return self._planned.next()
 
     def apart(self, items: list[Any]) -> Any:
-        """A batch that is not in a plan, read where the loader reads all others."""
+        """A batch of these items, which nobody expects. It is read where the loader reads all others."""
         self._coming = iter(())
         self._planned.read(lambda start: islice(iter([items]), start, None))
         return self._planned.next()
@@ -54,7 +54,7 @@ class ForetoldBatches:
 
     def _plan(self, wanted: list[int]) -> None:
         foretold, self._foretold = self._foretold, _nothing
-        # The second one, if it is made ready while gradients are waited for.
+        # It is the second one if it is prepared while the worker waits for gradients.
         skip = next((number for number, one in enumerate(islice(foretold(), 2)) if one == wanted), None)
         if skip is None:
             foretold, skip = partial(iter, [wanted]), 0

@@ -18,9 +18,10 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from ef_common.core.checksums import Checksums
 from ef_common.core.epochs import Epochs
 from ef_common.data.adapters.recognition import shards_of
+from ef_common.data.sample import Sample
 from ef_common.data.torch_determinism import seed_everything, set_torch_states, torch_states
 from ef_common.data.torch_lanes import LaneLoader
-from ef_common.data.torch_loader import PlannedLoader, Sample
+from ef_common.data.torch_loader import PlannedLoader
 from ef_common.data.torch_order import batch_size_of, compact, computed_order, drawn_by_first, is_computed, num_samples
 from ef_common.data.torch_stream import stream_dataset_of
 from ef_common.errors import UnsupportedError, UsageError

@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ef_common.data.indexed_stream import IndexedStream
+from ef_common.data.sample import Sample
 from ef_common.data.torch_indexed import IndexedBatches
-from ef_common.data.torch_loader import PlannedLoader, Sample
+from ef_common.data.torch_loader import PlannedLoader
 from ef_common.data.torch_stream import stream_dataset_of
 from ef_keras import hooks
 from ef_keras.foretold import ForetoldBatches
 from ef_keras.loader import drawn_with_torch
-from ef_keras.numbered_source import Entry, Seed
+from ef_keras.numbered_source import Seed
 from ef_keras.ordered import Coming
 from ef_keras.shard_source import ShardReading
 
@@ -22,7 +23,7 @@ class LoaderNumberReader:
 
     Args:
         given: The user's loader.
-        reading: How it would be read without numbers.
+        reading: How its stream is read without numbers.
         seeded: Random numbers in a sample are a function of its key.
     """
 
@@ -33,16 +34,16 @@ class LoaderNumberReader:
         self.reads_ahead = loader.num_workers > 0
         self.first = reading.first
         self._made_of, self._seeded = given.made_of, seeded
-        self._entries: Callable[[Sequence[int]], list[Entry]] = lambda positions: []
+        self._samples_at: Callable[[Sequence[int]], list[Sample]] = lambda positions: []
         planned = PlannedLoader(loader, source=IndexedBatches(self.stream, loader.collate_fn))
-        self._foretold = ForetoldBatches(planned, lambda positions: list(map(self._item, self._entries(positions))))
+        self._foretold = ForetoldBatches(planned, lambda positions: list(map(self._item, self._samples_at(positions))))
 
-    def begin(self, entries: Callable[[Sequence[int]], list[Entry]]) -> None:
+    def begin(self, samples_at: Callable[[Sequence[int]], list[Sample]]) -> None:
         """See the protocol."""
         if self.stream.follows_epochs:
-            self._foretold.close()  # also data workers that the user keeps: their copies have not been told
+            self._foretold.close()  # also data workers that the user keeps: their copies do not know of the epoch
         self._foretold.begin()
-        self._entries = entries
+        self._samples_at = samples_at
 
     def expect(self, coming: Coming) -> None:
         """See the protocol."""
@@ -52,14 +53,14 @@ class LoaderNumberReader:
         """See the protocol. The loader seeds where it reads."""
         return self._made_of(self._foretold.batch(positions))
 
-    def compared(self, entry: Entry) -> Any:
+    def compared(self, sample: Sample) -> Any:
         """See the protocol."""
-        with drawn_with_torch(entry.key):
-            return self._made_of(self._foretold.apart([self._item(entry)]))
+        with drawn_with_torch(sample.key):
+            return self._made_of(self._foretold.apart([self._item(sample)]))
 
     def close(self) -> None:
         """See the protocol."""
         self._foretold.close()
 
-    def _item(self, entry: Entry) -> int | Sample:
-        return Sample(*entry) if self._seeded else entry.number
+    def _item(self, sample: Sample) -> int | Sample:
+        return sample if self._seeded else sample.at

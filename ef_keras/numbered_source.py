@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from ef_common.core.checksums import Checksums
 from ef_common.core.epochs import Epochs
 from ef_common.data.indexed_stream import IndexedStream
+from ef_common.data.sample import Sample
 from ef_common.data.shard_list import agree_on_shards, check_shards, digest
 from ef_common.errors import UsageError
 from ef_common.session import Session
@@ -25,13 +26,6 @@ _COMPARED = 0
 
 Seed = Callable[[Sequence[int]], None]
 """Makes random numbers a function of a key."""
-
-
-class Entry(NamedTuple):
-    """A sample to read: its number in the stream, and what random numbers in it are a function of."""
-
-    number: int
-    key: tuple[int, ...]
 
 
 class NumberReader(Protocol):
@@ -50,8 +44,8 @@ class NumberReader(Protocol):
     def first(self) -> Any:
         """Any batch, in the structure that a step accepts."""
 
-    def begin(self, entries: Callable[[Sequence[int]], list[Entry]]) -> None:
-        """Begin an epoch, in which samples at positions are these."""
+    def begin(self, samples_at: Callable[[Sequence[int]], list[Sample]]) -> None:
+        """Begin an epoch. `samples_at` returns the samples at positions of this epoch."""
 
     def expect(self, coming: Coming) -> None:
         """See :class:`~ef_keras.ordered.OrderedSource`."""
@@ -59,7 +53,7 @@ class NumberReader(Protocol):
     def batch(self, positions: Sequence[int], seed: Seed | None) -> Any:
         """The batch of these positions. `seed` is called with the key of each sample that is read in this process."""
 
-    def compared(self, entry: Entry) -> Any:
+    def compared(self, sample: Sample) -> Any:
         """The batch of one sample, read with random numbers that are a function of its key and leave no trace."""
 
     def close(self) -> None:
@@ -67,16 +61,16 @@ class NumberReader(Protocol):
 
 
 class NumberedSource(OrderedSource):
-    """The source for such a stream. See :class:`~ef_keras.ordered.Source`.
+    """The source for a stream of shards of known lengths. See :class:`~ef_keras.ordered.Source`.
 
-    Cost: a batch opens a shard at the offset of its first sample, unless the batch before has ended there.
+    Cost: reading a batch opens a shard at the offset of its first sample, unless the batch before has ended there.
 
     Args:
-        reader: Reads it.
-        epochs: The epochs.
+        reader: Reads the stream.
+        epochs: The epochs, whose positions are samples.
 
     Attributes:
-        seed: Called before each sample is read, with what the random numbers in it are to be a function of.
+        seed: Called before each sample is read, with the key of its random numbers; None if they are left as they are.
     """
 
     whole_batches = False
@@ -103,7 +97,7 @@ class NumberedSource(OrderedSource):
             self._pass, self._of_pass = (seed, number), self._stream.order(seed=seed, epoch=number)
         if self._epoch != (seed, epoch):
             self._epoch, self._order = (seed, epoch), self._of_pass[part.start : part.stop]
-            self._reader.begin(partial(_entries, self._order, self._epoch))
+            self._reader.begin(partial(_samples_at, self._order, self._epoch))
 
     def agree(self, session: Session) -> None:
         """See the protocol: the order is a function of the list of shards, which all must have."""
@@ -136,7 +130,7 @@ class NumberedSource(OrderedSource):
     def checksums(self, position: int) -> Checksums:
         """See the protocol: the number of samples, and what is at this position."""
         key = (*(self._epoch or ()), _COMPARED, position)
-        return [len(self._stream), *checksums_of(self._reader.compared(Entry(int(self._order[position]), key)))]
+        return [len(self._stream), *checksums_of(self._reader.compared(Sample(int(self._order[position]), key)))]
 
     def end(self) -> None:
         """See the protocol."""
@@ -146,8 +140,8 @@ class NumberedSource(OrderedSource):
         self._reader.close()
 
 
-def _entries(order: np.ndarray, epoch: tuple[int, int], positions: Sequence[int]) -> list[Entry]:
-    return [Entry(int(order[position]), (*epoch, position)) for position in positions]
+def _samples_at(order: np.ndarray, epoch: tuple[int, int], positions: Sequence[int]) -> list[Sample]:
+    return [Sample(int(order[position]), (*epoch, position)) for position in positions]
 
 
 class StreamNumberReader:
@@ -163,36 +157,36 @@ class StreamNumberReader:
         self.stream = IndexedStream(data.stream)
         self.batch_size = data.batch_size
         self._data = data
-        self._entries: Callable[[Sequence[int]], list[Entry]] = lambda positions: []
+        self._samples_at: Callable[[Sequence[int]], list[Sample]] = lambda positions: []
 
     def first(self) -> Any:
         """See the protocol."""
         return hooks.as_batch(self._data.first()[0])
 
-    def begin(self, entries: Callable[[Sequence[int]], list[Entry]]) -> None:
+    def begin(self, samples_at: Callable[[Sequence[int]], list[Sample]]) -> None:
         """See the protocol."""
-        self._entries = entries
+        self._samples_at = samples_at
 
     def expect(self, coming: Coming) -> None:
         """See the protocol. Nothing is read ahead."""
 
     def batch(self, positions: Sequence[int], seed: Seed | None) -> Any:
         """See the protocol."""
-        return self._stacked([self._read(entry, seed) for entry in self._entries(positions)])
+        return self._stacked([self._read(sample, seed) for sample in self._samples_at(positions)])
 
-    def compared(self, entry: Entry) -> Any:
+    def compared(self, sample: Sample) -> Any:
         """See the protocol."""
         stream = self._data.stream.stream
-        with drawn_from(entry.key, stream if hasattr(stream, "__dict__") else None):
-            return self._stacked([self._read(entry, None)])
+        with drawn_from(sample.key, stream if hasattr(stream, "__dict__") else None):
+            return self._stacked([self._read(sample, None)])
 
     def close(self) -> None:
         """See the protocol."""
         self.stream.close()
 
-    def _read(self, entry: Entry, seed: Seed | None) -> Any:
-        before = (lambda: None) if seed is None else partial(seed, entry.key)
-        return self._data.mapped(self.stream.read(entry.number, before))
+    def _read(self, sample: Sample, seed: Seed | None) -> Any:
+        before = (lambda: None) if seed is None else partial(seed, sample.key)
+        return self._data.mapped(self.stream.read(sample.at, before))
 
     def _stacked(self, samples: list[Any]) -> Any:
         return hooks.as_batch(self._data.stacked(samples))

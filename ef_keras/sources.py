@@ -111,15 +111,16 @@ class SampleSource:
 
 def global_batch_size_of(iterator: Any) -> int | None:
     """The size of an update that an `ef_keras.dataset` names."""
-    data = getattr(iterator.data_adapter, "py_dataset", None) or stream_data_of(iterator)
+    indexed = getattr(iterator.data_adapter, "py_dataset", None)
+    data = stream_data_of(iterator) if indexed is None else indexed
     return data.global_batch_size if isinstance(data, SampleDataset | StreamData) else None
 
 
 def shard_reading_of(iterator: Any, *, evaluates: bool = False) -> ShardReading | None:
     """How the data of a `fit` or `evaluate` are read if they are a stream of shards of which each worker reads a part.
 
-    The first batches of a stream, which a number of steps makes of an evaluation, are no parts that could be dealt:
-    nobody knows where they end without reading them.
+    They are not if a number of steps limits an evaluation to the first batches of a stream. Parts of these cannot be
+    dealt, because nobody knows where they end before they have been read.
     """
     if evaluates and hooks.num_steps(iterator) is not None:
         return None
@@ -135,7 +136,7 @@ def shard_reading_of(iterator: Any, *, evaluates: bool = False) -> ShardReading 
 
 
 def _number_reader(iterator: Any, reading: ShardReading, *, seeded: bool) -> NumberReader:
-    """Reads the same data by the numbers of the samples."""
+    """Reads the same stream by the numbers of its samples."""
     data = stream_data_of(iterator)
     if data is not None:
         return StreamNumberReader(data)
@@ -157,8 +158,7 @@ def source_of(
 
     Args:
         iterator: Keras's.
-        step_size: Samples of what `steps_per_epoch` calls a step, if not those of a batch of samples: of a fixed global
-            batch.
+        step_size: Samples of a fixed global batch, which is a step of `steps_per_epoch` then; None if none is fixed.
         first_epoch: The one at which `fit` begins.
         deterministic: Random numbers in what data workers read are a function of what is read.
         evaluates: They are those of an `evaluate`.

@@ -7,7 +7,7 @@ from typing import Any
 
 from ef_common.data.shard_list import agree_on_shards
 from ef_common.data.stream_coverage import StreamCoverage
-from ef_common.data.stream_epochs import plan_of, turns_of
+from ef_common.data.stream_epochs import opened, plan_of, turns_of
 from ef_common.events import EventLog
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.session import Session
@@ -61,28 +61,27 @@ class StreamEvaluationData:
     def _pass(self) -> hooks.Batches:
         self._begin()
         steps = EvaluationSteps(self._session, self._model, per_execution=self._steps_per_execution)
-        is_complete, parts = False, list[Any]()
-        while not is_complete:
+        while True:
             yield from steps.of(self._own_batches())
             if not steps.have_begun:
                 yield from steps.without_trace(self._reading.first())
             with leaving_cleanly():
                 is_complete, parts = self._coverage.exchange(metrics.values_of(self._model))
-        steps.end(parts)
+            if is_complete:
+                steps.end(parts)
+                return
 
     def _begin(self) -> None:
         stream, lanes = self._reading.stream, self._reading.lanes
         with leaving_cleanly():
             self._coverage.settle()
-            stream.set_epoch(0)  # samples have the same order in each evaluation
-            shards = stream.shards()
+            shards = opened(stream, lanes, epoch=0, seed=stream.seed)  # the same order in each evaluation
             agree_on_shards(self._session, shards)
-        lanes.begin(shards, epoch=0, seed=stream.seed)
         plan = plan_of(stream, shards, lanes, batch_size=self._reading.batch_size)
         self._coverage.begin(plan, shards, epoch=self._epoch)
 
     def _own_batches(self) -> Iterator[Any]:
-        """This worker's batches, until nobody has any more."""
+        """This worker's batches, until no worker has any left."""
         worker = self._session.worker.id
         while True:
             with leaving_cleanly():

@@ -53,7 +53,7 @@ class Evaluation:
 
     @property
     def is_logged(self) -> bool:
-        """Whether this is no sanity check."""
+        """Whether the pass is logged: it is no sanity check."""
         return not self.trainer.sanity_checking
 
     @property
@@ -83,7 +83,7 @@ class Evaluation:
         return Coverage(self.session, log=self.log, stage=self.stage, index=self.index, codec=TENSORS)
 
     def free_length(self) -> None:
-        """Let the loader decide when the pass is over, whatever the loop was told before."""
+        """Let the loader decide when the pass is over, whatever number of batches the loop was told before."""
         loop = self.loop
         if loop is not None:
             hooks.free_evaluation_length(loop)
@@ -101,17 +101,17 @@ class Evaluation:
             hooks.mark_evaluation_done(loop)
 
     def result(self, num_samples: int) -> dict[str, Any]:
-        """What this worker tells the others.
+        """What this worker reports to the others.
 
         Args:
-            num_samples: Number of samples that it has evaluated since it told them last.
+            num_samples: Number of samples that it has evaluated since its last report.
         """
         contributions = self.contributions()
         own = None if contributions is None else contributions.own(num_samples)
         return {"worker": self.session.worker.id, "metrics": own}
 
     def complete(self, results: Sequence[dict[str, Any]]) -> None:
-        """Nothing is missing in these results of all workers."""
+        """The pass is complete with these results of all workers."""
         contributions = self.contributions()
         if contributions is not None:
             contributions.complete({result["worker"]: result["metrics"] for result in results})

@@ -18,7 +18,7 @@ from ef_common.core.streams.pieces import Lane, num_samples, taken
 from ef_common.data.shard_list import agree_on_shards
 from ef_common.data.stream_coverage import StreamCoverage
 from ef_common.data.stream_dealer import ENDLESS
-from ef_common.data.stream_epochs import plan_of, turns_of
+from ef_common.data.stream_epochs import opened, plan_of, turns_of
 from ef_common.data.torch_lanes import LaneLoader
 from ef_common.data.torch_stream import stream_dataset_of
 from ef_common.errors import UnsupportedError
@@ -40,11 +40,10 @@ class StreamEvaluationLoader(WrappedLoader):
         super().__init__(loader, self._lanes.planned)
         self._evaluation = evaluation
         self._stream = stream_dataset_of(loader.dataset)
-        session, log = evaluation.session, evaluation.log
         self._coverage = StreamCoverage(
-            session,
-            turns_of(session, self._lanes),
-            log=log,
+            evaluation.session,
+            turns_of(evaluation.session, self._lanes),
+            log=evaluation.log,
             stage=evaluation.stage,
             index=evaluation.index,
             codec=TENSORS,
@@ -66,12 +65,10 @@ class StreamEvaluationLoader(WrappedLoader):
         """Begin a pass."""
         self._coverage.settle()
         self._planned.begin()
-        evaluation = self._evaluation
-        self._stream.set_epoch(evaluation.epoch)
-        shards = self._stream.shards()
+        evaluation, stream, lanes = self._evaluation, self._stream, self._lanes
+        shards = opened(stream, lanes, epoch=evaluation.epoch, seed=stream.seed)
         agree_on_shards(evaluation.session, shards)
-        self._lanes.begin(shards, epoch=evaluation.epoch, seed=self._stream.seed)
-        plan = plan_of(self._stream, shards, self._lanes, batch_size=int(self._loader.batch_size))
+        plan = plan_of(stream, shards, lanes, batch_size=int(self._loader.batch_size))
         self._coverage.begin(plan, shards, epoch=evaluation.epoch, logged=evaluation.is_logged)
         self._most_steps = self._limit if evaluation.is_logged else min(self._limit, evaluation.num_sanity_steps)
         self._num_samples = self._steps = 0

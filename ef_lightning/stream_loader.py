@@ -93,7 +93,7 @@ class IndexedReading:
     def order(self, session: Session, *, seed: int, epoch: int, length: int) -> np.ndarray:
         """Number of the sample at each position."""
         if self._stream.follows_epochs:
-            self.planned.close()  # also data workers that the user keeps: their copies have not been told
+            self.planned.close()  # also data workers that the user keeps: their copies do not know of the epoch
         return compact(self._stream.order(seed=seed, epoch=epoch))
 
     def at(self, order: np.ndarray, places: Places, *, length: int, beside: Sequence[int] = ()) -> list[Any]:

@@ -23,7 +23,7 @@ from ef_common.core.epochs import ENDLESS
 from ef_common.core.sharding import EpochProgress, GlobalBatch, Range, Window
 from ef_common.core.view import View
 from ef_common.data.dealer import Dealer
-from ef_common.data.torch_loader import Sample
+from ef_common.data.sample import Sample
 from ef_common.data.walking import Walk
 from ef_common.errors import TrainingOver, UsageError
 from ef_common.events import EventLog

@@ -13,13 +13,13 @@ from ef_common.core.view import Member, View
 from ef_common.data.stream_coverage import StreamCoverage
 from ef_common.data.stream_turns import StreamTurns
 from ef_common.testing.simulation.streamed import LaneReader
-from tests.core.streams import found_by, plan_of
+from tests.core.streams import gathered, plan_of
 
 LENGTHS = [9, 0, 14, 3]
 
 
 class Session(SimpleNamespace):
-    """Of the worker "a"; the others find the ends that there are, and tell their names."""
+    """The session of worker "a". The other members find the ends that there are, and their results are their names."""
 
     def __init__(self) -> None:
         super().__init__(worker=Member("a", "a", ""), newcomer=False, entering=False, completed=7)
@@ -50,9 +50,7 @@ class Pass:
         self.coverage.begin(plan_of(len(LENGTHS), num_lanes=num_lanes), range(len(LENGTHS)), epoch=3)
 
     def _gather(self) -> tuple[list[Any], View]:
-        turns, view = self.turns, self.session.completed_in
-        ends = [found_by(LENGTHS, turns.stream.held[name], turns.plan.batch_size) for name in view.ids]
-        return [{"ends": sorted(of_member.items()), "faults": []} for of_member in ends], view
+        return gathered(LENGTHS, self.turns, self.session.completed_in)
 
     def read(self) -> list[Piece]:
         """All that this worker gets until nothing is left."""

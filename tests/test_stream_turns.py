@@ -12,7 +12,7 @@ from ef_common.core.streams.stream import Held, Stream
 from ef_common.core.view import Member, View
 from ef_common.data.stream_turns import StreamTurns
 from ef_common.testing.simulation.streamed import LaneReader
-from tests.core.streams import found_by, plan_of
+from tests.core.streams import found_by, gathered, plan_of
 
 
 class Steps:
@@ -33,9 +33,7 @@ class Steps:
 
     def _gather(self) -> tuple[list[Any], View]:
         self.num_gathers += 1
-        turns, view = self.turns, self.session.completed_in
-        ends = [found_by(self.lengths, turns.stream.held[name], turns.plan.batch_size) for name in view.ids]
-        return [{"ends": sorted(of_member.items()), "faults": []} for of_member in ends], view
+        return gathered(self.lengths, self.turns, self.session.completed_in)
 
     def deal(self) -> int:
         """Deal a step; how often the members had to exchange ends."""

@@ -17,13 +17,13 @@ from ef_common.data import shards
 from ef_common.data.indexed_stream import IndexedStream
 from ef_common.data.lane_reader import LaneReader, Source
 from ef_common.data.ordered_stream import OrderedStream
+from ef_common.data.sample import Sample
 from ef_common.data.shard_list import check_shards, digest
 from ef_common.data.shards import is_shard_stream
 from ef_common.data.shuffle_buffer import shuffled
 from ef_common.data.stream_turns import StreamTurns
 from ef_common.data.torch_indexed import IndexedBatches
 from ef_common.data.torch_lanes import LaneLoader
-from ef_common.data.torch_loader import Sample
 from ef_common.data.torch_stream import StreamDataset
 from ef_common.errors import UnsupportedError, UsageError
 from ef_common.session import Session

@@ -246,6 +246,28 @@ def test_newcomer_compares_when_the_others_do() -> None:
         assert newcomer.walk._is_due == member.walk._is_due == is_due
 
 
+def test_newcomer_that_prepares_its_first_step_alone_meets_the_others_where_they_compare(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    met: list[bool] = []
+
+    def compare(session: Session, found: Any, *_: Any) -> dict[str, Any]:
+        met.append(not session.entering)
+        return {session.worker.id: found}
+
+    monkeypatch.setattr(walking, "compare", compare)
+    for step, expected in ((0, [True]), (3, []), (99, [True])):
+        member, newcomer = member_at(step, "a", "b", batches=batches_of(400)), Worker("c", batches=batches_of(400))
+        newcomer.dealer.load_state(member.dealer.state())
+        newcomer.walk.load_state(member.walk.state(), saved=False)
+        newcomer.session.entering = True
+        del newcomer.walk._check
+        met.clear()
+        newcomer.deal(("a", "b", "c"))
+        assert met == expected
+        assert newcomer.session.entering == (not expected)
+
+
 # ---------------------------------------------------------------- passes and sizes
 
 

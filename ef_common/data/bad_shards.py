@@ -14,16 +14,16 @@ logger = logging.getLogger(__name__)
 def note_bad_shard(
     session: Session, log: EventLog, *, epoch: int, shard: int, name: Any, offset: int, reason: str
 ) -> None:
-    """Tell of a shard of which some worker could not read the rest. All workers call this.
+    """Report a shard whose rest a worker could not read. All workers call this.
 
     Args:
         session: The worker's session; rank 0 warns.
-        log: Event log of the worker.
-        epoch: The epoch, or the one after which an evaluation is made.
-        shard: Its index.
-        name: The shard itself.
-        offset: The first sample that is left out.
-        reason: Why.
+        log: Event log of the worker, which notes the shard.
+        epoch: Index of the epoch of the training, or of the one after which an evaluation is made.
+        shard: Index of the shard.
+        name: The shard, as the stream names it.
+        offset: Offset of the first sample that is left out.
+        reason: Why it could not be read.
     """
     if session.rank == 0:
         logger.warning("shard %s is left out from sample %d on, because it cannot be read: %s", name, offset, reason)

@@ -22,14 +22,14 @@ _END: Any = object()
 class IndexedStream:
     """Reads samples of a stream by their numbers.
 
-    Cost: a read opens a shard unless the one before has ended where it begins.
+    Cost: reading a sample opens its shard, unless the sample before it was the last one that was read.
 
     Args:
         stream: The stream.
 
     Attributes:
         shards: Its shards.
-        follows_epochs: The stream is told of each epoch, so that its samples may differ between epochs.
+        follows_epochs: Whether the stream has `set_epoch`, so that its samples may differ between epochs.
 
     Raises:
         UnsupportedError: The length of a shard is not known, samples are shuffled in a buffer, or shards that cannot be
@@ -47,7 +47,7 @@ class IndexedStream:
                 "global_batch_size needs samples whose positions are known before they are read: a stream must tell "
                 "the length of every shard (`length(shard)`), and cannot be shuffled in a buffer. Use shuffle=True, "
                 f"which shuffles shards. Received: shuffle_buffer={stream.shuffle_buffer}"
-                + (f", length={None} of shard {unknown!r}" if None in lengths else "")
+                + (f", length=None of shard {unknown!r}" if None in lengths else "")
             )
         if stream.on_bad_shard == "skip":
             raise UnsupportedError(
@@ -63,7 +63,7 @@ class IndexedStream:
         return int(self._first[-1])
 
     def order(self, *, seed: int, epoch: int) -> np.ndarray:
-        """Numbers of the samples in the order of an epoch, which begins with this: shard by shard."""
+        """Begin an epoch. Returns the numbers of its samples in their order, shard by shard."""
         self.close()
         self._stream.seed = seed
         self._stream.set_epoch(epoch)
@@ -100,7 +100,7 @@ class IndexedStream:
 
     @contextmanager
     def _naming(self, shard: int, offset: int) -> Iterator[None]:
-        """An exception within this context names the shard."""
+        """Turns an exception within this context into one that names the shard."""
         try:
             yield
         except Exception as error:

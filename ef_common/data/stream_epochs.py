@@ -46,8 +46,17 @@ class Lanes(Reader, Protocol):
 
 
 def turns_of(session: Session, lanes: Lanes) -> StreamTurns:
-    """The steps of a stream whose lanes are read so, with the other members' ends."""
+    """The steps of a stream that is read in these lanes; the members exchange the ends of its shards."""
     return StreamTurns(session, reader=lanes, gather=partial(operations.gather, session, what="the ends of shards"))
+
+
+def opened(stream: OrderedStream, lanes: Lanes, *, epoch: int, seed: int) -> Sequence[Any]:
+    """Begin an epoch of a stream that is read in these lanes, or go on in one. Returns its shards."""
+    stream.seed = seed
+    stream.set_epoch(epoch)
+    shards = stream.shards()
+    lanes.begin(shards, epoch=epoch, seed=seed)
+    return shards
 
 
 def plan_of(stream: OrderedStream, shards: Sequence[Any], lanes: Lanes, *, batch_size: int) -> Plan:
@@ -110,15 +119,9 @@ class StreamEpochs:
             dealing.go_on(epoch)
             return
         self._lanes.pause()
-        self._open(epoch, seed=seed)
+        self._shards = opened(self._stream, self._lanes, epoch=epoch, seed=seed)
         self._digest = agree_on_shards(self._session, self._shards)
         dealing.begin(epoch, self._plan(), len(self._shards))
-
-    def _open(self, epoch: int, *, seed: int) -> None:
-        self._stream.seed = seed
-        self._stream.set_epoch(epoch)
-        self._shards = self._stream.shards()
-        self._lanes.begin(self._shards, epoch=epoch, seed=seed)
 
     def _plan(self) -> Plan:
         return plan_of(self._stream, self._shards, self._lanes, batch_size=self._dealer.batch_size)
@@ -144,7 +147,7 @@ class StreamEpochs:
                 "the checkpoint was made with a data set of another kind: it has no place in a stream. Use a "
                 "checkpoint of the end of an epoch, or train on from its weights"
             )
-        self._open(int(state["began"]), seed=seed)
+        self._shards = opened(self._stream, self._lanes, epoch=int(state["began"]), seed=seed)
         self._digest = str(state["digest"])
         check_shards(self._shards, self._digest)
         self.dealing.load_state(state, self._plan())

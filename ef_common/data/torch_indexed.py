@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from ef_common.data.indexed_stream import IndexedStream
+from ef_common.data.sample import Sample
 from ef_common.data.torch_determinism import seed_everything
-from ef_common.data.torch_loader import Sample
 
 
 class IndexedBatches:

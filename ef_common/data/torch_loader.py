@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 from ef_common.data import torch_processes as processes
+from ef_common.data.sample import Sample
 from ef_common.data.torch_determinism import seed_everything
 from ef_common.errors import DataWorkersLost
 
@@ -32,13 +33,6 @@ class _PlannedBatches:
 
     def __iter__(self) -> Iterator[list[Any]]:
         return self.plan(self.start)
-
-
-class Sample(NamedTuple):
-    """A sample to read (its index), and what the random numbers in it are a function of."""
-
-    at: int
-    key: tuple[int, ...]
 
 
 class SeededDataset(Dataset[Any]):

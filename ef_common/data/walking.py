@@ -82,6 +82,7 @@ class Walk:
         def note(found: Checksums) -> None:
             self._log.write("read", epoch=progress.epoch, position=cursor, checksums=list(found))
 
+        self._session.entering = False  # a newcomer has read its first window, and meets the others here
         everybody = compare(self._session, [self.stream.fingerprint], None, note)
         if differ(everybody):
             raise UsageError(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ef_common.core.streams import stream as streams
 from ef_common.core.streams.order import ShardOrder
 from ef_common.core.streams.pieces import Ends, Lane
 from ef_common.core.streams.stream import Held, Plan, Stream
+from ef_common.core.view import View
+from ef_common.data.stream_turns import StreamTurns
 from ef_common.testing.simulation.streamed import LaneReader
 
 
@@ -21,6 +24,12 @@ def plan_of(num_shards: int, **settings: object) -> Plan:
 def found_by(lengths: Sequence[int], held: Held, batch_size: int) -> Ends:
     """The ends that a reader finds in its next batch."""
     return LaneReader(lengths).read(held, batch_size).ends
+
+
+def gathered(lengths: Sequence[int], turns: StreamTurns, view: View) -> tuple[list[Any], View]:
+    """What the members of a view report of their next batches, in which they find the ends that there are."""
+    ends = [found_by(lengths, turns.stream.held[name], turns.plan.batch_size) for name in view.ids]
+    return [{"ends": sorted(of_member.items()), "faults": []} for of_member in ends], view
 
 
 @dataclass

@@ -121,9 +121,7 @@ def test_fewer_shards_than_workers_are_cut(job: TrainingJob, finish: Finish) -> 
 
 @in_keras
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    "reading", [{}, {"val_data": "shards-loader"}, {"val_data": "shards-loader", "num_workers": 2}]
-)
+@pytest.mark.parametrize("reading", [{}, LOADER, {**LOADER, "num_workers": 2}])
 @pytest.mark.parametrize("batch", [0, 1])
 def test_a_loss_in_an_evaluation_leaves_out_no_sample(
     job: TrainingJob, finish: Finish, batch: int, reading: dict[str, Any]
@@ -140,21 +138,20 @@ def test_a_loss_in_an_evaluation_leaves_out_no_sample(
 
 @in_keras
 @pytest.mark.thorough
-def test_a_loss_in_an_evaluation_outside_of_a_training_leaves_out_no_sample(job: TrainingJob, finish: Finish) -> None:
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param({"where": "evaluate", "step": 1}, id="outside of a training"),
+        pytest.param({"where": "validation_end"}, id="after the last exchange"),
+    ],
+)
+def test_a_loss_late_in_a_program_leaves_out_no_sample_of_an_evaluation(
+    job: TrainingJob, finish: Finish, fault: dict[str, Any]
+) -> None:
     options = {**STREAM, **EVALUATED, "epochs": 1, "evaluates": True}
-    _, others = start_with_fault(job, options, {"where": "evaluate", "step": 1})
+    _, others = start_with_fault(job, options, fault)
     results = finish(others)
-    assert struck(job, "evaluate")
-    check_evaluations(results)
-
-
-@in_keras
-@pytest.mark.thorough
-def test_a_loss_after_the_last_exchange_of_an_evaluation_leaves_out_no_sample(job: TrainingJob, finish: Finish) -> None:
-    options = {**STREAM, **EVALUATED, "epochs": 1, "evaluates": True}
-    _, others = start_with_fault(job, options, {"where": "validation_end"})
-    results = finish(others)
-    assert struck(job, "validation_end")
+    assert struck(job, fault["where"])
     check_evaluations(results)
 
 

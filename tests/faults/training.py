@@ -55,9 +55,8 @@ class Options:
     num_workers: int = 0
     accumulate: int = 1
     val_length: int = 0
-    several_val: bool = (
-        False  # a map-style loader, and another one of the same kind, are evaluated behind the first one
-    )
+    # after the loader of the validation, a map-style one is evaluated, and then another one like the first
+    several_val: bool = False
     checkpoints: bool = False
     wide: bool = False  # a larger module, with two buckets of gradients
     stop: str = ""  # a file in the run directory: the training ends when it is there

@@ -21,31 +21,9 @@ from ef_keras import hooks, numbered_source
 from ef_keras.checks import check_class_weight
 from ef_keras.numbered_source import NumberedSource
 from ef_keras.sources import global_batch_size_of, source_of
+from tests.keras.numbers import Numbers
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")  # TensorFlow's tensors, with NumPy 2
-
-
-class Numbers:
-    """Shards of these known lengths; a sample is 100 times the number of its shard, and its offset."""
-
-    def __init__(self, *lengths: int, known: bool = True) -> None:
-        self._lengths, self._known = lengths, known
-        self.epochs: list[int] = []
-        self.opened: list[tuple[int, int]] = []
-
-    def shards(self) -> range:
-        return range(len(self._lengths))
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epochs.append(epoch)
-
-    def length(self, shard: int) -> int | None:
-        return self._lengths[shard] if self._known else None
-
-    def open(self, shard: int, offset: int) -> Iterator[Any]:
-        self.opened.append((shard, offset))
-        for place in range(offset, self._lengths[shard]):
-            yield np.array([100 * shard + place])
 
 
 ALL = [0, 1, 2, 100, 101, 200, 201, 202, 203]

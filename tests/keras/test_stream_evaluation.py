@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -22,31 +22,7 @@ from ef_keras.shard_source import reading_of
 from ef_keras.sources import shard_reading_of, source_of
 from ef_keras.stream_data import stream_data_of
 from ef_keras.stream_evaluation import StreamEvaluationData
-
-
-class Numbers:
-    """Shards of these known lengths; a sample is 100 times the number of its shard, and its offset."""
-
-    def __init__(self, *lengths: int, broken: int | None = None) -> None:
-        self._lengths, self._broken = lengths, broken
-        self.opened: list[tuple[int, int]] = []
-        self.epochs: list[int] = []
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epochs.append(epoch)
-
-    def shards(self) -> range:
-        return range(len(self._lengths))
-
-    def length(self, shard: int) -> int:
-        return self._lengths[shard]
-
-    def open(self, shard: int, offset: int) -> Iterator[Any]:
-        self.opened.append((shard, offset))
-        for place in range(offset, self._lengths[shard]):
-            if 100 * shard + place == self._broken:
-                raise OSError("bad sector")
-            yield np.array([100 * shard + place])
+from tests.keras.numbers import Numbers
 
 
 class World:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from ef_common.data.torch_loader import PlannedLoader, Sample
+from ef_common.data.sample import Sample
+from ef_common.data.torch_loader import PlannedLoader
 from ef_common.errors import UnsupportedError, UsageError
 from ef_lightning import Compensation, strategy_for
 from tests.lightning import training

@@ -55,7 +55,7 @@ def clipped(pieces: Iterable[Piece], ends: Ends) -> Lane:
 
 
 def upcoming(lane: Lane, num_samples: int, ends: Ends | None = None) -> Lane:
-    """The first samples of a lane, if its shards end there and nowhere before."""
+    """The first samples of a lane, if its shards end at these offsets and nowhere before."""
     return taken(clipped(lane, ends) if ends else lane, num_samples)[0]
 
 
