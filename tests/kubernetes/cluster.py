@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ef_common.errors import ClusterFailed, ClusterNotFound
 from ef_common.kubernetes.api import Api
 from ef_common.kubernetes.applying import apply_all
@@ -34,6 +36,20 @@ LEASE_S = 4.0
 _POLL_S = 0.1
 _HERE = "default"
 ENVIRON = {**launched.ENVIRON, "PYTHONUNBUFFERED": "1"}
+
+
+def why_not() -> str | None:
+    """Reason why this machine cannot have such a cluster, or None."""
+    return control_plane.why_not() or networks.why_not()
+
+
+MARKS = [
+    pytest.mark.processes,
+    pytest.mark.thorough,
+    pytest.mark.timeout(530),
+    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
+]
+"""Of tests that start a cluster."""
 
 
 class Cluster:
@@ -285,11 +301,6 @@ class Training(Run):
         outputs = sorted(self._cluster.kubelets.outputs.glob(f"{self.name}-*.txt"))
         texts = [f"--- {path.name}\n{path.read_text(errors='replace')[-4000:]}" for path in outputs]
         return "\n".join([*texts, self._cluster.story()])
-
-
-def why_not() -> str | None:
-    """Reason why this machine cannot have such a cluster, or None."""
-    return control_plane.why_not() or networks.why_not()
 
 
 @contextlib.contextmanager

@@ -21,12 +21,7 @@ from tests.kubernetes.kubelets import is_ready
 from tests.kubernetes.striking import Striker, striking
 from tests.kubernetes.test_cluster import signal_all
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.thorough,
-    pytest.mark.timeout(530),
-    pytest.mark.skipif(clusters.why_not() is not None, reason=str(clusters.why_not())),
-]
+pytestmark = clusters.MARKS
 
 OUTAGE_S = 15.0
 QUIET_S = 3.0

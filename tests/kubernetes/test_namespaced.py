@@ -22,12 +22,7 @@ from tests.kubernetes.control_plane import NAMESPACES
 
 TEAM = "team"
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.thorough,
-    pytest.mark.timeout(530),
-    pytest.mark.skipif(clusters.why_not() is not None, reason=str(clusters.why_not())),
-]
+pytestmark = clusters.MARKS
 
 
 @pytest.fixture

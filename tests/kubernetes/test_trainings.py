@@ -18,12 +18,7 @@ from tests.faults.conftest import check_gentle
 from tests.kubernetes import cluster as clusters
 from tests.kubernetes.cluster import Cluster, Training
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.thorough,
-    pytest.mark.timeout(530),
-    pytest.mark.skipif(clusters.why_not() is not None, reason=str(clusters.why_not())),
-]
+pytestmark = clusters.MARKS
 
 STEP_S, EVERY = 0.8, 10
 

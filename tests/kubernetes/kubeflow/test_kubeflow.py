@@ -39,12 +39,7 @@ from tests.kubernetes.kubeflow.operators import (
     of_trainjob,
 )
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.thorough,
-    pytest.mark.timeout(530),
-    pytest.mark.skipif(clusters.why_not() is not None, reason=str(clusters.why_not())),
-]
+pytestmark = clusters.MARKS
 
 HERE = "default"
 CONTROL = 4
