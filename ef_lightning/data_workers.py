@@ -46,12 +46,6 @@ def check(loader: DataLoader[Any]) -> None:
     Raises:
         UnsupportedError: Naming what, and what to use instead.
     """
-    if isinstance(loader.dataset, IterableDataset):
-        raise UnsupportedError(
-            "several training DataLoaders are dealt together, and one of them reads an IterableDataset, which has no "
-            "positions. Pass it alone, combine the streams into one, or use map-style datasets (`__getitem__` and "
-            f"`__len__`). Received: dataset={type(loader.dataset).__name__}"
-        )
     recorder = hooks.recorder_of(loader.batch_sampler)
     kind = type(loader.batch_sampler if recorder is None else hooks.recorded(recorder))
     if kind is not BatchSampler:

@@ -23,6 +23,7 @@ from ef_common.data import global_batches
 from ef_common.data.claiming import Claiming
 from ef_common.data.meter import Meter
 from ef_common.data.torch_determinism import Determinism
+from ef_common.data.torch_walk import WalkedLoader
 from ef_common.data.workers import WorkersWatch, hook_of
 from ef_common.errors import UnsupportedError, UsageError
 from ef_common.launch.leaving import leaving_cleanly
@@ -44,6 +45,7 @@ from ef_lightning.data_workers import is_stream
 from ef_lightning.global_batch import GlobalStep
 from ef_lightning.joining import Joining
 from ef_lightning.joint_reading import JointLoader, JointReading
+from ef_lightning.joint_walk import WalkedLoaders, tell_cost_of_several
 from ef_lightning.reading import Reading, SampleReading
 from ef_lightning.repetition import Repetition
 from ef_lightning.requests import Requests
@@ -413,15 +415,31 @@ class Fit:
                 hooks.stop_shuffling(dataloader.several, self._strategy.host)
             for loader in dataloader.loaders:
                 check(loader)
-            return self._wrap(dataloader, JointReading(dataloader))
+            return self._wrap(dataloader, self._joint_reading(dataloader))
         loader = check(dataloader)
         if is_stream(loader):
             fixed = self._settings.global_batch_size is not None
             return self._wrap(loader, IndexedReading(loader, self._session) if fixed else StreamReading(loader))
         if has_no_positions(loader):
             check_settings_for_walk(self._settings)
-            return self._wrap(loader, WalkReading(loader, elastic=self._worker.elastic))
+            walked, size = WalkedLoader(loader), loader.batch_size
+            return self._wrap(loader, WalkReading(loader, walked, batch_size=size, elastic=self._worker.elastic))
         return self._wrap(loader, SampleReading(loader, seeded=self._settings.deterministic))
+
+    def _joint_reading(self, joint: JointLoader) -> Reading:
+        if not any(map(has_no_positions, joint.loaders)):
+            return JointReading(joint)
+        check_settings_for_walk(self._settings)
+        if self._worker.elastic:
+            tell_cost_of_several()
+        # Batches of all loaders weigh the same, because one of them may be short in one loader and not in another.
+        return WalkReading(
+            joint.several.iterables,
+            WalkedLoaders(joint),
+            batch_size=sum(loader.batch_size or 1 for loader in joint.loaders),
+            num_samples=lambda batch: None,
+            elastic=self._worker.elastic,
+        )
 
     def _wrap(self, dataloader: DataLoader[Any] | JointLoader, reading: Reading) -> ElasticLoader:
         worker, global_batch = self._worker, self._global_batch(dataloader)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from ef_common.core.epochs import ENDLESS, Epochs
 from ef_common.data.settings import ElasticSettings
 from ef_common.data.torch_loader import Plan
-from ef_common.data.torch_walk import WalkedLoader, checksums_of, num_samples
+from ef_common.data.torch_walk import checksums_of, num_samples
 from ef_common.data.walked_stream import WalkedStream
 from ef_common.errors import UnsupportedError, UsageError
 from ef_common.session import Session
@@ -85,11 +85,33 @@ def check_settings_for_walk(settings: ElasticSettings) -> None:
             )
 
 
+class Walked(Protocol):
+    """Makes the passes over loaders, which are the same in every worker; see `WalkedLoader`.
+
+    Attributes:
+        seed: Seed of the random numbers.
+        worker_init_fn: Called in each data worker when it starts.
+    """
+
+    seed: int
+    worker_init_fn: Any
+
+    @property
+    def is_independent(self) -> bool:
+        """Whether a pass leaves nothing behind in this process that the next one could depend on."""
+
+    def batches(self, number: int) -> Iterator[Any]:
+        """The batches of a pass."""
+
+
 class WalkReading:
-    """A reading whose positions are the batches of a DataLoader over a stream.
+    """A reading whose positions are the batches of a DataLoader over a stream, or combined batches of several loaders.
 
     Args:
-        loader: The user's loader.
+        given: The user's loader, or several.
+        walked: Makes the passes.
+        batch_size: Samples of a full batch, if it is known before one has been read.
+        num_samples: Samples of a batch, or None if all batches weigh the same.
         elastic: What workers read is to be compared.
     """
 
@@ -97,9 +119,18 @@ class WalkReading:
     is_computed = True
     keeps_workers = False
 
-    def __init__(self, loader: DataLoader[Any], *, elastic: bool) -> None:
-        self.given = loader
-        self._walked = WalkedLoader(loader)
+    def __init__(
+        self,
+        given: Any,
+        walked: Walked,
+        *,
+        batch_size: int | None,
+        num_samples: Callable[[Any], int | None] = num_samples,
+        elastic: bool,
+    ) -> None:
+        self.given = given
+        self._batch_size = batch_size
+        self._walked = walked
         self.stream = WalkedStream(
             self._walked.batches,
             Epochs(ENDLESS),
@@ -114,7 +145,7 @@ class WalkReading:
     @property
     def num_samples(self) -> int:
         """Samples of a full batch, as far as that is known before the first one has been read."""
-        return self.given.batch_size or self.stream.full_batch or 1
+        return self._batch_size or self.stream.full_batch or 1
 
     def follow_seed(self, seed: int) -> None:
         """Let the random numbers in the stream be a function of this seed."""
@@ -124,7 +155,7 @@ class WalkReading:
 
     def length(self, limit: float, batch_size: int) -> int:
         """Batches of an epoch; `ENDLESS` if nobody knows. There may be fewer than the stream says."""
-        return limited_batches(self.given, limit, name="limit_train_batches")
+        return limited_batches(self._walked, limit, name="limit_train_batches")
 
     def order(self, session: Session, *, seed: int, epoch: int, length: int) -> np.ndarray:
         """Nothing: positions are those in the stream."""
@@ -139,7 +170,7 @@ class WalkReading:
 class _Kept:
     """Takes planned batches from those that the stream keeps."""
 
-    def __init__(self, stream: WalkedStream, walked: WalkedLoader) -> None:
+    def __init__(self, stream: WalkedStream, walked: Walked) -> None:
         self._stream, self._walked = stream, walked
         self._items: Iterator[list[Any]] = iter(())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -47,6 +47,10 @@ class WalkedLoader:
         dataset = getattr(loader, "dataset", loader)
         self._set_epoch = getattr(dataset, "set_epoch", None) if follows_epochs else None
 
+    def __len__(self) -> int:
+        """Batches of a pass, if the loader tells."""
+        return len(self._loader)  # type: ignore[arg-type]
+
     @property
     def is_independent(self) -> bool:
         """Whether a pass leaves nothing behind in this process that the next one could depend on."""
@@ -65,8 +69,12 @@ class WalkedLoader:
         if self._inner is not self._loader:
             self._inner.worker_init_fn = value
 
-    def batches(self, number: int) -> Iterator[Any]:
+    def batches(self, number: int, *more: int) -> Generator[Any, None, None]:
         """The batches of a pass.
+
+        Args:
+            number: Its number.
+            more: What else the random numbers are a function of, beside that and the seed.
 
         Raises:
             DataWorkersLost: The data workers die again and again.
@@ -74,7 +82,7 @@ class WalkedLoader:
         num_read = num_restarts = 0
         while True:
             iterator = None
-            generators = _Generators([self.seed, number])
+            generators = _Generators([self.seed, number, *more])
             try:
                 for batch_number in range(1 << 62):
                     with generators.in_use():

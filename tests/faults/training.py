@@ -80,6 +80,7 @@ class Options:
     autoscale: dict[str, Any] | None = None
     evaluates: bool = False  # after the training: `validate`, `test` and `predict`
     second_length: int = 0  # of a second loader, which is read beside the first one
+    second_is_stream: bool = False
     shards: int = 0  # the data are a stream of so many shards
     stream: dict[str, Any] = field(default_factory=dict)  # its settings
     knows_lengths: bool = False
@@ -382,7 +383,10 @@ def _loader(options: Options, striker: Striker | None = None) -> Any:
         return DataLoader(stream, options.batch_size, num_workers=options.num_workers)
     loader = DataLoader(images, options.batch_size, shuffle=True, num_workers=options.num_workers)
     if options.second_length:
-        second = DataLoader(Images(options.second_length), options.batch_size // 2, shuffle=True)
+        samples = Images(options.second_length)
+        second = DataLoader(samples, options.batch_size // 2, shuffle=True)
+        if options.second_is_stream:
+            second = DataLoader(StreamDataset(Shards(samples, 5)), options.batch_size // 2)
         return {"first": loader, "second": second}
     return loader
 

@@ -124,13 +124,6 @@ def test_what_a_stream_cannot_do_is_refused(name: str) -> None:
         trainer.fit(walked.module(pl)(), walked.loader("numbers"), walked.loader("numbers"))
 
 
-def test_stream_among_several_loaders_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="one of them reads an IterableDataset"):
-        training.trainer(pl, strategy_for(HOST)()).fit(
-            walked.module(pl)(), [walked.loader("numbers"), training.loader(8)]
-        )
-
-
 # ---------------------------------------------------------------- several workers
 
 
