@@ -22,6 +22,7 @@ from ef_common.errors import ClusterConflict, ClusterFailed, ClusterNotFound, Cl
 from ef_common.kubernetes import kinds, reading, writing
 from ef_common.kubernetes import lease as leases
 from ef_common.kubernetes.asking import Reports
+from ef_common.kubernetes.belongings import Belongings
 from ef_common.kubernetes.lease import Lease
 from ef_common.kubernetes.metrics import Metrics
 from ef_common.kubernetes.resource import API_VERSION, CONTROLLER, JOB_LABEL, KIND, Json
@@ -77,8 +78,8 @@ class Controller:
         self._pauses: dict[str, tuple[float, float]] = {}  # of jobs whose calls fail: how long, and until when
         self._refusals: dict[str, Refusal] = {}  # which may not be on record yet
         self._limiter = _Limiter(_CALLS_PER_S, _BURST, clock=time.monotonic, sleep=self._stopped.wait)
+        self._belongings = Belongings(api, namespace, wait=self._limiter.wait)
         self._told: dict[str, str] = {}
-        self._namespace = namespace
         self._reports = Reports(on_news=self._wake.set)
         self._asks_since: float | None = None  # None: this controller asks nobody
 
@@ -144,6 +145,7 @@ class Controller:
     def _look(self) -> None:
         things = {reading.key_of(one): one for one in self._copies[kinds.JOBS].objects()}
         jobs = self._read(things)
+        self._forget_all_but({one["metadata"]["uid"] for one in things.values()})
         now = time.time()
         nodes = reading.nodes_of(self._copies[kinds.NODES].objects(), self._others(things))
         decisions = decide(list(jobs.values()), nodes, now, policy=self._policy)
@@ -174,6 +176,11 @@ class Controller:
         for key, refusal in self._refusals.items():
             jobs[key] = replace(jobs[key], record=replace(jobs[key].record, refusal=refusal))
         return jobs
+
+    def _forget_all_but(self, uids: set[str]) -> None:
+        """Only these jobs are still there."""
+        self._belongings.forget_all_but(uids)
+        self._told = {uid: text for uid, text in self._told.items() if uid in uids}
 
     def _ask(self, pods: Mapping[str, list[Json]]) -> None:
         """Ask the workers in these pods from now on."""
@@ -232,8 +239,8 @@ class Controller:
         namespace = thing["metadata"]["namespace"]
         for doom in decision.delete:
             self._delete(namespace, doom.pod.name, doom.pod.uid, force=doom.force)
-        if decision.create:
-            self._prepare(thing)
+        if decision.create or (job.pods and not decision.record.is_over):
+            self._belongings.keep(thing)
         for number, index in enumerate(decision.create):
             try:
                 self._create(thing, index)
@@ -269,35 +276,14 @@ class Controller:
         except (ClusterNotFound, ClusterConflict):  # it has gone, and another one may have its name
             pass
 
-    def _prepare(self, thing: Json) -> None:
-        """What the pods need before they start. Whatever is there already stays as it is."""
-        things = [(kinds.SERVICES, writing.service_of(thing)), (kinds.SECRETS, writing.secret_of(thing))]
-        if thing["spec"].get("networkPolicy", True):
-            things.append((kinds.POLICIES, writing.network_policy_of(thing, self._namespace)))
-        for kind, one in things:
-            self._make(kind, one)
-        try:
-            self._limit_disruption(thing, kinds.BUDGETS)
-        except ClusterNotFound:  # this API server is older
-            self._limit_disruption(thing, kinds.OLD_BUDGETS)
-
-    def _limit_disruption(self, thing: Json, kind: kinds.Kind) -> None:
-        budget = writing.disruption_budget_of(thing, kind.api_version)
-        if budget is not None:
-            self._make(kind, budget)
-
     def _create(self, thing: Json, index: int) -> None:
-        made = self._make(kinds.PODS, writing.pod_of(thing, index))
-        if made is not None:
-            self._metrics.created()
-            self._copies[kinds.PODS].update(made)
-
-    def _make(self, kind: kinds.Kind, one: Json) -> Json | None:
         self._limiter.wait()
         try:
-            return self._api.create(kind, one)
+            made = self._api.create(kinds.PODS, writing.pod_of(thing, index))
         except ClusterConflict:  # it is there
-            return None
+            return
+        self._metrics.created()
+        self._copies[kinds.PODS].update(made)
 
     # ------------------------------------------------------------ what people are told
 

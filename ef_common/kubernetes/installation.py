@@ -40,7 +40,7 @@ def job_rules() -> list[Json]:
         _rule("", ["pods"], ["get", "list", "watch", "create", "delete"]),
         _rule("", ["services", "secrets"], ["create"]),
         _rule("networking.k8s.io", ["networkpolicies"], ["create"]),
-        _rule("policy", ["poddisruptionbudgets"], ["create"]),
+        _rule("policy", ["poddisruptionbudgets"], ["create", "patch"]),
         _rule("", ["events"], ["create"]),
     ]
 

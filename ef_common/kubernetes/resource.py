@@ -245,7 +245,8 @@ def _spec() -> Json:
             "networkPolicy": {
                 "type": "boolean",
                 "default": True,
-                "description": "Only pods of the job reach its pods, and the controller their metrics.",
+                "description": "Only pods of the job reach its pods, and the controller their metrics. "
+                "A later change has no effect.",
             },
             "disruptionBudget": {
                 "type": "boolean",

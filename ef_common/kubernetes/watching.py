@@ -87,8 +87,10 @@ class Copy:
 
     def _read_all(self) -> str:
         found, version = self._api.list(self._kind)
+        listed = {thing["metadata"]["uid"]: _slim(thing) for thing in found}
         with self._lock:
-            self._objects = {thing["metadata"]["uid"]: _slim(thing) for thing in found}
+            newer = {uid: one for uid, one in self._objects.items() if _is_older(version, _version_of(one))}
+            self._objects = {**listed, **newer}  # a call may have returned something since the list was made
         self._read.set()
         self._on_change()
         return version
@@ -114,14 +116,19 @@ class Copy:
 
 
 def _newer(before: Json | None, thing: Json) -> Json:
+    return thing if before is None or not _is_older(_version_of(thing), _version_of(before)) else before
+
+
+def _version_of(thing: Json) -> str:
+    return str(thing["metadata"]["resourceVersion"])
+
+
+def _is_older(one: str, other: str) -> bool:
     """Versions are numbers that grow, in every API server that there is."""
-    if before is None:
-        return thing
     try:
-        is_older = int(thing["metadata"]["resourceVersion"]) < int(before["metadata"]["resourceVersion"])
+        return int(one) < int(other)
     except ValueError:
-        is_older = False
-    return before if is_older else thing
+        return False
 
 
 def _slim(thing: Json) -> Json:

@@ -116,7 +116,7 @@ def _metadata(job: Object, name: str, **labels: str) -> Json:
     }
 
 
-def _own_name(job: Object) -> str:
+def own_name(job: Object) -> str:
     """Name of what belongs to a job.
 
     What belonged to a deleted job of the same name stays for a while. A new job that took it for its own would lose it.
@@ -137,12 +137,12 @@ def service_of(job: Object) -> Json:
         "selector": _own_pods(job),
         "ports": [{"name": "elasticflow", "port": PORT}],
     }
-    return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(job, _own_name(job)), "spec": spec}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(job, own_name(job)), "spec": spec}
 
 
 def secret_of(job: Object) -> Json:
     """The token of its pods."""
-    meta = _metadata(job, _own_name(job))
+    meta = _metadata(job, own_name(job))
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -169,7 +169,7 @@ def network_policy_of(job: Object, controllers: str) -> Json:
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": _metadata(job, _own_name(job)),
+        "metadata": _metadata(job, own_name(job)),
         "spec": {
             "podSelector": ours,
             "policyTypes": ["Ingress"],
@@ -192,7 +192,7 @@ def disruption_budget_of(job: Object, api_version: str) -> Json | None:
     return {
         "apiVersion": api_version,
         "kind": "PodDisruptionBudget",
-        "metadata": _metadata(job, _own_name(job)),
+        "metadata": _metadata(job, own_name(job)),
         "spec": {"minAvailable": low, "selector": {"matchLabels": _own_pods(job)}},
     }
 
@@ -236,14 +236,14 @@ def _missing_tolerations(given: Any) -> list[Json]:
 def _variables(job: Object) -> list[Json]:
     meta, spec = job["metadata"], job["spec"]
     low, high = spec.get("minWorkers", 1), spec["maxWorkers"]
-    token = {"name": _own_name(job), "key": TOKEN_KEY}
+    token = {"name": own_name(job), "key": TOKEN_KEY}
     variables: list[Json] = [
         {"name": "ELASTICFLOW_TOKEN", "valueFrom": {"secretKeyRef": token}},
         {"name": "PET_LOCAL_ADDR", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": "PET_NNODES", "value": f"{low}:{high}"},
         {"name": "PET_NPROC_PER_NODE", "value": spec.get("nprocPerNode", "1")},
         {"name": "PET_RDZV_CONF", "value": "is_group=1"},
-        {"name": "PET_RDZV_ENDPOINT", "value": f"{_own_name(job)}.{meta['namespace']}.svc:{PORT}"},
+        {"name": "PET_RDZV_ENDPOINT", "value": f"{own_name(job)}.{meta['namespace']}.svc:{PORT}"},
         {"name": METRICS_VARIABLE, "value": str(METRICS_PORT)},
     ]
     if text := autoscale_text(spec):

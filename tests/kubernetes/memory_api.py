@@ -93,8 +93,18 @@ class MemoryApi:
             made = {**before, "status": thing["status"]} if sub == "status" else {**thing}
             return self._put("MODIFIED", kind, copy.deepcopy(made))
 
+    def apply(self, kind: Kind, thing: Mapping[str, Any]) -> Json:
+        meta = thing["metadata"]
+        with self._lock:
+            try:
+                return self.change(kind, meta.get("namespace"), meta["name"], thing)
+            except ClusterNotFound:
+                return self.create(kind, thing)
+
     def change(self, kind: Kind, namespace: str | None, name: str, patch: Mapping[str, Any]) -> Json:
         with self._lock:
+            if kind.api_version in self.unknown:
+                raise ClusterNotFound("the server could not find the requested resource")
             self._check()
             made = copy.deepcopy(self._found(kind, namespace, name))
             _merge(made, patch)

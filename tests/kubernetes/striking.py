@@ -3,7 +3,7 @@
 It is an HTTP server that forwards each call. A call that changes objects never gets through the first time, and its
 answer never gets back the second time: either way, the controller dies. So each call is tried by one controller that
 dies before it, and made by one that dies after it, and there is no state in which none has died. Objects that are there
-are made again and again, as nobody remembers them; from the third time on, nobody dies of that.
+are made or applied by each controller that starts, which from the third time on does not die of that.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Striker:
         call = _call_of(asked, body)
         self._tries[call] += 1
         tries = self._tries[call]
-        if not call or (asked.command == "POST" and tries > 2):
+        if not call or (asked.command in ("POST", "PATCH") and tries > 2):
             self._forward(asked, body, answer=True)
             return
         with self._lock:

@@ -21,6 +21,7 @@ from ef_common.kubernetes.kinds import BUDGETS, EVENTS, JOBS, LEASES, NODES, POD
 from ef_common.kubernetes.lease import DURATION_S, Lease
 from ef_common.kubernetes.metrics import ALIVE_S, Metrics, Page
 from ef_common.kubernetes.resource import CONTROLLER, JOB_LABEL, METRICS_PORT, UID_LABEL
+from ef_common.kubernetes.watching import Copy
 from tests.kubernetes.memory_api import MemoryApi
 from tests.kubernetes.objects import job, node
 from tests.waiting import poll_until
@@ -141,6 +142,44 @@ def test_job_that_must_not_keep_a_node_from_being_drained_has_no_budget(
     poll_until(lambda: len(pods(api)) == 4)
     with pytest.raises(ClusterNotFound):
         api.get(BUDGETS, "here", own_name(api))
+
+
+def test_budget_follows_the_job(api: MemoryApi, acting: Acting) -> None:
+    api.create(JOBS, job(low=2))
+    poll_until(lambda: len(pods(api)) == 4)
+    api.run_pods()
+    for spec, lowest in (({"minWorkers": 3}, 3), ({"disruptionBudget": False}, 0), ({"disruptionBudget": True}, 3)):
+        generation = api.get(JOBS, "here", "a")["metadata"]["generation"] + 1
+        api.change(JOBS, "here", "a", {"spec": spec, "metadata": {"generation": generation}})
+        poll_until(lambda lowest=lowest: api.get(BUDGETS, "here", own_name(api))["spec"]["minAvailable"] == lowest)
+    assert len(pods(api)) == 4
+
+
+def test_job_that_grows_costs_a_call_for_each_pod_alone(api: MemoryApi, acting: Acting) -> None:
+    api.create(JOBS, job(high=2))
+    poll_until(lambda: len(pods(api)) == 2)
+    before = len(api.calls)
+    api.change(JOBS, "here", "a", {"spec": {"maxWorkers": 4}})
+    poll_until(lambda: len(pods(api)) == 4)
+    assert [call for call in api.calls[before:] if call.startswith("create") and "events" not in call] == [
+        "create pods a-2",
+        "create pods a-3",
+    ]
+
+
+def test_list_that_is_older_than_the_answer_to_a_call_does_not_undo_it(api: MemoryApi) -> None:
+    copy = Copy(api, NODES, on_change=lambda: None)  # type: ignore[arg-type]
+    listed, version = api.list(NODES)
+    made = api.create(NODES, node("n2"))
+    copy.update(made)
+    copy.update(api.change(NODES, None, "n1", {"spec": {"unschedulable": True}}))
+    api.list = lambda kind: (listed, version)  # type: ignore[assignment]
+    copy._read_all()
+    found = {one["metadata"]["name"]: one["spec"] for one in copy.objects()}
+    assert found == {"n1": {"unschedulable": True}, "n2": {}}
+    api.list = lambda kind: ([], made["metadata"]["resourceVersion"])  # type: ignore[assignment]
+    copy._read_all()
+    assert [one["metadata"]["name"] for one in copy.objects()] == ["n1"]
 
 
 def test_what_is_to_go_is_on_record_before_it_is_deleted(api: MemoryApi, acting: Acting) -> None:

@@ -125,8 +125,8 @@ def test_controller_that_dies_at_each_of_its_calls_leaves_nothing_undone(trainin
 
 
 CALLS = {
-    *("PUT elasticjobs", "DELETE elasticjobs", "DELETE pods"),
-    *(f"POST {kind}" for kind in ("services", "secrets", "networkpolicies", "poddisruptionbudgets", "pods")),
+    *("PUT elasticjobs", "DELETE elasticjobs", "DELETE pods", "PATCH poddisruptionbudgets"),
+    *(f"POST {kind}" for kind in ("services", "secrets", "networkpolicies", "pods")),
 }
 
 

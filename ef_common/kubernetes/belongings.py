@@ -1,0 +1,75 @@
+"""What the pods of a job need beside themselves: a name, a token, and the limits of their network and disruption."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Container
+from typing import TYPE_CHECKING
+
+from ef_common.errors import ClusterConflict, ClusterNotFound
+from ef_common.kubernetes import kinds, writing
+from ef_common.kubernetes.resource import Json
+
+if TYPE_CHECKING:
+    from ef_common.kubernetes.api import Api
+
+_NO_BUDGET: Json = {"spec": {"minAvailable": 0}}
+
+
+class Belongings:
+    """Makes them once, and lets the disruption budget follow the job.
+
+    What has been made is remembered, so that a job that grows costs no calls for it. A controller that is started
+    looks after each job once.
+
+    Args:
+        api: The cluster.
+        namespace: Where the controller is, which the network policies let through.
+        wait: Called before each call.
+    """
+
+    def __init__(self, api: Api, namespace: str, *, wait: Callable[[], object]) -> None:
+        self._api, self._namespace, self._wait = api, namespace, wait
+        self._kept: dict[str, int] = {}
+
+    def keep(self, thing: Json) -> None:
+        """Let the pods of this job have what they need, as its spec is now."""
+        uid, generation = thing["metadata"]["uid"], int(thing["metadata"].get("generation", 0))
+        if self._kept.get(uid) == generation:
+            return
+        if uid not in self._kept:
+            self._make(kinds.SERVICES, writing.service_of(thing))
+            self._make(kinds.SECRETS, writing.secret_of(thing))
+            if thing["spec"].get("networkPolicy", True):
+                self._make(kinds.POLICIES, writing.network_policy_of(thing, self._namespace))
+        try:
+            self._limit_disruption(thing, kinds.BUDGETS)
+        except ClusterNotFound:  # this API server is older, or there is no budget to change
+            self._limit_old_disruption(thing)
+        self._kept[uid] = generation
+
+    def forget_all_but(self, uids: Container[str]) -> None:
+        """Only these jobs are still there."""
+        self._kept = {uid: generation for uid, generation in self._kept.items() if uid in uids}
+
+    def _make(self, kind: kinds.Kind, one: Json) -> None:
+        self._wait()
+        with contextlib.suppress(ClusterConflict):  # it is there, and stays as it is
+            self._api.create(kind, one)
+
+    def _limit_old_disruption(self, thing: Json) -> None:
+        try:
+            self._limit_disruption(thing, kinds.OLD_BUDGETS)
+        except ClusterNotFound:
+            if writing.disruption_budget_of(thing, kinds.OLD_BUDGETS.api_version) is not None:
+                raise
+
+    def _limit_disruption(self, thing: Json, kind: kinds.Kind) -> None:
+        """Apply the budget. One that is no longer wanted lets all pods go; it may also never have been there."""
+        self._wait()
+        budget = writing.disruption_budget_of(thing, kind.api_version)
+        if budget is not None:
+            self._api.apply(kind, budget)
+        else:
+            meta = thing["metadata"]
+            self._api.change(kind, meta["namespace"], writing.own_name(thing), _NO_BUDGET)
