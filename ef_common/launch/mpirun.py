@@ -73,7 +73,7 @@ def command_of(program: str, arguments: Sequence[str]) -> list[str]:
     Raises:
         UsageError: See `launcher_of`; or nothing is started.
     """
-    number = next((i for i, one in enumerate(arguments) if os.path.basename(one) in ("elasticflow", "torchrun")), None)
+    number = next((i for i, one in enumerate(arguments) if os.path.basename(one) == "elasticflow"), None)
     if number is None:
         raise UsageError(
             "expected what mpirun takes, and then `elasticflow run train.py`. "

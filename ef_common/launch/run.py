@@ -109,8 +109,11 @@ class Options:
         args = _parse(made, argv)
         if args.join:
             _take_from_job(args, made)
-        has_token = names_token(config_of(args.rdzv_conf))
-        meeting = None if args.rdzv_endpoint else meeting_in(os.environ, has_token=has_token)
+        meeting = None
+        if args.standalone:
+            _be_alone(args)
+        elif not args.rdzv_endpoint:
+            meeting = meeting_in(os.environ, has_token=names_token(config_of(args.rdzv_conf)))
         if meeting is not None:
             args.rdzv_endpoint = meeting.endpoint
             is_host = "" if meeting.is_host is None else f"is_host={int(meeting.is_host)}"
@@ -137,6 +140,16 @@ class Options:
             *(args, num_workers, min_nodes, max_nodes, local, args.checkpoint, args.run_dir, args.left_status),
             variables=_autoscaling(args),
         )
+
+
+def _be_alone(args: argparse.Namespace) -> None:
+    """A job on this machine, whoever else was started beside it."""
+    if args.rdzv_endpoint:
+        raise UsageError(
+            "--standalone is a job on this machine, and --rdzv-endpoint one node of a job: pass one of them. "
+            f"Received: --rdzv-endpoint={args.rdzv_endpoint}"
+        )
+    args.standalone = False  # else torchrun chooses a rendezvous of its own
 
 
 def _autoscaling(args: argparse.Namespace) -> dict[str, str]:
@@ -255,8 +268,7 @@ def main(argv: list[str]) -> int:
         Exit status.
     """
     status, rank = _main(argv), rank_in(os.environ)
-    if rank is not None:
-        tell_status(status, rank.number, os.environ)
+    tell_status(status, 0 if rank is None else rank.number, os.environ)  # the only rank is not one of several
     return status
 
 

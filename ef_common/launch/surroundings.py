@@ -78,17 +78,16 @@ def meeting_in(
     if mpi_rank is not None:
         _check_token_of(mpi_rank, has_token)
         return _meeting_of_ranks(mpi_rank, hosts_of_ranks(mpi_rank, environ))
-    for what, number, rank in _tasks_in(environ):
-        task = f"task {environ.get(rank, '?')} of {number} of {what}"
-        nodes = environ.get("SLURM_STEP_NODELIST", "") if what == _STEP else ""
+    for task in _tasks_in(environ):
+        nodes = environ.get("SLURM_STEP_NODELIST", "") if task.launcher == _STEP else ""
         if nodes and has_token:
             doors = ",".join(f"{host}:{_port_in(environ)}" for host in hosts_of(nodes)[:_NUM_DOORS])
-            return Meeting(task, doors, num_nodes=int(number))
+            return Meeting(str(task), doors, num_nodes=task.size)
         by_itself = f", or set {TOKEN} to one secret for all of them, and they meet by themselves" if nodes else ""
         raise UsageError(
             f"this is {task}, and each of them would run a training "
             "of its own. Pass --rdzv-endpoint=HOST:PORT of one of them, or a place that all of them reach: "
-            f"--rdzv-endpoint=file:///shared/folder{by_itself}"
+            f"--rdzv-endpoint=file:///shared/folder{by_itself}. With --standalone, each of them trains alone"
         )
     tf_task = tf_config.task_in(environ)
     if tf_task is not None:
@@ -131,10 +130,55 @@ def _port_in(environ: Mapping[str, str]) -> int:
     return _PORTS[number % len(_PORTS)]
 
 
-def _tasks_in(environ: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """Who starts this command more than once, how often, and the variable of which one this is."""
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """One of several times that a command was started.
+
+    Args:
+        launcher: Who has started it.
+        size: How often.
+        number: Which one this is; "?" if that is not known.
+    """
+
+    launcher: str
+    size: int
+    number: str
+
+    def __str__(self) -> str:
+        return f"task {self.number} of {self.size} of {self.launcher}"
+
+
+def _tasks_in(environ: Mapping[str, str]) -> list[_Task]:
+    """Which task this is, for each launcher that has started it more than once."""
     numbers = ((what, environ.get(size, "").strip(), rank) for what, (size, rank) in _TASKS.items())
-    return [(what, number, rank) for what, number, rank in numbers if number.isdecimal() and int(number) > 1]
+    return [
+        _Task(what, int(number), environ.get(rank, "?"))
+        for what, number, rank in numbers
+        if number.isdecimal() and int(number) > 1
+    ]
+
+
+def check_alone(environ: Mapping[str, str]) -> None:
+    """Refuse a script that would train alone although it was started several times, and not by `elasticflow run`.
+
+    Raises:
+        UsageError: It was; or a variable is malformed.
+    """
+    found = _one_of_several(environ)
+    if found:
+        raise UsageError(
+            f"this is {found}, and each of them would run a training of its own. Put `elasticflow run` before the "
+            "script, in place of `python`, and they are one job; or `elasticflow run --standalone` if each of them "
+            "is to train alone"
+        )
+
+
+def _one_of_several(environ: Mapping[str, str]) -> str:
+    """What this process is if it was started several times; "" if it was not."""
+    if kubeflow.pod_in(environ) is not None:
+        return _POD_OF_KUBEFLOW
+    found = rank_in(environ) or next(iter(_tasks_in(environ)), None) or tf_config.task_in(environ)
+    return "" if found is None else str(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +214,10 @@ def place_in(environ: Mapping[str, str]) -> Place:
     try:
         meeting = meeting_in(environ)
     except UsageError as error:
-        for what, number, rank in _tasks_in(environ):
+        for task in _tasks_in(environ):
             start = "each task would run a training of its own, unless all are told where they meet"
             command = "elasticflow run --rdzv-endpoint=file:///shared/folder train.py"
-            return Place(f"task {environ.get(rank, '?')} of {number} of {what}", start, command)
+            return Place(str(task), start, command)
         return Place(_POD_OF_KUBEFLOW if kubeflow.MASTER_ADDR in environ else _POD, str(error))
     if meeting is not None:
         return Place(

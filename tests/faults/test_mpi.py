@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,15 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(530)]
 
 NUM_NODES = 3
 GUARD_S = 200.0
+ALONE = """
+import lightning.pytorch as pl
+from lightning.pytorch.demos.boring_classes import BoringModel
+from ef_lightning import ElasticFlowStrategy
+
+strategy = ElasticFlowStrategy()
+pl.Trainer(strategy=strategy, max_steps=2, logger=False, enable_checkpointing=False).fit(BoringModel())
+print("trained")
+"""
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
@@ -79,13 +89,15 @@ class MpiRun(LaunchedRun):
         super().__init__(directory, guard_s=GUARD_S, without=("OMPI_", "PMIX_", "PMI_", "SLURM_"), environ=AS_ROOT)
         self._prefix = prefix
 
-    def start(self, mpi: Mpi, *options: str, script: Sequence[str] = (), **training: Any) -> None:
-        """Start `elasticflow mpi`."""
+    def start(
+        self, mpi: Mpi, *options: str, by: Sequence[str] = (), script: Sequence[str] = (), **training: Any
+    ) -> None:
+        """Start `elasticflow mpi`, with options of its own and of `elasticflow run`."""
         given = json.dumps({**OPTIONS, "stop": ENOUGH, **training})
         self.launch(
             *(*self._prefix, sys.executable, "-m", "ef_common.cli", "mpi", f"--mpirun={mpi.program}", *options),
             *(f"{Path(sys.executable).parent}/elasticflow", "run", f"--run-dir={self.directory}"),
-            *("--monitor-interval=0.1", *(script or (str(SCRIPT), given))),
+            *("--monitor-interval=0.1", *by, *(script or (str(SCRIPT), given))),
         )
 
     def ranks(self) -> list[psutil.Process]:
@@ -146,6 +158,40 @@ def test_exception_in_the_script_is_the_exit_status(run: MpiRun, mpi: Mpi, tmp_p
     (tmp_path / "bad.py").write_text("raise ValueError('this is wrong')")
     run.start(mpi, *mpi.here, "-np", "2", script=[str(tmp_path / "bad.py")])
     assert run.status() == 1, run.tails()
+
+
+@pytest.mark.thorough
+@each_mpi
+def test_script_that_mpirun_starts_without_elasticflow_run_does_not_train_apart(
+    run: MpiRun, mpi: Mpi, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(ALONE)
+    run.launch(mpi.program, *mpi.here, "-np", "2", sys.executable, str(tmp_path / "train.py"))
+    assert run.status() != 0, run.tails()
+    assert "each of them would run a training of its own" in run.said()
+    assert "trained" not in run.said()
+
+
+@pytest.mark.thorough
+@each_mpi
+def test_another_command_adds_ranks_to_a_job_that_runs(run: MpiRun, mpi: Mpi) -> None:
+    run.environ["ELASTICFLOW_TOKEN"] = "that of both shells"
+    run.start(mpi, *mpi.here, "-np", "1", by=("--nnodes=1:3",))
+    first = run.wait_for_world(1)
+    run.wait_for_steps()
+    more = (mpi.program, *mpi.here, "-np", "2", f"{Path(sys.executable).parent}/elasticflow", "run")
+    with (run.outputs / "more.txt").open("ab") as output:
+        added = subprocess.Popen(
+            (*more, f"--join={run.directory}"), env=run.environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+        )
+    try:
+        run.wait_for_world(3, after=first)
+        run.wait_for_steps()
+        (run.directory / ENOUGH).touch()
+        assert (run.status(), added.wait(timeout=GUARD_S)) == (0, 0), run.tails()
+    finally:
+        added.kill()
+    run.audit()
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import os
 import re
@@ -38,6 +40,13 @@ BY_HAND = {**ENVIRON, "ELASTICFLOW_TOKEN": "secret", "PATH": f"{Path(sys.executa
 def cluster() -> Iterator[Cluster]:
     with slurm_cluster.cluster(NUM_NODES) as running:
         yield running
+
+
+def has_pmix() -> bool:
+    """Whether Slurm's plugin for PMIx finds the library under the name that it looks for."""
+    with contextlib.suppress(OSError):
+        return bool(ctypes.CDLL("libpmix.so"))
+    return False
 
 
 class Submitted(Run):
@@ -285,7 +294,10 @@ def test_script_of_the_example_trains(run: Submitted, cluster: Cluster, tmp_path
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("option", ["", "--mpi=pmix"])
+@pytest.mark.parametrize(
+    "option",
+    ["", pytest.param("--mpi=pmix", marks=pytest.mark.skipif(not has_pmix(), reason="not installed: libpmix-dev"))],
+)
 @pytest.mark.parametrize("how", ["killed", "given back"])
 def test_tasks_of_a_step_meet_without_a_host_or_place_and_lose_one(
     run: Submitted, cluster: Cluster, option: str, how: str

@@ -7,7 +7,7 @@ import pytest
 from ef_common.errors import UsageError
 from ef_common.launch.mpi import Hosts, Rank
 from ef_common.launch.run import Options
-from ef_common.launch.surroundings import Meeting, Place, meeting_in, place_in
+from ef_common.launch.surroundings import Meeting, Place, check_alone, meeting_in, place_in
 
 SECRET = {"ELASTICFLOW_TOKEN": "secret"}
 PODS = "job-node-0-0.job:29500,job-node-0-1.job:29500,job-node-0-2.job:29500,job-node-0-3.job:29500"
@@ -143,6 +143,38 @@ def test_run_in_a_task_of_a_slurm_step_is_one_node_of_at_most_as_many(monkeypatc
 def test_tasks_that_would_train_apart_are_refused(environ: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         meeting_in(environ)
+
+
+@pytest.mark.parametrize(
+    ("environ", "found"),
+    [
+        (STEP, "task 2 of 8 of a Slurm step"),
+        (OPEN_MPI, "rank 2 of 8 of Open MPI"),
+        ({"PMI_SIZE": "3", "PMI_RANK": "1"}, "task 1 of 3 of an MPI launcher"),
+        (KUBEFLOW, "a pod of Kubeflow"),
+        (PYTORCH_JOB, "one of several pods"),
+        (TF, "worker 1 of TF_CONFIG"),
+    ],
+)
+def test_script_that_was_started_several_times_without_elasticflow_run_is_refused(
+    environ: dict[str, str], found: str
+) -> None:
+    with pytest.raises(UsageError, match=f"this is {found}.*each of them would run a training of its own"):
+        check_alone(environ)
+
+
+@pytest.mark.parametrize("environ", [{}, ARRAY, {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}, {"PMI_SIZE": "1"}])
+def test_script_that_was_started_once_may_train_alone(environ: dict[str, str]) -> None:
+    check_alone(environ)
+
+
+def test_task_that_is_to_train_alone_is_a_job_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in STEP.items():
+        monkeypatch.setenv(variable, value)
+    options = Options.parse(["--standalone", "train.py"])
+    assert (options.local, options.torchrun.rdzv_endpoint, options.torchrun.standalone) == (True, "", False)
+    with pytest.raises(UsageError, match="Received: --rdzv-endpoint=h:1"):
+        Options.parse(["--standalone", "--rdzv-endpoint=h:1", "train.py"])
 
 
 def test_run_in_a_pod_of_kubeflow_is_one_node_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
