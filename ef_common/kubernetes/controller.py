@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ef_common import threads
 from ef_common.core.cluster import Decision, Job, Phase, Policy, Refusal, Report, agrees, decide, on_record
 from ef_common.core.cluster.decide import RETRY_S
-from ef_common.errors import ClusterConflict, ClusterFailed, ClusterNotFound, ClusterRefused
+from ef_common.errors import ClusterConflict, ClusterFailed, ClusterNotFound, ClusterRefused, ThreadFailed
 from ef_common.kubernetes import kinds, reading, writing
 from ef_common.kubernetes import lease as leases
 from ef_common.kubernetes.asking import Reports
@@ -82,13 +82,18 @@ class Controller:
         self._told: dict[str, str] = {}
         self._reports = Reports(on_news=self._wake.set)
         self._asks_since: float | None = None  # None: this controller asks nobody
+        self._failure: ThreadFailed | None = None
 
     def run(self) -> None:
-        """Act until `stop` is called."""
+        """Act until `stop` is called.
+
+        Raises:
+            ThreadFailed: A thread without which it would know or do nothing has failed: it must be started anew.
+        """
         for copy in self._copies.values():
-            copy.start()
-        self._reports.start()
-        threads.start(self._keep_lease, name="elasticflow-lease", job="keeps the lease")
+            copy.start(on_failure=self._break)
+        self._reports.start(on_failure=self._break)
+        threads.start(self._keep_lease, name="elasticflow-lease", job="keeps the lease", on_failure=self._break)
         while not self._stopped.is_set():
             self._wake.wait(_TICK_S)
             self._stopped.wait(_COALESCE_S)
@@ -106,6 +111,8 @@ class Controller:
                     logger.exception("the controller cannot look at the cluster")
                     self._stopped.wait(_PAUSE_S)
         self._lease.give_up()
+        if self._failure is not None:
+            raise self._failure
 
     def stop(self) -> None:
         """Let `run` end."""
@@ -131,12 +138,17 @@ class Controller:
             self._asks_since = None
             self._reports.follow({})
 
+    def _break(self, failure: ThreadFailed) -> None:
+        self._failure = failure
+        self.stop()
+
     def _keep_lease(self) -> None:
+        leads = False
         while not self._stopped.is_set():
-            before = self._lease.is_mine
-            if self._lease.keep() != before:
-                logger.info("this controller %s", "acts" if self._lease.is_mine else "stands by")
-                self._metrics.leads(self._lease.is_mine)
+            before, leads = leads, self._lease.keep()
+            if leads != before:
+                logger.info("this controller %s", "acts" if leads else "stands by")
+                self._metrics.leads(leads)
                 self._wake.set()
             self._stopped.wait(self._renew_s)
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from http.server import ThreadingHTTPServer
+from http.server import HTTPServer
 
 from ef_common import threads
+from ef_common.control.crowd import Crowd
 from ef_common.control.pages import handler_of
 from ef_common.core.cluster import Decision, Job, Phase
 
 ALIVE_S = 60.0
 """A controller that acts, and has not looked for so long, hangs."""
+_PATIENCE_S = 5.0
+"""How long a client may keep a thread waiting."""
 
 
 class Metrics:
@@ -100,7 +103,7 @@ class Page:
                     return 200, metrics.text()
             return 404, "there are /healthz, /readyz and /metrics\n"
 
-        self._server = ThreadingHTTPServer((host, port), handler_of(answer))
+        self._server = _Server((host, port), handler_of(answer, patience_s=_PATIENCE_S))
         self.port = self._server.server_address[1]
 
     def start(self) -> None:
@@ -111,3 +114,7 @@ class Page:
         """End it."""
         self._server.shutdown()
         self._server.server_close()
+
+
+class _Server(Crowd, HTTPServer):
+    """Strangers must not keep probes from an answer, or the controller is taken for one that hangs."""

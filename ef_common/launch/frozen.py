@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 
+from ef_common import threads
 from ef_common.session.crash_record import Life, lives
 
 logger = logging.getLogger(__name__)
@@ -73,11 +74,10 @@ class Watch:
         self._known: dict[Path, Still] = {}
         self._looked = clock()
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="elasticflow-watch", daemon=True)
 
     def start(self) -> None:
         """Watch in a thread."""
-        self._thread.start()
+        threads.start(self._watch, name="elasticflow-watch", job="looks for frozen workers")
 
     def stop(self) -> None:
         """End the thread without waiting for a question that it may be asking."""

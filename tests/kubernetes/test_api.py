@@ -13,6 +13,7 @@ import yaml
 
 pytest.importorskip("lightkube")
 
+from ef_common.errors import ClusterFailed
 from ef_common.kubernetes.api import Api
 from ef_common.kubernetes.kinds import NODES, PODS
 
@@ -25,13 +26,19 @@ def asked() -> list[str]:
 
 
 @pytest.fixture
-def api(asked: list[str], tmp_path: Path) -> Iterator[Api]:
+def answers() -> dict[str, bytes]:
+    """What the server answers, if the path has this in it."""
+    return {"watch=true": b""}
+
+
+@pytest.fixture
+def api(asked: list[str], answers: dict[str, bytes], tmp_path: Path) -> Iterator[Api]:
     class Empty(BaseHTTPRequestHandler):
         """An API server that has nothing."""
 
         def do_GET(self) -> None:
             asked.append(self.path.partition("?")[0])
-            answer = b"" if "watch=true" in self.path else NOTHING
+            answer = next((answer for part, answer in answers.items() if part in self.path), NOTHING)
             self.send_response(200)
             self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
@@ -75,3 +82,28 @@ def test_limit_to_a_namespace_holds_for_what_is_in_namespaces(api: Api, asked: l
     api.list(PODS, "other")
     team, nodes = "/api/v1/namespaces/team/pods", "/api/v1/nodes"
     assert asked == [team, team, nodes, nodes, "/api/v1/namespaces/other/pods"]
+
+
+@pytest.mark.parametrize("answer", ["<html>", "[]", "{}", '{"metadata": 1}', '{"metadata": {}}', "\udcff"])
+def test_list_that_is_malformed_is_a_failure_of_the_cluster(api: Api, answers: dict[str, bytes], answer: str) -> None:
+    answers.clear()
+    answers["/pods"] = answer.encode(errors="surrogateescape")
+    with pytest.raises(ClusterFailed, match="the API server"):
+        api.list(PODS)
+
+
+@pytest.mark.parametrize(
+    "line", ["<html>", "[]", '{"type": "ADDED"}', '{"type": "ADDED", "object": 1}', '{"object": {}}']
+)
+def test_watch_that_is_malformed_is_a_failure_of_the_cluster(api: Api, answers: dict[str, bytes], line: str) -> None:
+    good = '{"type": "BOOKMARK", "object": {}}'
+    answers["watch=true"] = f"{good}\n{line}\n".encode()
+    watch = api.watch(PODS, "1", limit_s=1)
+    assert next(watch) == ("BOOKMARK", {})
+    with pytest.raises(ClusterFailed, match="the API server"):
+        next(watch)
+
+
+def test_error_that_is_malformed_is_one_all_the_same(api: Api, asked: list[str]) -> None:
+    with pytest.raises(ClusterFailed):
+        api.delete(PODS, "here", "a")  # which this server does not know
