@@ -115,7 +115,7 @@ class Watch:
 def _end(still: Still) -> None:
     life = still.life
     with contextlib.suppress(psutil.Error):
-        for process in psutil.Process().children(recursive=True):  # a note may be older than this agent
+        for process in psutil.Process().children(recursive=True):  # a record may be older than this agent
             if process.pid == life.pid and process.status() != psutil.STATUS_ZOMBIE:
                 text = "worker %s stands still, and the others go on without it (%s): its process %d is ended"
                 logger.warning(text, life.worker, still.why, life.pid)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 import threading
 import time
 import urllib.request
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from ef_common.cli import kubernetes as commands
+from ef_common.cli import main
 from ef_common.errors import ThreadFailed
 from ef_common.kubernetes import controller as controllers
 from ef_common.kubernetes import metrics as pages
@@ -22,6 +27,7 @@ from ef_common.kubernetes.lease import DURATION_S, Lease
 from ef_common.kubernetes.metrics import ALIVE_S, Metrics, Page
 from ef_common.kubernetes.resource import CONTROLLER
 from ef_common.kubernetes.watching import Copy
+from ef_common.testing.ports import free_ports
 from tests.kubernetes.memory_api import MemoryApi
 from tests.kubernetes.objects import node
 from tests.waiting import poll_until
@@ -150,3 +156,22 @@ def test_client_of_the_page_that_says_nothing_is_not_kept(monkeypatch: pytest.Mo
             assert sock.recv(1) == b""
     finally:
         page.stop()
+
+
+def test_command_whose_controller_has_failed_ends_with_status_1(
+    api: MemoryApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextlib.contextmanager
+    def connected(kubeconfig: str) -> Iterator[MemoryApi]:
+        yield api
+
+    def fail(self: Controller) -> None:
+        raise ThreadFailed("the thread that keeps the lease has failed")
+
+    monkeypatch.setattr(commands, "_connected", connected)
+    monkeypatch.setattr(commands.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(commands.os, "_exit", sys.exit)
+    monkeypatch.setattr(Controller, "run", fail)
+    result = CliRunner().invoke(main, ["kubernetes", "controller", f"--page=127.0.0.1:{free_ports(1)[0]}"])
+    assert result.exit_code == 1
+    assert "elasticflow kubernetes controller: the thread that keeps the lease has failed" in result.output
