@@ -74,10 +74,11 @@ class Watch:
         self._known: dict[Path, Still] = {}
         self._looked = clock()
         self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Watch in a thread."""
-        threads.start(self._watch, name="elasticflow-watch", job="looks for frozen workers")
+        self._thread = threads.start(self._watch, name="elasticflow-watch", job="looks for frozen workers")
 
     def stop(self) -> None:
         """End the thread without waiting for a question that it may be asking."""
