@@ -16,13 +16,18 @@ from lightkube import KubeConfig
 from lightkube.config.client_adapter import Client, ConnectionParams
 from lightkube.core.exceptions import ConfigError
 
-from ef_common.errors import ClusterConflict, ClusterFailed, ClusterNotFound, ClusterRefused, UsageError
+from ef_common.errors import ClusterAway, ClusterConflict, ClusterFailed, ClusterNotFound, ClusterRefused, UsageError
 from ef_common.kubernetes.kinds import PODS, Kind
 from ef_common.kubernetes.resource import Json
 
 _TIMEOUT_S = 10.0
 _MERGE, _APPLY = "application/merge-patch+json", "application/apply-patch+yaml"
-_GONE = 410
+_ERRORS: dict[int, type[ClusterFailed]] = {
+    404: ClusterNotFound,
+    409: ClusterConflict,
+    **dict.fromkeys((400, 403, 422), ClusterRefused),
+    **dict.fromkeys((429, 503, 504), ClusterAway),
+}
 
 
 class Api:
@@ -95,7 +100,7 @@ class Api:
                         raise ClusterFailed(str(event["object"].get("message")))
                     yield event["type"], event["object"]
         except httpx2.HTTPError as error:
-            raise ClusterFailed(f"the API server does not answer: {error!r}") from error
+            raise ClusterAway(f"the API server does not answer: {error!r}") from error
 
     def create(self, kind: Kind, thing: Mapping[str, Any]) -> Json:
         """Make an object.
@@ -158,7 +163,7 @@ class Api:
                     raise _error_of(answer)
                 yield from answer.iter_lines()
         except httpx2.HTTPError as error:
-            raise ClusterFailed(f"the API server does not answer: {error!r}") from error
+            raise ClusterAway(f"the API server does not answer: {error!r}") from error
 
     def _ask(
         self,
@@ -173,7 +178,7 @@ class Api:
         try:
             answer = self._client.request(method, path, params=params, content=content, headers={"Content-Type": form})
         except httpx2.HTTPError as error:
-            raise ClusterFailed(f"the API server does not answer: {error!r}") from error
+            raise ClusterAway(f"the API server does not answer: {error!r}") from error
         if answer.is_error:
             raise _error_of(answer)
         found: Json = answer.json()
@@ -185,5 +190,4 @@ def _error_of(answer: httpx2.Response) -> ClusterFailed:
         message = str(answer.json().get("message") or answer.text)
     except ValueError:
         message = answer.text or answer.reason_phrase
-    kinds = {404: ClusterNotFound, 409: ClusterConflict, 400: ClusterRefused, 403: ClusterRefused, 422: ClusterRefused}
-    return kinds.get(answer.status_code, ClusterFailed)(message)
+    return _ERRORS.get(answer.status_code, ClusterFailed)(message)

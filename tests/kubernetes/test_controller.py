@@ -11,7 +11,7 @@ from urllib.error import HTTPError
 
 import pytest
 
-from ef_common.core.cluster import Policy
+from ef_common.core.cluster import Decision, Policy, Record
 from ef_common.core.cluster.state import LEFT
 from ef_common.errors import ClusterNotFound
 from ef_common.kubernetes import asking, watching
@@ -41,16 +41,15 @@ def api(monkeypatch: pytest.MonkeyPatch) -> MemoryApi:
 class Acting:
     """A controller in a thread."""
 
-    def __init__(self, api: MemoryApi, policy: Policy = Policy.FAIR) -> None:
+    def __init__(self, api: MemoryApi, policy: Policy = Policy.FAIR, **settings: float) -> None:
         self.metrics = Metrics()
-        self.controller = Controller(
-            api,  # type: ignore[arg-type]
-            namespace="system",
-            metrics=self.metrics,
-            policy=policy,
-        )
+        self.controller = self.made(api, self.metrics, policy=policy, **settings)
         self.thread = threading.Thread(target=self.controller.run)
         self.thread.start()
+
+    @staticmethod
+    def made(api: MemoryApi, metrics: Metrics, **settings: Any) -> Controller:
+        return Controller(api, namespace="system", metrics=metrics, **settings)  # type: ignore[arg-type]
 
     def stop(self) -> None:
         self.controller.stop()
@@ -251,6 +250,79 @@ def test_job_that_cannot_be_carried_out_keeps_nobody_waiting(api: MemoryApi, act
     api.create(JOBS, job(high=1))
     poll_until(lambda: pods(api) == ["a-0"])
     poll_until(lambda: [one for one in api.list(EVENTS)[0] if one["involvedObject"]["name"] == "bad"])
+
+
+def test_job_whose_calls_fail_keeps_nobody_waiting(
+    api: MemoryApi, acting: Acting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controllers, "_PAUSES_S", (0.001, 0.05))
+    why = "failed calling webhook: connection refused"
+    api.failing["create pods bad-0"] = why
+    api.create(JOBS, job("bad", high=1))
+    poll_until(lambda: [one for one in api.list(EVENTS)[0] if one["message"] == why])
+    looks = acting.metrics.text()
+    api.create(JOBS, job(high=1))
+    poll_until(lambda: pods(api) == ["a-0"])
+    poll_until(lambda: acting.metrics.text() != looks)  # so nobody takes it for one that hangs
+    api.failing.clear()
+    poll_until(lambda: pods(api) == ["a-0", "bad-0"])
+
+
+def looking(api: MemoryApi) -> Controller:
+    """A controller that acts, and looks when it is told to."""
+    one = Acting.made(api, Metrics())
+    one._lease.keep()
+    for copy in one._copies.values():
+        copy._read_all()
+    return one
+
+
+def test_job_whose_calls_have_failed_comes_last(api: MemoryApi) -> None:
+    for name in ("a", "b", "c"):
+        api.create(JOBS, job(name, high=1))
+    api.failing["create pods a-0"] = "failed calling webhook"
+    controller = looking(api)
+    controller._look()
+    assert pods(api) == ["b-0", "c-0"]
+    (version,) = controller._pauses
+    controller._pauses[version] = (0.2, 0.0)
+    things = {f"here/{name}": api.get(JOBS, "here", name) for name in ("a", "b", "c")}
+    decisions = {key: Decision(Record()) for key in things}
+    assert controller._order(things, decisions) == ["here/b", "here/c", "here/a"]
+
+
+@pytest.mark.parametrize(("trouble", "most"), [("away", 1), ("failing", controllers._MAX_FAILURES)])
+def test_api_server_in_trouble_is_left_alone_for_a_while(
+    api: MemoryApi, monkeypatch: pytest.MonkeyPatch, trouble: str, most: int
+) -> None:
+    monkeypatch.setattr(controllers, "_PAUSE_S", 0.0)
+    names = [f"j{number}" for number in range(3 * controllers._MAX_FAILURES)]
+    for name in names:
+        api.create(JOBS, job(name, high=1))
+    controller = looking(api)
+    if trouble == "away":
+        api.down = True
+    api.failing = {f"replace elasticjobs {name}": "etcdserver: request timed out" for name in names}
+    before = api.num_failed
+    controller._look()
+    assert api.num_failed - before == most
+    controller._look()
+    assert len(controller._pauses) == 2 * most  # others have had their turn
+    api.down, api.failing = False, {}
+    controller._stand_by()
+    controller._look()
+    assert all("status" in one for one in api.list(JOBS)[0])
+
+
+def test_controller_that_loses_its_lease_in_an_outage_does_not_hang(api: MemoryApi) -> None:
+    acting = Acting(api, lease_s=0.4)
+    try:
+        poll_until(lambda: "elasticflow_controller_leads 1" in acting.metrics.text())
+        api.down = True
+        poll_until(lambda: "elasticflow_controller_leads 0" in acting.metrics.text())
+        assert not acting.metrics.hangs(time.time() + ALIVE_S + 1)
+    finally:
+        acting.stop()
 
 
 def test_only_one_of_two_controllers_acts_and_the_other_one_takes_over(api: MemoryApi) -> None:
