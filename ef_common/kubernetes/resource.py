@@ -239,7 +239,7 @@ def _spec() -> Json:
             "autoscale": _autoscale(),
             "suspend": {"type": "boolean", "description": "The job has no pods, and goes on later."},
             "backoffLimit": _integer(
-                "The job fails if more pods than this are lost in a row.", default=DEFAULT_BACKOFF_LIMIT
+                "The job fails if pods are lost more often than this in a row.", default=DEFAULT_BACKOFF_LIMIT
             ),
             "ttlSecondsAfterFinished": _integer("How long the job stays after its end. Default: for ever."),
             "networkPolicy": {

@@ -107,6 +107,7 @@ class Cluster:
         self.num_refused_names = 0
         self.num_disagreements = 0
         self.num_released = 0
+        self.num_cuts = 0
         self.old: list[Picture] = []
         self.controllers = [Controller(self.picture()) for _ in range(num_controllers)]
 
@@ -276,6 +277,14 @@ class Cluster:
             key, pod = self.random.choice(running)
             self.losses[key] += 1
             self.pods[key][pod.name] = replace(pod, ended=True, running=False, status=status)
+
+    def cut_power(self, node: str) -> None:
+        """All pods on a node end at once."""
+        self.num_cuts += 1
+        for key, pod in self.all_pods():
+            if pod.node == node and pod.running and not pod.ended:
+                self.losses[key] += 1
+                self.pods[key][pod.name] = replace(pod, ended=True, running=False, status=137)
 
     def ask(self) -> None:
         """A training asks for a number of pods, and lets go those that are too many, whichever it likes least."""

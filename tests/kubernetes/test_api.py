@@ -71,8 +71,15 @@ def test_things_of_all_namespaces_are_listed_and_watched(api: Api, asked: list[s
 
 @pytest.mark.parametrize(
     ("status", "kind"),
-    [(404, ClusterNotFound), (409, ClusterConflict), (403, ClusterRefused), (422, ClusterRefused)]
-    + [(429, ClusterAway), (503, ClusterAway), (500, ClusterFailed)],
+    [
+        (404, ClusterNotFound),
+        (409, ClusterConflict),
+        (403, ClusterRefused),
+        (422, ClusterRefused),
+        (429, ClusterAway),
+        (503, ClusterAway),
+        (500, ClusterFailed),
+    ],
 )
 def test_answer_says_what_has_failed(status: int, kind: type[ClusterFailed]) -> None:
     error = _error_of(httpx2.Response(status, json={"message": "failed calling webhook"}))

@@ -9,7 +9,9 @@ done the next time. It is safe for several controllers, and for one that acts on
   written it since it was read, and if the pods that were read after it are those of which the decision knows
   (:func:`agrees`). Whoever decides next counts them as gone, and deletes those that are still there. Two controllers
   therefore agree on the pods that go, whichever of them deletes them.
-* **Counted once.** A pod that was lost is put on record, in the same way, before it is deleted.
+* **Counted once.** A pod that was lost is put on record, in the same way, before it is deleted. Pods that were there
+  together are one loss, however long it takes until each of them is seen: only the loss of a pod that was created
+  after the last loss is another one in a row.
 
 A job may choose its size: then it has no more pods than its training asks for, and starts with its minimum. When the
 training asks for fewer, it chooses itself which pods leave, as only it knows which are slow. The number is known here
@@ -22,7 +24,7 @@ phase         becomes
 `PENDING`     `RUNNING` when the minimum of pods runs
 `RUNNING`     `PENDING` when no pod is left
 both          `SUSPENDED` when the user wants no pods; `SUCCEEDED` when a pod says that the training is over; `FAILED`
-              when a pod says that it has failed, or too many pods are lost in a row
+              when a pod says that it has failed, or pods are lost too often in a row
 `SUSPENDED`   `PENDING` when the user wants pods again
 ============  =========================================================================================================
 """
@@ -31,6 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import floor
 
 from ef_common.core.cluster.policy import Policy
 from ef_common.core.cluster.shares import Share, shares
@@ -43,7 +46,7 @@ RETRY_S = 120.0
 END_S = 60.0
 """How long the other pods of a job may take to end by themselves when it is over."""
 STEADY_S = 600.0
-"""A pod that is lost so long after the last one is the first in a row."""
+"""A loss so long after the last one is the first in a row."""
 MAX_PAUSE_S = 60.0
 RELEASE_S = 30.0
 """How long after it has asked for fewer pods the training may take to let some go."""
@@ -101,7 +104,7 @@ def _advance(job: Job, now: float) -> Record:
         names = ", ".join(pod.name for pod in job.pods if pod.ended and pod.status == FAILED)
         return replace(record, phase=Phase.FAILED, ended_at=now, why=f"the training has failed, as {names} says")
     if record.crashes > job.backoff_limit:
-        why = f"{record.crashes} pods were lost in a row, and backoffLimit is {job.backoff_limit}: {record.lost}"
+        why = f"pods were lost {record.crashes} times in a row, and backoffLimit is {job.backoff_limit}: {record.lost}"
         return replace(record, phase=Phase.FAILED, ended_at=now, why=why)
     record = replace(_begin(job, record), refusal=_refusal(job, record, now))
     return _hear(job, record, now) if job.autoscales else replace(record, asked=0, asked_at=0.0)
@@ -120,21 +123,18 @@ def _begin(job: Job, record: Record) -> Record:
 
 
 def _count(job: Job, now: float) -> Record:
-    """Count pods that were lost since."""
+    """Count the losses since."""
     record = job.record
     lost = [pod for pod in job.pods if _is_lost(pod) and pod.uid not in record.counted | record.leaving]
     if not lost:
         return record
-    before = 0 if now - record.crashed_at > STEADY_S else record.crashes
     last = lost[-1]
     ended = f"ended with status {last.status}" if last.status is not None else "was lost"
-    return replace(
-        record,
-        counted=record.counted | {pod.uid for pod in lost},
-        crashes=before + len(lost),
-        crashed_at=now,
-        lost=f"{last.name} {ended}",
-    )
+    record = replace(record, counted=record.counted | {pod.uid for pod in lost}, lost=f"{last.name} {ended}")
+    before = 0 if now - record.crashed_at > STEADY_S else record.crashes
+    if before and all(pod.created < floor(record.crashed_at) for pod in lost):  # API servers tell whole seconds
+        return record  # these were there when the others were lost
+    return replace(record, crashes=before + 1, crashed_at=now)
 
 
 def _is_lost(pod: Pod) -> bool:

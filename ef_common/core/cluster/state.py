@@ -102,9 +102,10 @@ class Record:
         starts: How often its training was started: with at least its minimum, after it had no pods.
         leaving: Pods (uid) that are to go. One that was named once is never kept.
         counted: Pods (uid) whose end is on record: in `crashes`, or in `asked`.
-        crashes: Pods that were lost in a row, each soon after the one before.
-        crashed_at: When the last one was.
-        lost: What has become of it.
+        crashes: How often pods were lost in a row, each time soon after the one before. Pods that were there together
+            are lost together.
+        crashed_at: When the last time was.
+        lost: What has become of the pod that was lost last.
         refusal: That of more pods, or None.
         asked: How many pods the training asks for; 0 if that is not known, or it does not choose its size.
         asked_at: When it has asked for so many.
@@ -144,7 +145,7 @@ class Job:
         priority: Of two that wait, that of the higher one is served first.
         created: When it was created, in seconds.
         suspended: It shall have no pods.
-        backoff_limit: It fails if more pods than this are lost in a row.
+        backoff_limit: It fails if pods are lost more often than this in a row.
         ttl_s: How long it stays after its end; None for ever.
         problem: What is wrong with what the user has written; "" for nothing.
         takes: Pods that the training takes, if it asks for no number; those beyond are spares. 0 for the maximum.
