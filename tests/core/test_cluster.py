@@ -298,6 +298,42 @@ def test_job_that_is_over_takes_no_part_in_the_shares() -> None:
     assert (decisions["a"].create, decisions["b"].create) == ((), (0, 1, 2, 3))
 
 
+def test_pod_whose_training_has_ended_keeps_its_room_while_its_other_containers_run() -> None:
+    lost = pod(1, ended=True, lingers=True, running=False, status=137)
+    decision = one(job("a", 1, 2, pods=(pod(0), lost)), nodes(2))
+    assert (decision.record.crashes, gone(decision), decision.wanted) == (1, ["a-1"], 2)
+    decisions = decide([job("a", 1, 1, pods=(lost,)), job("b", 1, 1, created=1.0)], nodes(2), 0.0)
+    assert [one.create for one in decisions.values()] == [(0,), ()]
+    record = Record(Phase.RUNNING)
+    over = job("a", 1, 2, pods=(replace(lost, status=FINISHED), pod(0)), record=record)
+    first = one(over, nodes(2), 10.0)
+    assert (first.record.phase, gone(first)) == (Phase.SUCCEEDED, [])
+    over = replace(over, record=first.record)
+    assert gone(one(over, nodes(2), 9.0 + END_S)) == []
+    assert sorted(gone(one(over, nodes(2), 10.0 + END_S))) == ["a-0", "a-1"]
+
+
+def test_what_has_become_of_a_lost_pod_is_told_until_as_many_run_as_before() -> None:
+    there = (pod(0), pod(1, ended=True, status=137))
+    lost = one(running("a", 1, 2, 0, pods=there), nodes(2), 100.0).record
+    assert lost.why == lost.lost == "a-1 ended with status 137"
+    starting = (pod(0), pod(1, running=False, uid="new"))
+    then = one(running("a", 1, 2, 0, pods=starting, record=lost), nodes(2), 110.0).record
+    assert then.why == then.lost == lost.lost
+    again = one(running("a", 1, 2, 2, record=then), nodes(2), 120.0).record
+    assert (again.why, again.lost, again.crashes) == ("", "", 1)
+    alone = one(running("a", 1, 2, 0, pods=there), nodes(1), 100.0).record
+    assert alone.why == lost.lost  # it is told once, even if nothing replaces it
+
+
+def test_pod_that_cannot_start_is_told() -> None:
+    there = (pod(1, running=False, problem="ErrImagePull: b"), pod(0, running=False, problem="ErrImagePull: a"))
+    lost = Record(Phase.RUNNING, lost="a-2 was lost")
+    record = one(running("a", 1, 3, 0, pods=(*there, pod(2)), record=lost), nodes(3)).record
+    assert (record.why, record.lost) == ("a-0 cannot start: ErrImagePull: a", "a-2 was lost")
+    assert one(running("a", 1, 3, 3, record=record), nodes(3), 1.0).record.why == ""
+
+
 def test_suspended_job_has_no_pods_and_goes_on_when_it_may() -> None:
     decision = one(running("a", 2, 4, 3, suspended=True), nodes(4))
     assert gone(decision) == ["a-0", "a-1", "a-2"]
@@ -515,7 +551,7 @@ def made(random_: random.Random, number: int, *, work: int = 10**9, autoscales: 
     chooses = autoscales and random_.random() < 0.6
     spares = random_.choice([0, 0, 1, 2]) if autoscales else 0
     new = replace(new, created=float(number), backoff_limit=10**6, autoscales=chooses, takes=new.maximum, spares=spares)
-    return Served(new, work=work, most=new.maximum, barred=barred)
+    return Served(new, work=work, most=new.maximum, barred=barred, has_sidecars=number % 2 == 1)
 
 
 EVENTS = "pppttsssssssskrrrrweeoufcnzlxxhh"
@@ -677,11 +713,11 @@ def test_no_schedule_counts_a_power_cut_twice_or_lets_it_fail_a_job() -> None:
         cluster = Cluster(seed, {"n0": 8, "n1": 8}, num_controllers=2)
         cluster.jobs["a"] = Served(job("a", 1, 16, takes=16), most=16)
         limit = cluster.jobs["a"].job.backoff_limit
-        for event in range(40 * limit):
-            if event % 40 == 39:
+        for event in range(60 * limit):
+            if event % 60 == 59:
                 cluster.cut_power(cluster.random.choice(["n0", "n1"]))
             cluster.now += 1.0
-            one_event(cluster, among="pppttthhssssssskrrr")
+            one_event(cluster, among="ppttthhhhsssssskrrr")
             record = cluster.jobs["a"].job.record
             assert record.crashes <= cluster.num_cuts <= limit
             assert not record.is_over

@@ -121,6 +121,42 @@ def test_pod_is_read() -> None:
     assert reading.pod_of(waiting).unschedulable_since == 9.0
 
 
+SIDECAR = {"name": "logs", "state": {"running": {}}}
+
+
+def test_container_that_trains_decides_whether_a_pod_has_ended() -> None:
+    raw = made_pod("Running", status=0)
+    raw["status"]["containerStatuses"].insert(0, SIDECAR)
+    pod = reading.pod_of(raw)
+    assert (pod.running, pod.ended, pod.lingers, pod.status) == (False, True, True, 0)
+    assert pod.takes_room
+    assert not reading.pod_of(made_pod("Succeeded", status=0)).takes_room
+    raw = made_pod("Running")
+    raw["status"]["containerStatuses"] = [{"name": "logs", "state": {"terminated": {"exitCode": 3}}}]
+    pod = reading.pod_of(raw)
+    assert (pod.running, pod.ended, pod.lingers, pod.status) == (True, False, False, None)
+
+
+@pytest.mark.parametrize("where", ["initContainerStatuses", "containerStatuses"])
+@pytest.mark.parametrize(
+    ("waiting", "problem"),
+    [
+        ({"reason": "ContainerCreating"}, ""),
+        ({"reason": "PodInitializing"}, ""),
+        ({}, ""),
+        ({"reason": "InvalidImageName"}, "InvalidImageName"),
+        ({"reason": "ErrImagePull", "message": "not\n found"}, "ErrImagePull: not found"),
+        ({"reason": "ImagePullBackOff", "message": "x" * 999}, f"ImagePullBackOff: {'x' * 200}…"),
+        ({"reason": "CreateContainerConfigError", "message": "no secret"}, "CreateContainerConfigError: no secret"),
+        ({"reason": "CreateContainerError", "message": "no"}, "CreateContainerError: no"),
+    ],
+)
+def test_pod_whose_container_cannot_start_says_why(where: str, waiting: dict[str, str], problem: str) -> None:
+    raw = made_pod()
+    raw["status"][where] = [{"name": "worker", "state": {"waiting": waiting}}]
+    assert reading.pod_of(raw).problem == problem
+
+
 @pytest.mark.parametrize(
     ("change", "port", "door"),
     [
@@ -130,6 +166,11 @@ def test_pod_is_read() -> None:
         ({"podIP": "10.0.0.7"}, "99999", None),
         ({"podIP": "10.0.0.7"}, None, None),
         ({"podIP": "10.0.0.7", "phase": "Pending"}, "29401", None),
+        (
+            {"podIP": "10.0.0.7", "containerStatuses": [{"name": "worker", "state": {"terminated": {"exitCode": 0}}}]},
+            "29401",
+            None,
+        ),
         ({}, "29401", None),
     ],
     ids=str,

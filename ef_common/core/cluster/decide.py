@@ -68,7 +68,7 @@ def decide(
     told = map(policy.told_of, jobs)
     read = [replace(job, record=_advance(job, now)) for job in told]
     open_jobs = [job for job in read if not job.record.is_over and not job.suspended]
-    taking = [pod for job in read for pod in job.pods if not pod.ended]
+    taking = [pod for job in read for pod in job.pods if pod.takes_room]
     limits = {job.key: _limit(job, now) for job in open_jobs}
     spares = {job.key: _spares(job, limits[job.key]) for job in open_jobs}
     found = shares(open_jobs, nodes, taking=taking, limits=limits, spares=spares, policy=policy)
@@ -202,22 +202,30 @@ def _decision(job: Job, share: Share | None, now: float) -> Decision:
     kept = {pod.uid for pod in share.kept}
     go = [pod for pod in job.alive if pod.uid not in kept]
     size, why = len(job.alive), _reason(job, share)
-    record = replace(job.record, leaving=job.record.leaving | {pod.uid for pod in go}, why=_why(job, share))
+    leaving, lost = job.record.leaving | {pod.uid for pod in go}, _lost(job, share, now)
+    record = replace(job.record, leaving=leaving, lost=lost, why=_why(job, share) or lost)
     delete = [*_dooms(job, go, why=f"shrinks from {size} to {len(kept)} pods"), *_leftovers(job, now)]
     create = _free_indexes(job)[: share.new] if now >= job.record.crashed_at + _pause_s(job.record) else []
     return Decision(record, tuple(delete), tuple(create), wanted=share.size, spares=share.spares, why=why)
 
 
 def _end(job: Job, now: float) -> Decision:
-    """A job that is over, or suspended, has no pods; those of one that is over may first end by themselves."""
+    """A job that is over, or suspended, has no pods; those of one that is over may first end by themselves.
+
+    Of a job that is over, pods that have ended and need no room stay, so that their logs can be read.
+    """
     record = job.record
     why = record.why if record.is_over else "its user wants no pods"
     patient = record.is_over and now < (record.ended_at or 0.0) + END_S
     go = [pod for pod in job.alive if not (patient and pod.running)]
     new = replace(record, leaving=record.leaving | {pod.uid for pod in go})
-    others = [doom for doom in _leftovers(job, now) if doom.force or not record.is_over]  # the others show their logs
+    others = [doom for doom in _leftovers(job, now) if _is_in_the_way(doom, patient) or not record.is_over]
     remove = record.is_over and job.ttl_s is not None and now >= (record.ended_at or 0.0) + job.ttl_s
     return Decision(new, (*_dooms(job, go, why=why), *others), why=why, remove=remove)
+
+
+def _is_in_the_way(doom: Doom, patient: bool) -> bool:
+    return doom.force or (doom.pod.lingers and not patient)
 
 
 def _dooms(job: Job, go: Sequence[Pod], *, why: str) -> list[Doom]:
@@ -243,13 +251,23 @@ def _pause_s(record: Record) -> float:
     return 0.0 if record.crashes < 2 else min(MAX_PAUSE_S, 2.0 ** (record.crashes - 2))
 
 
+def _lost(job: Job, share: Share, now: float) -> str:
+    """What has become of the last pod that was lost, until as many as shall run do."""
+    is_made_up_for = sum(pod.running for pod in share.kept) == share.size > 0 and now > job.record.crashed_at
+    return "" if is_made_up_for else job.record.lost
+
+
 def _why(job: Job, share: Share) -> str:
     record = job.record
     if share.waits and record.refusal is not None and record.refusal.limit < job.minimum:
         return record.refusal.why
     if share.waits:
         return f"there is no room for {job.minimum} pods, the minimum"
-    return record.lost
+    return next((f"{pod.name} cannot start: {pod.problem}" for pod in _in_order(share.kept) if pod.problem), "")
+
+
+def _in_order(pods: Sequence[Pod]) -> list[Pod]:
+    return sorted(pods, key=lambda pod: pod.index)
 
 
 def _reason(job: Job, share: Share) -> str:

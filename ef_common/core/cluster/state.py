@@ -52,12 +52,14 @@ class Pod:
         index: Its number in its job, from which its name follows.
         request: What it needs of a node.
         node: Where it is; "" if it is nowhere yet.
-        running: Its container runs.
-        ended: It has ended by itself.
+        running: The container that trains runs.
+        ended: That container has ended by itself.
+        lingers: It has, and others of the pod still run, so the pod keeps its room until it is deleted.
         status: Exit status; None if it still runs, or nobody knows.
         gone_by: When it should be gone, if somebody has deleted it.
         unschedulable_since: Since when the scheduler finds no node for it; None if it does, or has not looked.
         created: When it was created, in seconds.
+        problem: Why its containers cannot be started; "" for nothing.
     """
 
     name: str
@@ -67,10 +69,17 @@ class Pod:
     node: str = ""
     running: bool = False
     ended: bool = False
+    lingers: bool = False
     status: int | None = None
     gone_by: float | None = None
     unschedulable_since: float | None = None
     created: float = 0.0
+    problem: str = ""
+
+    @property
+    def takes_room(self) -> bool:
+        """Whether nobody else can have what it needs of its node."""
+        return not self.ended or self.lingers
 
     @property
     def alive(self) -> bool:
