@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime, timezone
 from ipaddress import ip_address
 from typing import Any
@@ -246,8 +247,14 @@ def job_of(
         autoscales=spec.get("autoscale") is not None,
         report=report,
         pods=tuple(sorted(map(pod_of, pods), key=lambda pod: pod.index)),
-        record=record_of(job.get("status") or {}),
+        record=_without_old_refusal(job, record_of(job.get("status") or {})),
     )
+
+
+def _without_old_refusal(job: Object, record: Record) -> Record:
+    """What was refused may be allowed if its user has changed the job since."""
+    is_same = (job.get("status") or {}).get("observedGeneration") == job["metadata"].get("generation", 0)
+    return record if is_same else replace(record, refusal=None)
 
 
 def record_of(status: Object) -> Record:

@@ -160,9 +160,9 @@ def definition() -> Json:
             {"name": "Min", "type": "integer", "jsonPath": ".spec.minWorkers"},
             {"name": "Max", "type": "integer", "jsonPath": ".spec.maxWorkers"},
             {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+            {"name": "Reason", "type": "string", "jsonPath": ".status.reason"},
             {"name": "Spares", "type": "integer", "jsonPath": ".status.spares", "priority": 1},
             {"name": "View", "type": "integer", "jsonPath": ".status.generation", "priority": 1},
-            {"name": "Reason", "type": "string", "jsonPath": ".status.reason", "priority": 1},
         ],
     }
     return {

@@ -146,6 +146,16 @@ class MemoryApi:
                 events.put(None)
             self._watches.clear()
 
+    def change_spec(self, kind: Kind, namespace: str, name: str, **spec: Any) -> None:
+        """A user changes what is wanted."""
+        with self._lock:
+            generation = self.get(kind, namespace, name)["metadata"]["generation"] + 1
+            self.change(kind, namespace, name, {"spec": spec, "metadata": {"generation": generation}})
+
+    def change_status(self, pod: str, status: Json) -> None:
+        """A kubelet says this of a pod here."""
+        self.change(Kind("v1", "Pod", "pods"), self.namespace, pod, {"status": status})
+
     def run_pods(self, status: int | None = None) -> None:
         """All pods run; or have ended with this status."""
         with self._lock:

@@ -51,6 +51,11 @@ class Acting:
     def made(api: MemoryApi, metrics: Metrics, **settings: Any) -> Controller:
         return Controller(api, namespace="system", metrics=metrics, **settings)  # type: ignore[arg-type]
 
+    @property
+    def looks(self) -> int:
+        (line,) = [line for line in self.metrics.text().splitlines() if "looks_total" in line]
+        return int(line.split()[1])
+
     def stop(self) -> None:
         self.controller.stop()
         self.thread.join()
@@ -148,8 +153,7 @@ def test_budget_follows_the_job(api: MemoryApi, acting: Acting) -> None:
     poll_until(lambda: len(pods(api)) == 4)
     api.run_pods()
     for spec, lowest in (({"minWorkers": 3}, 3), ({"disruptionBudget": False}, 0), ({"disruptionBudget": True}, 3)):
-        generation = api.get(JOBS, "here", "a")["metadata"]["generation"] + 1
-        api.change(JOBS, "here", "a", {"spec": spec, "metadata": {"generation": generation}})
+        api.change_spec(JOBS, "here", "a", **spec)
         poll_until(lambda lowest=lowest: api.get(BUDGETS, "here", own_name(api))["spec"]["minAvailable"] == lowest)
     assert len(pods(api)) == 4
 
@@ -227,6 +231,53 @@ def test_refusal_is_told_and_tried_again(api: MemoryApi, acting: Acting, monkeyp
     poll_until(lambda: pods(api) == ["a-0"])
 
 
+def test_refusal_is_forgotten_when_the_job_is_changed(api: MemoryApi, acting: Acting) -> None:
+    api.refused["create pods a-1"] = "exceeded quota"
+    api.create(JOBS, job(high=2))
+    poll_until(lambda: status(api).get("refusal", {}).get("limit") == 1)
+    api.refused.clear()
+    looks = acting.looks
+    poll_until(lambda: acting.looks > looks + 2)
+    assert pods(api) == ["a-0"]
+    api.change_spec(JOBS, "here", "a", template={"metadata": {"labels": {"team": "x"}}})
+    poll_until(lambda: pods(api) == ["a-0", "a-1"])
+    poll_until(lambda: "refusal" not in status(api))
+
+
+def test_job_ends_although_containers_beside_its_training_do_not(api: MemoryApi, acting: Acting) -> None:
+    api.create(JOBS, job(high=2))
+    poll_until(lambda: len(pods(api)) == 2)
+    beside = {"name": "logs", "state": {"running": {}}}
+
+    def ends(pod: str, exit_code: int) -> None:
+        trained = {"name": "worker", "state": {"terminated": {"exitCode": exit_code}}}
+        api.change_status(pod, {"containerStatuses": [beside, trained]})
+
+    api.run_pods()
+    poll_until(lambda: status(api).get("running") == 2)
+    ends("a-1", 137)
+    poll_until(lambda: "delete pods a-1" in api.calls)
+    poll_until(lambda: status(api)["reason"] == "a-1 ended with status 137")
+    assert status(api)["crashes"] == 1
+    ends("a-0", 0)
+    poll_until(lambda: status(api)["phase"] == "Succeeded")
+
+
+def test_what_keeps_pods_from_starting_is_told_as_long_as_it_does(api: MemoryApi, acting: Acting) -> None:
+    api.create(JOBS, job(high=1))
+    poll_until(lambda: pods(api) == ["a-0"])
+    waiting = {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "digits"'}
+    api.change_status(
+        "a-0", {"phase": "Pending", "containerStatuses": [{"name": "worker", "state": {"waiting": waiting}}]}
+    )
+    why = 'a-0 cannot start: ImagePullBackOff: Back-off pulling image "digits"'
+    poll_until(lambda: status(api).get("reason") == why)
+    poll_until(lambda: [one for one in api.list(EVENTS)[0] if one["message"] == why])
+    api.run_pods()
+    poll_until(lambda: status(api)["phase"] == "Running")
+    assert "reason" not in status(api)
+
+
 def test_job_whose_minimum_is_refused_takes_nothing(api: MemoryApi, acting: Acting) -> None:
     api.refused["create pods a-2"] = "exceeded quota"
     api.create(JOBS, job(low=3))
@@ -260,10 +311,10 @@ def test_job_whose_calls_fail_keeps_nobody_waiting(
     api.failing["create pods bad-0"] = why
     api.create(JOBS, job("bad", high=1))
     poll_until(lambda: [one for one in api.list(EVENTS)[0] if one["message"] == why])
-    looks = acting.metrics.text()
+    looks = acting.looks
     api.create(JOBS, job(high=1))
     poll_until(lambda: pods(api) == ["a-0"])
-    poll_until(lambda: acting.metrics.text() != looks)  # so nobody takes it for one that hangs
+    poll_until(lambda: acting.looks > looks + 2)  # so nobody takes it for one that hangs
     api.failing.clear()
     poll_until(lambda: pods(api) == ["a-0", "bad-0"])
 

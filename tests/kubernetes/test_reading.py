@@ -265,6 +265,14 @@ def test_record_is_read_as_it_was_written() -> None:
     assert again == status  # so it is not written again
 
 
+def test_refusal_counts_until_the_job_is_changed() -> None:
+    thing = job()
+    thing["status"] = writing.status_of(thing, job_of(thing, [], [], priorities={}), Decision(RECORD), now=1e9)
+    assert job_of(thing, [], [], priorities={}).record == RECORD
+    thing["metadata"]["generation"] += 1
+    assert job_of(thing, [], [], priorities={}).record == replace(RECORD, refusal=None)
+
+
 def test_what_is_told_of_the_training_is_read_as_it_was_written() -> None:
     thing = job()
     read = job_of(thing, [made_pod("Running")], [node()], priorities={})
