@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -311,6 +312,34 @@ def test_condition_has_the_time_since_when_it_is_so() -> None:
     found = {one["type"]: (one["status"], one["lastTransitionTime"]) for one in then["conditions"]}
     assert found["Running"] == ("True", "1970-01-01T00:01:00.000000Z")
     assert found["Failed"] == ("False", "1970-01-01T00:00:00.000000Z")
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_job_has_a_condition_for_each_phase_of_which_one_is_true(phase: Phase) -> None:
+    read = job_of(job(), [], [], priorities={})
+    made = writing.status_of(job(), read, Decision(Record(phase, why="because")), now=0.0)["conditions"]
+    assert {one["type"] for one in made} == {*(each.value for each in Phase), "Resizing"}
+    assert [(one["type"], one["message"]) for one in made if one["status"] == "True"] == [(phase.value, "because")]
+    assert all(re.fullmatch("[A-Z][A-Za-z]+", one["reason"]) for one in made)
+
+
+@pytest.mark.parametrize(
+    ("phase", "wanted", "status", "reason"),
+    [
+        (Phase.RUNNING, 3, "True", "PodsStarting"),
+        (Phase.RUNNING, 1, "False", "PodsAsWanted"),
+        (Phase.PENDING, 3, "False", "Pending"),
+        (Phase.SUCCEEDED, 0, "False", "Succeeded"),
+    ],
+)
+def test_job_that_trains_is_resized_until_as_many_pods_run_as_it_shall_have(
+    phase: Phase, wanted: int, status: str, reason: str
+) -> None:
+    read = job_of(job(spares=1), [made_pod("Running")], [node()], priorities={})
+    made = writing.status_of(job(), read, Decision(Record(phase), wanted=wanted, spares=1), now=0.0)
+    (found,) = [one for one in made["conditions"] if one["type"] == "Resizing"]
+    assert (found["status"], found["reason"]) == (status, reason)
+    assert found.get("message", "1 of 3 pods run") == "1 of 3 pods run"
 
 
 # ---------------------------------------------------------------- what a job consists of
