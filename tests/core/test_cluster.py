@@ -274,7 +274,7 @@ def test_pods_that_are_lost_together_count_once_even_if_they_are_seen_one_after_
 
 def test_pod_that_has_replaced_a_lost_one_and_is_lost_counts_again_whatever_else_is_lost() -> None:
     record = Record(Phase.RUNNING, crashes=1, crashed_at=100.5)
-    there = (pod(0, ended=True, created=100.0), pod(1, ended=True))  # a pod that was made then has 100 on it
+    there = (pod(0, ended=True, created=101.0), pod(1, ended=True))
     decision = one(running("a", 1, 2, 0, pods=there, record=record), nodes(2), 103.0)
     assert (decision.record.crashes, decision.record.crashed_at) == (2, 103.0)
 

@@ -33,7 +33,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import floor
 
 from ef_common.core.cluster.policy import Policy
 from ef_common.core.cluster.shares import Share, shares
@@ -132,8 +131,9 @@ def _count(job: Job, now: float) -> Record:
     ended = f"ended with status {last.status}" if last.status is not None else "was lost"
     record = replace(record, counted=record.counted | {pod.uid for pod in lost}, lost=f"{last.name} {ended}")
     before = 0 if now - record.crashed_at > STEADY_S else record.crashes
-    if before and all(pod.created < floor(record.crashed_at) for pod in lost):  # API servers tell whole seconds
-        return record  # these were there when the others were lost
+    # API servers round times down to seconds: a pod that replaces a lost one at once may seem to have been there before.
+    if before and all(pod.created < record.crashed_at for pod in lost):
+        return record
     return replace(record, crashes=before + 1, crashed_at=now)
 
 
