@@ -131,7 +131,7 @@ def _count(job: Job, now: float) -> Record:
     ended = f"ended with status {last.status}" if last.status is not None else "was lost"
     record = replace(record, counted=record.counted | {pod.uid for pod in lost}, lost=f"{last.name} {ended}")
     before = 0 if now - record.crashed_at > STEADY_S else record.crashes
-    # API servers round times down to seconds: a pod that replaces a lost one at once may seem to have been there before.
+    # API servers round times down to seconds: a pod that replaces a lost one at once may seem to be older.
     if before and all(pod.created < record.crashed_at for pod in lost):
         return record
     return replace(record, crashes=before + 1, crashed_at=now)
