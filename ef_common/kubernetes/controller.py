@@ -206,8 +206,7 @@ class Controller:
         uids, versions = {one["metadata"]["uid"] for one in things}, set(map(_version_of, things))
         self._belongings.forget_all_but(uids)
         self._pauses = {version: pause for version, pause in self._pauses.items() if version in versions}
-        current = {version: one for version, one in self._refusals.items() if version in versions and now < one.until}
-        self._refusals = current
+        self._refusals = {version: one for version, one in self._refusals.items() if now < one.until}
         self._told = {uid: text for uid, text in self._told.items() if uid in uids}
 
     def _ask(self, pods: Mapping[str, list[Json]]) -> None:

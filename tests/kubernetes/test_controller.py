@@ -342,6 +342,15 @@ def test_job_whose_calls_have_failed_comes_last(api: MemoryApi) -> None:
     assert controller._order(things, decisions) == ["here/b", "here/c", "here/a"]
 
 
+def test_controller_that_takes_long_for_many_jobs_does_not_hang(api: MemoryApi) -> None:
+    for name in ("a", "b", "c"):
+        api.create(JOBS, job(name, high=1))
+    controller, lived = looking(api), list[float]()
+    controller._metrics.lives = lived.append  # type: ignore[method-assign]
+    controller._look()
+    assert len(lived) == 3 + 1
+
+
 @pytest.mark.parametrize(("trouble", "most"), [("away", 1), ("failing", controllers._MAX_FAILURES)])
 def test_api_server_in_trouble_is_left_alone_for_a_while(
     api: MemoryApi, monkeypatch: pytest.MonkeyPatch, trouble: str, most: int
