@@ -98,8 +98,8 @@ def _phases(status: Json) -> list[Json]:
 
 
 def _resizing(phase: Phase, running: int, wanted: int) -> Json:
-    """Whether a job that trains still gets pods, or loses some."""
-    if phase is Phase.RUNNING and running != wanted:
+    """Whether a job that trains has fewer running pods than it shall have."""
+    if phase is Phase.RUNNING and running < wanted:
         message = f"{running} of {wanted} pods run"
         return {"type": "Resizing", "status": "True", "reason": "PodsStarting", "message": message}
     return {"type": "Resizing", "status": "False", "reason": "PodsAsWanted" if phase is Phase.RUNNING else phase.value}
