@@ -16,15 +16,20 @@ from lightkube import KubeConfig
 from lightkube.config.client_adapter import Client, ConnectionParams
 from lightkube.core.exceptions import ConfigError
 
-from ef_common.errors import ClusterConflict, ClusterFailed, ClusterNotFound, ClusterRefused, UsageError
+from ef_common.errors import ClusterAway, ClusterConflict, ClusterFailed, ClusterNotFound, ClusterRefused, UsageError
 from ef_common.kubernetes.kinds import PODS, Kind
 from ef_common.kubernetes.resource import Json
 
 _TIMEOUT_S = 10.0
 _MERGE, _APPLY = "application/merge-patch+json", "application/apply-patch+yaml"
-_GONE = 410
 _MAX_CHARS = 200
 _Part = TypeVar("_Part", str, Json)
+_ERRORS: dict[int, type[ClusterFailed]] = {
+    404: ClusterNotFound,
+    409: ClusterConflict,
+    **dict.fromkeys((400, 403, 422), ClusterRefused),
+    **dict.fromkeys((429, 503, 504), ClusterAway),
+}
 
 
 class Api:
@@ -98,7 +103,7 @@ class Api:
                         raise ClusterFailed(str(thing.get("message")))
                     yield what, thing
         except httpx2.HTTPError as error:
-            raise ClusterFailed(f"the API server does not answer: {error!r}") from error
+            raise ClusterAway(f"the API server does not answer: {error!r}") from error
 
     def create(self, kind: Kind, thing: Mapping[str, Any]) -> Json:
         """Make an object.
@@ -161,7 +166,7 @@ class Api:
                     raise _error_of(answer)
                 yield from answer.iter_lines()
         except httpx2.HTTPError as error:
-            raise ClusterFailed(f"the API server does not answer: {error!r}") from error
+            raise ClusterAway(f"the API server does not answer: {error!r}") from error
 
     def _ask(
         self,
@@ -176,7 +181,7 @@ class Api:
         try:
             answer = self._client.request(method, path, params=params, content=content, headers={"Content-Type": form})
         except httpx2.HTTPError as error:
-            raise ClusterFailed(f"the API server does not answer: {error!r}") from error
+            raise ClusterAway(f"the API server does not answer: {error!r}") from error
         if answer.is_error:
             raise _error_of(answer)
         return _object_in(answer.text)
@@ -204,5 +209,4 @@ def _error_of(answer: httpx2.Response) -> ClusterFailed:
         message = str(_object_in(answer.text).get("message") or answer.text)
     except ClusterFailed:
         message = answer.text or answer.reason_phrase
-    kinds = {404: ClusterNotFound, 409: ClusterConflict, 400: ClusterRefused, 403: ClusterRefused, 422: ClusterRefused}
-    return kinds.get(answer.status_code, ClusterFailed)(message)
+    return _ERRORS.get(answer.status_code, ClusterFailed)(message)

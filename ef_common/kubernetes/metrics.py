@@ -16,7 +16,7 @@ from ef_common.control.pages import handler_of
 from ef_common.core.cluster import Decision, Job, Phase
 
 ALIVE_S = 60.0
-"""A controller that acts, and has not looked for so long, hangs."""
+"""A controller that acts, and has gone on for so long with neither a job nor a look, hangs."""
 _PATIENCE_S = 5.0
 """How long a client may keep a thread waiting."""
 
@@ -29,7 +29,7 @@ class Metrics:
         self._counts = {"pods_created": 0, "pods_deleted": 0, "looks": 0}
         self._gauges: dict[str, float] = {"leads": 0, "pods_wanted": 0, "pods_alive": 0, "jobs_waiting": 0}
         self._phases: dict[str, int] = {}
-        self._looked_at: float | None = None
+        self._lived_at: float | None = None
 
     def created(self) -> None:
         """A pod was created."""
@@ -43,13 +43,17 @@ class Metrics:
         """Whether this controller acts."""
         with self._lock:
             self._gauges["leads"] = float(leads)
-            self._looked_at = None
+            self._lived_at = None
 
     def looked(self, now: float) -> None:
-        """It has looked at everything, and has done what was to do."""
+        """It has looked at everything, and has done what could be done."""
         self._add("looks")
+        self.lives(now)
+
+    def lives(self, now: float) -> None:
+        """It goes on."""
         with self._lock:
-            self._looked_at = now
+            self._lived_at = now
 
     def decided(self, jobs: Mapping[str, Job], decisions: Mapping[str, Decision]) -> None:
         """What is there, and what shall be."""
@@ -65,9 +69,9 @@ class Metrics:
             self._gauges["jobs_waiting"] = len(waiting)
 
     def hangs(self, now: float) -> bool:
-        """Whether it acts, and has not looked for too long."""
+        """Whether it acts, and has not gone on for too long."""
         with self._lock:
-            return self._looked_at is not None and now > self._looked_at + ALIVE_S
+            return self._lived_at is not None and now > self._lived_at + ALIVE_S
 
     def text(self) -> str:
         """All of it, as Prometheus reads it."""

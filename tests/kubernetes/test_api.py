@@ -13,8 +13,10 @@ import yaml
 
 pytest.importorskip("lightkube")
 
-from ef_common.errors import ClusterFailed
-from ef_common.kubernetes.api import Api
+import httpx2
+
+from ef_common.errors import ClusterAway, ClusterConflict, ClusterFailed, ClusterNotFound, ClusterRefused
+from ef_common.kubernetes.api import Api, _error_of
 from ef_common.kubernetes.kinds import NODES, PODS
 
 NOTHING = json.dumps({"items": [], "metadata": {"resourceVersion": "1"}}).encode()
@@ -71,6 +73,23 @@ def test_things_of_all_namespaces_are_listed_and_watched(api: Api, asked: list[s
     assert not list(api.watch(PODS, "1", limit_s=1))
     assert asked == ["/api/v1/pods"] * 2
     assert api.namespace == "here"
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (404, ClusterNotFound),
+        (409, ClusterConflict),
+        (403, ClusterRefused),
+        (422, ClusterRefused),
+        (429, ClusterAway),
+        (503, ClusterAway),
+        (500, ClusterFailed),
+    ],
+)
+def test_answer_says_what_has_failed(status: int, kind: type[ClusterFailed]) -> None:
+    error = _error_of(httpx2.Response(status, json={"message": "failed calling webhook"}))
+    assert (type(error), str(error)) == (kind, "failed calling webhook")
 
 
 def test_limit_to_a_namespace_holds_for_what_is_in_namespaces(api: Api, asked: list[str]) -> None:
