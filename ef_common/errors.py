@@ -24,6 +24,7 @@
     │   ├── ShareMissing            a worker has not written its part of a checkpoint
     │   └── Fenced                  others have continued, so this worker must not publish
     ├── ClusterFailed               the API server of Kubernetes cannot be reached, or fails; trying again may help
+    │   ├── ClusterAway             it does not answer, or has too much to do: all calls would fail now
     │   ├── ClusterNotFound         it has no such object
     │   ├── ClusterConflict         the name is taken, or somebody has changed the object meanwhile
     │   └── ClusterRefused          it does not allow that, or the object is wrong
@@ -88,6 +89,10 @@ class AuthenticationError(MembershipError):
 
 class ClusterFailed(ElasticFlowError):
     """The API server of Kubernetes cannot be reached, or has failed. Trying again may help."""
+
+
+class ClusterAway(ClusterFailed):
+    """The API server does not answer, or has too much to do to answer. That concerns all calls."""
 
 
 class ClusterNotFound(ClusterFailed):

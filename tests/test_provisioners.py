@@ -145,3 +145,21 @@ def test_command_that_runs_at_the_end_is_killed(said: list[str]) -> None:
     orders.close()
     finish(orders)
     assert "when the training ended" in said[0]
+
+
+def test_thread_that_has_failed_is_replaced_with_the_next_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = [RuntimeError("nobody reads what it says")]
+
+    def say(text: str, **_: object) -> None:
+        if failures:
+            raise failures.pop()
+
+    monkeypatch.setattr(provisioners, "say", say)
+    nodes = Nodes(most=4)
+    orders = Orders(nodes, name="the place", repeats=True)
+    orders.scale_to(5, present=3)
+    finish(orders)
+    assert not failures
+    orders.scale_to(4, present=3)
+    finish(orders)
+    assert nodes.given == [(3, 5), (3, 4)]

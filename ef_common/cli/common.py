@@ -10,19 +10,19 @@ from pathlib import Path, PurePosixPath
 
 import click
 
-from ef_common.errors import ClusterFailed, UsageError
+from ef_common.errors import ClusterFailed, ThreadFailed, UsageError
 
 
 @contextmanager
 def refusing(command: str) -> Iterator[None]:
-    """Print what is wrong as one line, and exit: with status 2 if the user can fix it, with 1 if a cluster has failed.
+    """Print what is wrong as one line, and exit: with status 2 if the user can fix it, else with 1.
 
     Args:
         command: Name of the command, without `elasticflow`.
     """
     try:
         yield
-    except (UsageError, ClusterFailed) as error:
+    except (UsageError, ClusterFailed, ThreadFailed) as error:
         click.echo(f"elasticflow {command}: {error}", err=True)
         sys.exit(2 if isinstance(error, UsageError) else 1)
 

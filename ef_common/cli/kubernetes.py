@@ -16,7 +16,7 @@ import click
 
 from ef_common.cli.common import name_for, options_and_script, refusing, say_what_next
 from ef_common.core.cluster import Policy
-from ef_common.errors import UsageError
+from ef_common.errors import ThreadFailed, UsageError
 from ef_common.launch.nnodes import nodes_of
 
 if TYPE_CHECKING:
@@ -144,10 +144,15 @@ def controller(namespace: str, page: str, namespaced: bool, lease_s: float, poli
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: acts.stop())
         click.echo(f"the controller answers at http://{host}:{server.port}/metrics", err=True)
-        acts.run()
+        status = 0
+        try:
+            acts.run()
+        except ThreadFailed as error:
+            click.echo(f"elasticflow kubernetes controller: {error}", err=True)
+            status = 1
         server.stop()
     sys.stdout.flush()
-    os._exit(0)  # watches that wait for the API server would be waited for
+    os._exit(status)  # watches that wait for the API server would be waited for
 
 
 @kubernetes.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch.distributed as dist
 
+from ef_common import threads
 from ef_common.errors import GroupBroken, ProtocolError
 from ef_common.session.ports import Bootstrap
 
@@ -99,7 +100,7 @@ def abandonable(connect: Callable[[], T], is_void: Callable[[], bool], *, name: 
         finally:
             finished.set()
 
-    threading.Thread(target=run, daemon=True, name=name).start()
+    threads.start(run, name=name, job="connects to the other members")
     while not finished.wait(_ABANDON_POLL_S):
         if is_void():
             raise GroupBroken("replaced while it was built")

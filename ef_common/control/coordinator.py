@@ -21,7 +21,7 @@ from ef_common.control.sockets import call_in_forked_children, listen, raise_fil
 from ef_common.core.founding import FINISHED, LEFT
 from ef_common.core.membership import Gathering, Idle, Membership, Settings
 from ef_common.core.progress import Limits
-from ef_common.errors import UsageError
+from ef_common.errors import ThreadFailed, UsageError
 from ef_common.protocol.addresses import LOOPBACK, Address, format_address, is_loopback
 from ef_common.protocol.announcer import Announcer
 from ef_common.protocol.auth import Token
@@ -94,6 +94,7 @@ class Coordinator:
         self._has_begun = False
         self._population_changed = threading.Condition()
         self._faults_logged: set[str] = set()
+        self._broken: ThreadFailed | None = None  # the thread has ended, so nobody is served any more
 
     @property
     def address(self) -> Address:
@@ -129,7 +130,7 @@ class Coordinator:
     @property
     def leads(self) -> bool:
         """Whether it leads members, or waits for the first ones, or gathers those of another coordinator."""
-        return self._state is not None and not isinstance(self._state, Idle)
+        return self._broken is None and self._state is not None and not isinstance(self._state, Idle)
 
     @property
     def outcome(self) -> str:
@@ -141,6 +142,15 @@ class Coordinator:
             return FINISHED
         has_members = state.view is not None or isinstance(state, Gathering) or state.workers
         return "" if has_members or self._settings.on_minority == "continue" else LEFT
+
+    def check(self) -> None:
+        """Make sure that it still serves.
+
+        Raises:
+            ThreadFailed: Its thread has failed. All connections have ended.
+        """
+        if self._broken is not None:
+            raise self._broken
 
     def start(self) -> None:
         """Listen, and serve in a thread.
@@ -174,6 +184,7 @@ class Coordinator:
             partial(self._serve, self._loop, self._serving, self._announcer),
             name="elasticflow-coordinator",
             job="serves the workers of the job",
+            on_failure=self._break,
         )
         self._announcer.start()
         what = "a standby of the coordinator" if self._standby else "the coordinator"
@@ -259,6 +270,9 @@ class Coordinator:
             at_end.callback(serving.stop)
             loop.call_soon(serving.start)
             loop.run_forever()
+
+    def _break(self, failure: ThreadFailed) -> None:
+        self._broken = failure
 
     def _log_fault(self, loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
         """Log a fault of our own code, each kind once; the coordinator continues."""

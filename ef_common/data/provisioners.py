@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import IO, Protocol
 
 from ef_common import threads
-from ef_common.errors import ElasticFlowError
+from ef_common.errors import ElasticFlowError, ThreadFailed
 from ef_common.terminal import say
 
 NO_ROOM_S = 600.0
@@ -122,7 +122,9 @@ class Orders:
             if self._thread is not None:
                 return
             try:
-                self._thread = threads.start(self._run, name="elasticflow-provisioner", job="orders nodes")
+                self._thread = threads.start(
+                    self._run, name="elasticflow-provisioner", job="orders nodes", on_failure=self._break
+                )
             except ElasticFlowError as error:
                 self._refuse(nodes, present, error)
 
@@ -145,6 +147,11 @@ class Orders:
                 self._adapter.provide(nodes, present=present)
             except Exception as error:
                 self._refuse(nodes, present, error)
+
+    def _break(self, failure: ThreadFailed) -> None:
+        """The next order starts another thread."""
+        with self._lock:
+            self._thread = None
 
     def _refuse(self, nodes: int, present: int, error: Exception) -> None:
         more = nodes > present

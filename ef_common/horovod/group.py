@@ -13,13 +13,14 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import psutil
 
+from ef_common import threads
 from ef_common.collectives.arrays import ByteArrays, Memory
 from ef_common.collectives.linked_group import LinkedGroup, Nothing
 from ef_common.collectives.links import Links
@@ -204,8 +205,7 @@ class HorovodGroups(ByteArrays):
                 os.environ.setdefault(name, value)
             os.environ.update(environment_of(rank, view.world_size, rendezvous, interface=interface))
             outcome: list[BaseException | None] = []
-            thread = threading.Thread(target=self._init, args=(outcome,), daemon=True, name="ef-connect")
-            thread.start()
+            thread = threads.start(partial(self._init, outcome), name="ef-connect", job="connects Horovod")
             while not outcome:
                 thread.join(_ABANDON_POLL_S)
                 if not outcome and bootstrap.replaced():

@@ -13,7 +13,6 @@ import logging
 import secrets
 import socketserver
 import struct
-import sys
 from collections.abc import Callable
 from typing import IO, Any
 
@@ -23,6 +22,7 @@ from horovod.runner.elastic.rendezvous import PUT_WORKER_ADDRESSES
 from horovod.runner.elastic.worker import WorkerNotificationService
 
 from ef_common import threads
+from ef_common.control.crowd import Crowd
 from ef_common.errors import ThreadFailed
 from ef_common.horovod.store import Store
 
@@ -35,12 +35,8 @@ _LARGEST_REQUEST = 1 << 16
 _TIMEOUT_S = 20.0
 
 
-class _Server(socketserver.ThreadingTCPServer):
-    daemon_threads = True
-    block_on_close = False
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        logger.error("a request from %s failed", client_address, exc_info=sys.exc_info()[1])
+class _Server(Crowd, socketserver.TCPServer):
+    """The driver has one connection at a time; all others are strangers'."""
 
 
 class Notices:
@@ -55,7 +51,7 @@ class Notices:
         self._host = host
         self._key = secrets.token_bytes(_KEY_BYTES)
         self._on_change = on_change
-        self._server: socketserver.ThreadingTCPServer | None = None
+        self._server: _Server | None = None
 
     def start(self) -> None:
         """Listen.
@@ -63,7 +59,7 @@ class Notices:
         Raises:
             OSError: The address cannot be bound.
         """
-        self._server = _Server((self._host, 0), self._handle)  # type: ignore[arg-type]
+        self._server = _Server((self._host, 0), self._handle)
         serve = self._server.serve_forever
         threads.start(serve, name="elasticflow-notices", job="hears horovodrun's driver", on_failure=self._close)
 

@@ -9,20 +9,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx2
 from lightkube import KubeConfig
 from lightkube.config.client_adapter import Client, ConnectionParams
 from lightkube.core.exceptions import ConfigError
 
-from ef_common.errors import ClusterConflict, ClusterFailed, ClusterNotFound, ClusterRefused, UsageError
+from ef_common.errors import ClusterAway, ClusterConflict, ClusterFailed, ClusterNotFound, ClusterRefused, UsageError
 from ef_common.kubernetes.kinds import PODS, Kind
 from ef_common.kubernetes.resource import Json
 
 _TIMEOUT_S = 10.0
 _MERGE, _APPLY = "application/merge-patch+json", "application/apply-patch+yaml"
-_GONE = 410
+_MAX_CHARS = 200
+_Part = TypeVar("_Part", str, Json)
+_ERRORS: dict[int, type[ClusterFailed]] = {
+    404: ClusterNotFound,
+    409: ClusterConflict,
+    **dict.fromkeys((400, 403, 422), ClusterRefused),
+    **dict.fromkeys((429, 503, 504), ClusterAway),
+}
 
 
 class Api:
@@ -69,13 +76,13 @@ class Api:
     def list(self, kind: Kind, namespace: str | None = None, *, labels: str = "") -> tuple[list[Json], str]:
         """All objects, and the version of the list."""
         found = self._ask("GET", kind.path(namespace or self._only), params={"labelSelector": labels} if labels else {})
-        return found.get("items") or [], found["metadata"]["resourceVersion"]
+        return found.get("items") or [], _part(_part(found, "metadata", dict), "resourceVersion", str)
 
     def watch(self, kind: Kind, version: str, *, limit_s: int) -> Iterator[tuple[str, Json]]:
         """Changes since a version: `ADDED`, `MODIFIED`, `DELETED` or `BOOKMARK`, and the object; it ends after a while.
 
         Raises:
-            ClusterFailed: The API server has gone, or knows that version no more.
+            ClusterFailed: The API server has gone, knows that version no more, or sends what is malformed.
         """
         params = {
             "watch": "true",
@@ -90,12 +97,13 @@ class Api:
                     answer.read()
                     raise _error_of(answer)
                 for line in answer.iter_lines():
-                    event = json.loads(line)
-                    if event["type"] == "ERROR":
-                        raise ClusterFailed(str(event["object"].get("message")))
-                    yield event["type"], event["object"]
+                    event = _object_in(line)
+                    what, thing = _part(event, "type", str), _part(event, "object", dict)
+                    if what == "ERROR":
+                        raise ClusterFailed(str(thing.get("message")))
+                    yield what, thing
         except httpx2.HTTPError as error:
-            raise ClusterFailed(f"the API server does not answer: {error!r}") from error
+            raise ClusterAway(f"the API server does not answer: {error!r}") from error
 
     def create(self, kind: Kind, thing: Mapping[str, Any]) -> Json:
         """Make an object.
@@ -158,7 +166,7 @@ class Api:
                     raise _error_of(answer)
                 yield from answer.iter_lines()
         except httpx2.HTTPError as error:
-            raise ClusterFailed(f"the API server does not answer: {error!r}") from error
+            raise ClusterAway(f"the API server does not answer: {error!r}") from error
 
     def _ask(
         self,
@@ -173,17 +181,32 @@ class Api:
         try:
             answer = self._client.request(method, path, params=params, content=content, headers={"Content-Type": form})
         except httpx2.HTTPError as error:
-            raise ClusterFailed(f"the API server does not answer: {error!r}") from error
+            raise ClusterAway(f"the API server does not answer: {error!r}") from error
         if answer.is_error:
             raise _error_of(answer)
-        found: Json = answer.json()
-        return found
+        return _object_in(answer.text)
+
+
+def _object_in(text: str) -> Json:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ClusterFailed(f"expected an object from the API server. Received: {text[:_MAX_CHARS]!r}")
+    return found
+
+
+def _part(thing: Json, name: str, kind: type[_Part]) -> _Part:
+    part = thing.get(name)
+    if not isinstance(part, kind):
+        raise ClusterFailed(f"expected {name} in what the API server sends. Received: {str(thing)[:_MAX_CHARS]}")
+    return part
 
 
 def _error_of(answer: httpx2.Response) -> ClusterFailed:
     try:
-        message = str(answer.json().get("message") or answer.text)
-    except ValueError:
+        message = str(_object_in(answer.text).get("message") or answer.text)
+    except ClusterFailed:
         message = answer.text or answer.reason_phrase
-    kinds = {404: ClusterNotFound, 409: ClusterConflict, 400: ClusterRefused, 403: ClusterRefused, 422: ClusterRefused}
-    return kinds.get(answer.status_code, ClusterFailed)(message)
+    return _ERRORS.get(answer.status_code, ClusterFailed)(message)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ef_common import threads
 from ef_common.core.cluster import Report
+from ef_common.errors import ThreadFailed
 
 logger = logging.getLogger(__name__)
 
@@ -88,9 +89,17 @@ class Reports:
         """What a worker of a job has said last; None if nobody has, or nobody can be asked any more."""
         return self._reports.get(job)
 
-    def start(self) -> None:
-        """Start the thread."""
-        threads.start(lambda: asyncio.run(self._run()), name="elasticflow-reports", job="asks workers")
+    def start(self, *, on_failure: Callable[[ThreadFailed], object] = lambda failure: None) -> None:
+        """Start the thread.
+
+        Args:
+            on_failure: Called if the thread ends by an error, so that nobody is asked any more.
+        """
+
+        def ask() -> None:
+            asyncio.run(self._run())
+
+        threads.start(ask, name="elasticflow-reports", job="asks workers", on_failure=on_failure)
 
     def stop(self) -> None:
         """Let the thread end."""

@@ -11,14 +11,21 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ef_common import threads
 from ef_common.core.cluster import Decision, Job, Phase, Policy, Refusal, Report, agrees, decide, on_record
 from ef_common.core.cluster.decide import RETRY_S
-from ef_common.errors import ClusterConflict, ClusterFailed, ClusterNotFound, ClusterRefused
+from ef_common.errors import (
+    ClusterAway,
+    ClusterConflict,
+    ClusterFailed,
+    ClusterNotFound,
+    ClusterRefused,
+    ThreadFailed,
+)
 from ef_common.kubernetes import kinds, reading, writing
 from ef_common.kubernetes import lease as leases
 from ef_common.kubernetes.asking import Reports
@@ -38,11 +45,21 @@ _TICK_S = 2.0
 _COALESCE_S = 0.05
 _PAUSE_S = 1.0
 _PAUSES_S = (0.2, 30.0)
+_MAX_FAILURES = 20
+"""After calls for so many jobs have failed, the others wait for the next look: the API server itself is in trouble."""
 _CALLS_PER_S, _BURST = 100.0, 200.0
 """As calls are made one after another, this limit is rarely reached. An API server has limits of its own, too."""
 _PROGRESS_S, _PROGRESS_PER_S = 15.0, 2.0
 """The shortest time between two updates of a training's progress in its status, and the most such updates of all jobs
 together in a second: if there are many jobs, that of each is updated less often."""
+
+
+_Version = tuple[str, int]
+
+
+def _version_of(thing: Json) -> _Version:
+    """Which job this is (uid), and which version of what its user wants."""
+    return thing["metadata"]["uid"], int(thing["metadata"].get("generation", 0))
 
 
 class Controller:
@@ -75,37 +92,40 @@ class Controller:
         holder = f"{socket.gethostname()}-{secrets.token_hex(3)}"
         self._lease = Lease(api, namespace, holder, clock=time.monotonic, wall=time.time, duration_s=lease_s)
         self._renew_s = min(leases.RENEW_S, lease_s / 5)
-        self._pauses: dict[str, tuple[float, float]] = {}  # of jobs whose calls fail: how long, and until when
-        self._refusals: dict[str, Refusal] = {}  # which may not be on record yet
+        self._pauses: dict[_Version, tuple[float, float]] = {}  # of jobs whose calls fail: how long, and until when
+        self._refusals: dict[_Version, Refusal] = {}  # which may not be on record yet
         self._limiter = _Limiter(_CALLS_PER_S, _BURST, clock=time.monotonic, sleep=self._stopped.wait)
         self._belongings = Belongings(api, namespace, wait=self._limiter.wait)
         self._told: dict[str, str] = {}
         self._reports = Reports(on_news=self._wake.set)
         self._asks_since: float | None = None  # None: this controller asks nobody
+        self._failure: ThreadFailed | None = None
 
     def run(self) -> None:
-        """Act until `stop` is called."""
+        """Act until `stop` is called.
+
+        Raises:
+            ThreadFailed: A thread without which it would know or do nothing has failed: it must be started anew.
+        """
         for copy in self._copies.values():
-            copy.start()
-        self._reports.start()
-        threads.start(self._keep_lease, name="elasticflow-lease", job="keeps the lease")
+            copy.start(on_failure=self._break)
+        self._reports.start(on_failure=self._break)
+        threads.start(self._keep_lease, name="elasticflow-lease", job="keeps the lease", on_failure=self._break)
         while not self._stopped.is_set():
             self._wake.wait(_TICK_S)
             self._stopped.wait(_COALESCE_S)
             self._wake.clear()
             if not self._lease.is_mine:
-                self._ask_nobody()
+                self._stand_by()
             elif self.is_ready:
                 try:
                     self._look()
-                    self._metrics.looked(time.time())
-                except ClusterFailed as error:
-                    logger.warning("the cluster cannot be changed now: %s", error)
-                    self._stopped.wait(_PAUSE_S)
                 except Exception:  # whoever restarts it would only meet the same
                     logger.exception("the controller cannot look at the cluster")
                     self._stopped.wait(_PAUSE_S)
         self._lease.give_up()
+        if self._failure is not None:
+            raise self._failure
 
     def stop(self) -> None:
         """Let `run` end."""
@@ -125,18 +145,24 @@ class Controller:
         """Whether it is the one that acts."""
         return self._lease.is_mine
 
-    def _ask_nobody(self) -> None:
-        """Stop asking workers: only the controller that acts asks them."""
+    def _stand_by(self) -> None:
+        """Ask no workers, as only the controller that acts does so; and begin afresh when it acts again."""
+        self._pauses.clear()
         if self._asks_since is not None:
             self._asks_since = None
             self._reports.follow({})
 
+    def _break(self, failure: ThreadFailed) -> None:
+        self._failure = failure
+        self.stop()
+
     def _keep_lease(self) -> None:
+        leads = False
         while not self._stopped.is_set():
-            before = self._lease.is_mine
-            if self._lease.keep() != before:
-                logger.info("this controller %s", "acts" if self._lease.is_mine else "stands by")
-                self._metrics.leads(self._lease.is_mine)
+            before, leads = leads, self._lease.keep()
+            if leads != before:
+                logger.info("this controller %s", "acts" if leads else "stands by")
+                self._metrics.leads(leads)
                 self._wake.set()
             self._stopped.wait(self._renew_s)
 
@@ -144,18 +170,35 @@ class Controller:
 
     def _look(self) -> None:
         things = {reading.key_of(one): one for one in self._copies[kinds.JOBS].objects()}
-        jobs = self._read(things)
-        self._forget_all_but({one["metadata"]["uid"] for one in things.values()})
         now = time.time()
+        self._forget_all_but(things.values(), now)
+        jobs = self._read(things)
         nodes = reading.nodes_of(self._copies[kinds.NODES].objects(), self._others(things))
         decisions = decide(list(jobs.values()), nodes, now, policy=self._policy)
         self._metrics.decided(jobs, decisions)
-        order = sorted(jobs, key=lambda key: not decisions[key].delete)  # who gives room comes before who takes it
-        for key in order:
+        failures = 0
+        for key in self._order(things, decisions):
             if not self._lease.is_mine:
                 return
-            if time.monotonic() >= self._pauses.get(key, (0.0, 0.0))[1]:
+            if time.monotonic() < self._pause_of(things[key])[1]:
+                continue
+            try:
                 self._act_patiently(things[key], jobs[key], decisions[key], now)
+            except ClusterFailed as error:
+                failures += 1
+                if isinstance(error, ClusterAway) or failures == _MAX_FAILURES:
+                    logger.warning("the cluster cannot be changed now: %s", error)
+                    self._stopped.wait(_PAUSE_S)
+                    break
+            self._metrics.lives(time.time())
+        self._metrics.looked(time.time())
+
+    def _order(self, things: Mapping[str, Json], decisions: Mapping[str, Decision]) -> list[str]:
+        """Jobs that give room come before those that take it; but those whose calls have failed keep nobody waiting."""
+        return sorted(decisions, key=lambda key: (self._pause_of(things[key])[0], not decisions[key].delete))
+
+    def _pause_of(self, thing: Json) -> tuple[float, float]:
+        return self._pauses.get(_version_of(thing), (0.0, 0.0))
 
     def _read(self, things: Mapping[str, Json]) -> dict[str, Job]:
         pods: dict[str, list[Json]] = {}
@@ -171,15 +214,17 @@ class Controller:
             for key, thing in things.items()
             if not thing["metadata"].get("deletionTimestamp")
         }
-        now = time.time()
-        self._refusals = {key: one for key, one in self._refusals.items() if key in jobs and now < one.until}
-        for key, refusal in self._refusals.items():
-            jobs[key] = replace(jobs[key], record=replace(jobs[key].record, refusal=refusal))
+        for key, job in jobs.items():
+            if refusal := self._refusals.get(_version_of(things[key])):
+                jobs[key] = replace(job, record=replace(job.record, refusal=refusal))
         return jobs
 
-    def _forget_all_but(self, uids: set[str]) -> None:
-        """Only these jobs are still there."""
+    def _forget_all_but(self, things: Collection[Json], now: float) -> None:
+        """Only these jobs are still there. What a changed one says now has neither failed nor been refused yet."""
+        uids, versions = {one["metadata"]["uid"] for one in things}, set(map(_version_of, things))
         self._belongings.forget_all_but(uids)
+        self._pauses = {version: pause for version, pause in self._pauses.items() if version in versions}
+        self._refusals = {version: one for version, one in self._refusals.items() if now < one.until}
         self._told = {uid: text for uid, text in self._told.items() if uid in uids}
 
     def _ask(self, pods: Mapping[str, list[Json]]) -> None:
@@ -205,26 +250,32 @@ class Controller:
         return {**found, "": next((int(one["value"]) for one in classes if one.get("globalDefault")), 0)}
 
     def _act_patiently(self, thing: Json, job: Job, decision: Decision, now: float) -> None:
+        """Carry out a decision, or tell why that is not possible now, and try it again later.
+
+        Raises:
+            ClusterFailed: The trouble may be that of all jobs.
+        """
         try:
             self._act(thing, job, decision, now)
-            self._pauses.pop(job.key, None)
+            self._pauses.pop(_version_of(thing), None)
         except ClusterConflict as error:
             logger.debug("%s has changed meanwhile: %s", job.key, error)
             self._wake.set()
-        except ClusterFailed as error:
-            if not isinstance(error, (ClusterRefused, ClusterNotFound)):
-                raise
-            self._pause(thing, job, str(error))
+        except (ClusterRefused, ClusterNotFound) as error:
+            self._pause(thing, job, "Refused", str(error))
+        except ClusterFailed as error:  # a webhook for the pods of this job, say, or the API server itself
+            self._pause(thing, job, "Delayed", str(error), is_told=not isinstance(error, ClusterAway))
+            raise
         except Exception as error:  # it must not keep the others waiting
             logger.exception("%s cannot be carried out", job.key)
-            self._pause(thing, job, repr(error))
+            self._pause(thing, job, "Refused", repr(error))
 
-    def _pause(self, thing: Json, job: Job, why: str) -> None:
-        """Try it again later."""
-        pause_s = min(_PAUSES_S[1], 2 * self._pauses.get(job.key, (_PAUSES_S[0] / 2, 0.0))[0])
-        self._pauses[job.key] = (pause_s, time.monotonic() + pause_s)
+    def _pause(self, thing: Json, job: Job, reason: str, why: str, *, is_told: bool = True) -> None:
+        pause_s = min(_PAUSES_S[1], 2 * (self._pause_of(thing)[0] or _PAUSES_S[0] / 2))
+        self._pauses[_version_of(thing)] = (pause_s, time.monotonic() + pause_s)
         logger.warning("%s waits for %.1f s: %s", job.key, pause_s, why)
-        self._tell(thing, "Refused", why, kind="Warning")
+        if is_told:
+            self._tell(thing, reason, why, kind="Warning")
 
     def _act(self, thing: Json, job: Job, decision: Decision, now: float) -> None:
         """Carry out a decision; see there for why in this order."""
@@ -246,7 +297,7 @@ class Controller:
                 self._create(thing, index)
             except ClusterRefused as error:  # a quota, or a template that is wrong: the next decision knows of it
                 limit = sum(pod.alive and pod.uid not in decision.record.leaving for pod in job.pods) + number
-                self._refusals[job.key] = Refusal(limit, time.time() + RETRY_S, str(error))
+                self._refusals[_version_of(thing)] = Refusal(limit, time.time() + RETRY_S, str(error))
                 raise
         if decision.delete or decision.create:
             logger.info("%s %s", job.key, decision.why)

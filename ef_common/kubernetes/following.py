@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from ef_common import threads
-from ef_common.errors import ClusterFailed
+from ef_common.errors import ClusterFailed, ThreadFailed
 from ef_common.kubernetes.kinds import JOBS, PODS
 from ef_common.kubernetes.resource import JOB_LABEL
 
@@ -30,6 +30,7 @@ def lines(api: Api, namespace: str, job: str, *, follow: bool) -> Iterator[tuple
 
     Raises:
         ClusterNotFound: There is no such job.
+        ThreadFailed: A thread that reads has failed.
     """
     api.get(JOBS, namespace, job)
     if not follow:
@@ -49,7 +50,7 @@ def _pods(api: Api, namespace: str, job: str) -> list[str]:
 
 
 def _follow(api: Api, namespace: str, job: str) -> Iterator[tuple[str, str]]:
-    said: SimpleQueue[tuple[str, str] | None] = SimpleQueue()
+    said: SimpleQueue[tuple[str, str] | ThreadFailed | None] = SimpleQueue()
 
     def read(pod: str) -> None:
         try:
@@ -65,7 +66,9 @@ def _follow(api: Api, namespace: str, job: str) -> Iterator[tuple[str, str]]:
                 phase = (api.get(JOBS, namespace, job).get("status") or {}).get("phase")
                 for pod in _pods(api, namespace, job):
                     if pod not in known:
-                        known[pod] = threads.start(partial(read, pod), name=pod, job="reads the lines of a pod")
+                        known[pod] = threads.start(
+                            partial(read, pod), name=pod, job="reads the lines of a pod", on_failure=said.put
+                        )
                 if phase in ("Succeeded", "Failed"):
                     break
                 threading.Event().wait(_LOOK_S)
@@ -73,9 +76,10 @@ def _follow(api: Api, namespace: str, job: str) -> Iterator[tuple[str, str]]:
                 thread.join()
         except ClusterFailed as error:
             said.put((job, f"({error})"))
-        finally:
-            said.put(None)
+        said.put(None)
 
-    threads.start(look, name="elasticflow-pods", job="looks for pods")
+    threads.start(look, name="elasticflow-pods", job="looks for pods", on_failure=said.put)
     while (one := said.get()) is not None:
+        if isinstance(one, ThreadFailed):
+            raise one
         yield one

@@ -7,6 +7,7 @@ before.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ from ef_common.kubernetes.resource import CONTROLLER, Json
 
 if TYPE_CHECKING:
     from ef_common.kubernetes.api import Api
+
+logger = logging.getLogger(__name__)
 
 DURATION_S = 15.0
 """How long a lease counts that is not renewed, by the clock of the one that waits for it."""
@@ -67,6 +70,8 @@ class Lease:
             self._renewed_at = None
         except ClusterFailed:  # perhaps it was renewed: it is not held any more after a while
             pass
+        except Exception:  # the next call tries again, or nobody would ever take over
+            logger.exception("the lease cannot be read or renewed")
         return self.is_mine
 
     def give_up(self) -> None:
@@ -75,8 +80,9 @@ class Lease:
             self._renewed_at = None
             try:
                 lease = self._api.get(LEASES, self._namespace, CONTROLLER)
-                if lease["spec"].get("holderIdentity") == self._holder:
-                    self._api.replace(LEASES, {**lease, "spec": {**lease["spec"], "holderIdentity": ""}})
+                spec = lease.get("spec") or {}
+                if spec.get("holderIdentity") == self._holder:
+                    self._api.replace(LEASES, {**lease, "spec": {**spec, "holderIdentity": ""}})
             except ClusterFailed:
                 pass
 
@@ -87,12 +93,13 @@ class Lease:
             meta = {"name": CONTROLLER, "namespace": self._namespace}
             self._api.create(LEASES, {**_head(), "metadata": meta, "spec": self._spec({})})
             return True
-        version, holder = lease["metadata"]["resourceVersion"], lease["spec"].get("holderIdentity") or ""
+        spec = lease.get("spec") or {}
+        version, holder = lease["metadata"]["resourceVersion"], spec.get("holderIdentity") or ""
         if self._seen is None or self._seen[0] != version:
             self._seen = (version, now)
         if holder not in ("", self._holder) and now < self._seen[1] + self._duration_s:
             return False
-        self._api.replace(LEASES, {**lease, **_head(), "spec": self._spec(lease["spec"])})
+        self._api.replace(LEASES, {**lease, **_head(), "spec": self._spec(spec)})
         return True
 
     def _spec(self, before: Json) -> Json:
@@ -102,7 +109,7 @@ class Lease:
             **before,
             "holderIdentity": self._holder,
             "leaseDurationSeconds": int(self._duration_s) or 1,
-            "leaseTransitions": before.get("leaseTransitions", 0) + (is_new and bool(before)),
+            "leaseTransitions": (before.get("leaseTransitions") or 0) + (is_new and bool(before)),
             "renewTime": time_of(self._wall()),
             "acquireTime": time_of(self._wall()) if is_new else before.get("acquireTime"),
         }

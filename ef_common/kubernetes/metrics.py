@@ -8,14 +8,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from http.server import ThreadingHTTPServer
+from http.server import HTTPServer
 
 from ef_common import threads
+from ef_common.control.crowd import Crowd
 from ef_common.control.pages import handler_of
 from ef_common.core.cluster import Decision, Job, Phase
 
 ALIVE_S = 60.0
-"""A controller that acts, and has not looked for so long, hangs."""
+"""A controller that acts, and has gone on for so long with neither a job nor a look, hangs."""
+_PATIENCE_S = 5.0
+"""How long a client may keep a thread waiting."""
 
 
 class Metrics:
@@ -26,7 +29,7 @@ class Metrics:
         self._counts = {"pods_created": 0, "pods_deleted": 0, "looks": 0}
         self._gauges: dict[str, float] = {"leads": 0, "pods_wanted": 0, "pods_alive": 0, "jobs_waiting": 0}
         self._phases: dict[str, int] = {}
-        self._looked_at: float | None = None
+        self._lived_at: float | None = None
 
     def created(self) -> None:
         """A pod was created."""
@@ -40,13 +43,17 @@ class Metrics:
         """Whether this controller acts."""
         with self._lock:
             self._gauges["leads"] = float(leads)
-            self._looked_at = None
+            self._lived_at = None
 
     def looked(self, now: float) -> None:
-        """It has looked at everything, and has done what was to do."""
+        """It has looked at everything, and has done what could be done."""
         self._add("looks")
+        self.lives(now)
+
+    def lives(self, now: float) -> None:
+        """It goes on."""
         with self._lock:
-            self._looked_at = now
+            self._lived_at = now
 
     def decided(self, jobs: Mapping[str, Job], decisions: Mapping[str, Decision]) -> None:
         """What is there, and what shall be."""
@@ -62,9 +69,9 @@ class Metrics:
             self._gauges["jobs_waiting"] = len(waiting)
 
     def hangs(self, now: float) -> bool:
-        """Whether it acts, and has not looked for too long."""
+        """Whether it acts, and has not gone on for too long."""
         with self._lock:
-            return self._looked_at is not None and now > self._looked_at + ALIVE_S
+            return self._lived_at is not None and now > self._lived_at + ALIVE_S
 
     def text(self) -> str:
         """All of it, as Prometheus reads it."""
@@ -100,7 +107,7 @@ class Page:
                     return 200, metrics.text()
             return 404, "there are /healthz, /readyz and /metrics\n"
 
-        self._server = ThreadingHTTPServer((host, port), handler_of(answer))
+        self._server = _Server((host, port), handler_of(answer, patience_s=_PATIENCE_S))
         self.port = self._server.server_address[1]
 
     def start(self) -> None:
@@ -111,3 +118,7 @@ class Page:
         """End it."""
         self._server.shutdown()
         self._server.server_close()
+
+
+class _Server(Crowd, HTTPServer):
+    """Strangers must not keep probes from an answer, or the controller is taken for one that hangs."""

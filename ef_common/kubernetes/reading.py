@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime, timezone
 from ipaddress import ip_address
 from typing import Any
@@ -22,6 +23,12 @@ Object = Mapping[str, Any]
 _ENDED = ("Succeeded", "Failed")
 _MALFORMED = (AttributeError, KeyError, TypeError, ValueError)
 """Templates are not checked before a pod is made of them."""
+_CANNOT_START = (
+    *("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName"),
+    *("CreateContainerConfigError", "CreateContainerError", "RunContainerError"),
+)
+"""Reasons for which a container waits, but for those that pass by themselves."""
+_MAX_MESSAGE = 200
 _KEEPS_AWAY = ("NoSchedule", "NoExecute")
 
 
@@ -76,28 +83,31 @@ def _of_container(container: Object) -> dict[str, int]:
 
 
 def pod_of(pod: Object) -> Pod:
-    """A worker pod."""
+    """A worker pod. Whether it has ended is for the container to say that trains: others may run on for ever."""
     meta, status = pod["metadata"], pod.get("status") or {}
-    phase = status.get("phase", "Pending")
+    phase, over = status.get("phase", "Pending"), _end_of_training(pod)
+    ended = phase in _ENDED or over is not None
     return Pod(
         name=meta["name"],
         uid=meta["uid"],
         index=int(meta["labels"].get(INDEX_LABEL, 0)),
         request=request_of(pod["spec"]),
         node=pod["spec"].get("nodeName") or "",
-        running=phase == "Running",
-        ended=phase in _ENDED,
-        status=_exit_status(pod) if phase in _ENDED else None,
+        running=phase == "Running" and not ended,
+        ended=ended,
+        lingers=ended and phase not in _ENDED,
+        status=None if over is None else int(over["exitCode"]),
         gone_by=seconds(meta["deletionTimestamp"]) if meta.get("deletionTimestamp") else None,
         unschedulable_since=_unschedulable_since(status),
         created=seconds(meta.get("creationTimestamp")),
+        problem="" if ended else _problem_of(status),
     )
 
 
 def door_of(pod: Object) -> tuple[str, int] | None:
     """Address and port at which the first worker of a pod answers with metrics; None if it does not, or not now."""
     status = pod.get("status") or {}
-    if status.get("phase") != "Running" or pod["metadata"].get("deletionTimestamp"):
+    if status.get("phase") != "Running" or pod["metadata"].get("deletionTimestamp") or _end_of_training(pod):
         return None
     variables = pod["spec"]["containers"][0].get("env") or ()
     texts = [one.get("value") for one in variables if one.get("name") == METRICS_VARIABLE]
@@ -108,14 +118,25 @@ def door_of(pod: Object) -> tuple[str, int] | None:
     return (address, port) if 0 < port < 65536 else None
 
 
-def _exit_status(pod: Object) -> int | None:
-    """That of the first container of the template, which trains."""
+def _end_of_training(pod: Object) -> Object | None:
+    """How the first container of the template has ended, which trains; None if it has not, or nobody knows."""
     name = pod["spec"]["containers"][0]["name"]
     for container in (pod.get("status") or {}).get("containerStatuses") or ():
-        ended = (container.get("state") or {}).get("terminated")
-        if container["name"] == name and ended is not None:
-            return int(ended["exitCode"])
+        if container["name"] == name:
+            ended: Object | None = (container.get("state") or {}).get("terminated")
+            return ended
     return None
+
+
+def _problem_of(status: Object) -> str:
+    """Why a container of a pod cannot be started; "" for nothing."""
+    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason") in _CANNOT_START:
+            message = " ".join(str(waiting.get("message") or "").split())
+            said = f"{message[:_MAX_MESSAGE]}…" if len(message) > _MAX_MESSAGE else message
+            return f"{waiting['reason']}: {said}" if said else str(waiting["reason"])
+    return ""
 
 
 def _unschedulable_since(status: Object) -> float | None:
@@ -226,8 +247,14 @@ def job_of(
         autoscales=spec.get("autoscale") is not None,
         report=report,
         pods=tuple(sorted(map(pod_of, pods), key=lambda pod: pod.index)),
-        record=record_of(job.get("status") or {}),
+        record=_without_old_refusal(job, record_of(job.get("status") or {})),
     )
+
+
+def _without_old_refusal(job: Object, record: Record) -> Record:
+    """What was refused may be allowed if its user has changed the job since."""
+    is_same = (job.get("status") or {}).get("observedGeneration") == job["metadata"].get("generation", 0)
+    return record if is_same else replace(record, refusal=None)
 
 
 def record_of(status: Object) -> Record:

@@ -160,9 +160,9 @@ def definition() -> Json:
             {"name": "Min", "type": "integer", "jsonPath": ".spec.minWorkers"},
             {"name": "Max", "type": "integer", "jsonPath": ".spec.maxWorkers"},
             {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+            {"name": "Reason", "type": "string", "jsonPath": ".status.reason"},
             {"name": "Spares", "type": "integer", "jsonPath": ".status.spares", "priority": 1},
             {"name": "View", "type": "integer", "jsonPath": ".status.generation", "priority": 1},
-            {"name": "Reason", "type": "string", "jsonPath": ".status.reason", "priority": 1},
         ],
     }
     return {
@@ -239,7 +239,7 @@ def _spec() -> Json:
             "autoscale": _autoscale(),
             "suspend": {"type": "boolean", "description": "The job has no pods, and goes on later."},
             "backoffLimit": _integer(
-                "The job fails if more pods than this are lost in a row.", default=DEFAULT_BACKOFF_LIMIT
+                "The job fails if pods are lost more often than this in a row.", default=DEFAULT_BACKOFF_LIMIT
             ),
             "ttlSecondsAfterFinished": _integer("How long the job stays after its end. Default: for ever."),
             "networkPolicy": {

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ef_common import threads
-from ef_common.errors import ClusterFailed
+from ef_common.errors import ClusterFailed, ThreadFailed
 from ef_common.kubernetes.kinds import Kind
 from ef_common.kubernetes.resource import Json
 
@@ -26,7 +26,7 @@ _MAX_GONE = 512
 
 
 class Copy:
-    """A copy, kept by a thread. If the API server goes away, it is kept as it is, and read anew afterwards.
+    """A copy, kept by a thread. If the API server fails, it stays as it is, and is read anew afterwards.
 
     Args:
         api: Where the objects are.
@@ -42,9 +42,14 @@ class Copy:
         self._stopped = threading.Event()
         self._read = threading.Event()
 
-    def start(self) -> None:
-        """Start the thread."""
-        threads.start(self._run, name=f"elasticflow-{self._kind.plural}", job=f"watches {self._kind.plural}")
+    def start(self, *, on_failure: Callable[[ThreadFailed], object] = lambda failure: None) -> None:
+        """Start the thread.
+
+        Args:
+            on_failure: Called if the thread ends by an error, so that the copy is out of date from then on.
+        """
+        name, job = f"elasticflow-{self._kind.plural}", f"watches {self._kind.plural}"
+        threads.start(self._run, name=name, job=job, on_failure=on_failure)
 
     def stop(self) -> None:
         """Let the thread end, which may take as long as a watch lasts."""
@@ -78,10 +83,11 @@ class Copy:
                 while not self._stopped.wait(shortest):  # an API server may end watches at once
                     version = self._follow(version)
                     pause_s = shortest
-            except ClusterFailed as error:
+            except Exception as error:  # the controller acts on the copy, so it must not stay as it is for ever
                 if self._stopped.is_set():
                     return
-                logger.warning("%s cannot be watched: %s", self._kind.plural, error)
+                trace = None if isinstance(error, ClusterFailed) else error
+                logger.warning("%s cannot be watched: %s", self._kind.plural, error, exc_info=trace)
                 self._stopped.wait(pause_s * random.uniform(0.5, 1.0))
                 pause_s = min(longest, 2 * pause_s)
 

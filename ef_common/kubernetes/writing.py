@@ -71,7 +71,8 @@ def status_of(thing: Object, job: Job, decision: Decision, *, now: float, told: 
     if record.refusal is not None:
         refusal = record.refusal
         status["refusal"] = {"limit": refusal.limit, "until": time_of(refusal.until), "why": refusal.why}
-    status["conditions"] = _conditions((thing.get("status") or {}).get("conditions") or (), status, now)
+    facts = [*_phases(status), _resizing(record.phase, status["running"], decision.wanted)]
+    status["conditions"] = _conditions((thing.get("status") or {}).get("conditions") or (), facts, now)
     return status
 
 
@@ -88,17 +89,30 @@ def _known(**values: float | None) -> Json:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _conditions(before: Any, status: Json, now: float) -> list[Json]:
-    """One for each phase that others wait for, as `kubectl wait --for=condition=Succeeded` does."""
+def _phases(status: Json) -> list[Json]:
+    """One condition for each phase, for those who wait for it as `kubectl wait --for=condition=Succeeded` does."""
+    reason = status["phase"]
+    facts = [{"type": phase.value, "status": str(phase.value == reason), "reason": reason} for phase in Phase]
+    message = {"message": status["reason"]} if "reason" in status else {}
+    return [{**fact, **message} if fact["type"] == reason else fact for fact in facts]
+
+
+def _resizing(phase: Phase, running: int, wanted: int) -> Json:
+    """Whether a job that trains has fewer running pods than it shall have."""
+    if phase is Phase.RUNNING and running < wanted:
+        message = f"{running} of {wanted} pods run"
+        return {"type": "Resizing", "status": "True", "reason": "PodsStarting", "message": message}
+    return {"type": "Resizing", "status": "False", "reason": "PodsAsWanted" if phase is Phase.RUNNING else phase.value}
+
+
+def _conditions(before: Any, facts: list[Json], now: float) -> list[Json]:
+    """The facts, with the time since when each of them has been so."""
     old = {condition["type"]: condition for condition in before}
     made = []
-    for phase in (Phase.RUNNING, Phase.SUCCEEDED, Phase.FAILED, Phase.SUSPENDED):
-        is_so = "True" if status["phase"] == phase.value else "False"
-        same = old.get(phase.value, {}).get("status") == is_so
-        since = old[phase.value]["lastTransitionTime"] if same else time_of(now)
-        condition = {"type": phase.value, "status": is_so, "reason": status["phase"], "lastTransitionTime": since}
-        message = {"message": status["reason"]} if is_so == "True" and "reason" in status else {}
-        made.append({**condition, **message})
+    for fact in facts:
+        same = old.get(fact["type"], {}).get("status") == fact["status"]
+        since = old[fact["type"]]["lastTransitionTime"] if same else time_of(now)
+        made.append({**fact, "lastTransitionTime": since})
     return made
 
 

@@ -51,7 +51,7 @@ class Alone:
             Exit status.
 
         Raises:
-            ElasticFlowError: It cannot listen there, or cannot find the job.
+            ElasticFlowError: It cannot listen there, or cannot find the job, or its thread has failed.
         """
         log_as_json()
         signals: list[int] = []
@@ -74,6 +74,7 @@ class Alone:
         led: bool | None = None
         ended_at: float | None = None
         while not signals and (ended_at is None or time.monotonic() < ended_at + _LINGER_S):
+            coordinator.check()  # whoever watches over this process starts another one
             if coordinator.leads != led:
                 led = coordinator.leads
                 what = "leads the job" if led else "stands by"

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 
+from ef_common import threads
 from ef_common.session.crash_record import Life, lives
 
 logger = logging.getLogger(__name__)
@@ -73,11 +74,11 @@ class Watch:
         self._known: dict[Path, Still] = {}
         self._looked = clock()
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="elasticflow-watch", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Watch in a thread."""
-        self._thread.start()
+        self._thread = threads.start(self._watch, name="elasticflow-watch", job="looks for frozen workers")
 
     def stop(self) -> None:
         """End the thread without waiting for a question that it may be asking."""
@@ -115,7 +116,7 @@ class Watch:
 def _end(still: Still) -> None:
     life = still.life
     with contextlib.suppress(psutil.Error):
-        for process in psutil.Process().children(recursive=True):  # a note may be older than this agent
+        for process in psutil.Process().children(recursive=True):  # a record may be older than this agent
             if process.pid == life.pid and process.status() != psutil.STATUS_ZOMBIE:
                 text = "worker %s stands still, and the others go on without it (%s): its process %d is ended"
                 logger.warning(text, life.worker, still.why, life.pid)

@@ -35,7 +35,8 @@ _OPTIONS = {
 _RANK = 'trap "kill -USR1 \\$p 2>/dev/null" USR1; "$@" & p=$!; while kill -0 $p 2>/dev/null; do wait $p; done; wait $p'
 """A rank of MPICH that a signal ends takes those of its machine with it; one that has an exit status does not."""
 _NAMES = {OPEN_MPI: ("Open MPI", "OpenRTE", "PRRTE"), MPICH: ("HYDRA", "Intel(R) MPI")}
-_STATUS = re.compile(rb"^elasticflow-rank-status: (\d+) (\d+)\n?$")
+_STATUS = re.compile(rb"^elasticflow-rank-status: (\d{1,9}) (\d{1,9})\n?$")
+_MAX_BYTES = 1 << 16
 _VERSION_S = 30.0
 _LEFT = os.EX_TEMPFAIL
 INTERRUPTED = 128 + signal.SIGINT
@@ -102,8 +103,13 @@ def run(command: Sequence[str]) -> int:
     os.environ[RANK_STATUS] = "1"
     statuses: dict[int, int] = {}
     with subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True) as process:
-        pass_on = partial(_pass_on, process.stderr or io.BytesIO(), statuses)
-        reader = threads.start(pass_on, name="elasticflow-mpi", job="passes on what the ranks say")
+        said = process.stderr or io.BytesIO()
+        reader = threads.start(
+            partial(_pass_on, said, statuses),
+            name="elasticflow-mpi",
+            job="passes on what the ranks say",
+            on_failure=lambda failure: said.close(),  # or the launcher would wait until somebody reads it
+        )
         ending = _Ending(process)
         with handled([*to_end(), signal.SIGUSR1], ending.note):
             launcher_status = process.wait()
@@ -136,7 +142,7 @@ class _Ending:
 
 
 def _pass_on(source: IO[bytes], statuses: dict[int, int]) -> None:
-    for line in source:
+    while line := source.readline(_MAX_BYTES):
         found = _STATUS.match(line)
         if found:
             statuses[int(found[1])] = int(found[2])

@@ -12,6 +12,7 @@ process groups, and then each worker again, mean one notice: a SIGTERM counts as
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -197,7 +198,8 @@ class Notices:
     def _end_late(self) -> NoReturn:
         in_any_case = threading.Timer(_LAST_WORDS_S, os._exit, (OUT_OF_TIME,))
         in_any_case.daemon = True
-        in_any_case.start()  # the main thread may hang while it writes to the log
+        with contextlib.suppress(RuntimeError):  # there can be no more threads
+            in_any_case.start()  # the main thread may hang while it writes to the log
         logger.error("the grace time of %g s is over, and no boundary has come: ending at once", self.grace_s)
         os._exit(OUT_OF_TIME)
 

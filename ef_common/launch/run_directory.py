@@ -273,7 +273,7 @@ def order(run_dir: Path, num_workers: int, *, num_spares: int = 0) -> Order:
             f"this run can have 1 to {launcher.max_workers} workers (the number behind the colon of --nnodes). "
             f"Received: {num_workers}"
         )
-    with _locked(run_dir):  # of two orders at the same time, the launcher follows both, one after the other
+    with locked(run_dir):  # of two orders at the same time, the launcher follows both, one after the other
         before = read_order(run_dir)
         made = Order((before.number if before else 0) + 1, num_workers)
         write_json(run_dir / _WANTED, asdict(made))
@@ -281,7 +281,8 @@ def order(run_dir: Path, num_workers: int, *, num_spares: int = 0) -> Order:
 
 
 @contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
+def locked(directory: Path) -> Iterator[None]:
+    """Nobody else of this machine who asks for the lock of a directory has it meanwhile."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -140,9 +140,15 @@ class Saver:
 
         Returns:
             False if that was not so in time.
+
+        Raises:
+            ThreadFailed: The saver's thread has failed, so what was submitted may not be saved.
         """
         with self._changed:
-            return self._changed.wait_for(self._is_idle, timeout_s)
+            in_time = self._changed.wait_for(self._is_idle, timeout_s)
+            if self._broken is not None:
+                raise self._broken
+            return in_time
 
     def close(self, timeout_s: float | None = None) -> None:
         """Save the waiting snapshot, and stop.

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
+from functools import partial
+
+from ef_common import threads
+from ef_common.errors import ThreadFailed
 
 STEP_BYTES = 16 << 20
 """How much is written before each request to the disk."""
@@ -45,9 +50,10 @@ class WriteBack:
         if self._thread is not None and self._thread.is_alive():
             return
         self._asked = size
-        # Not one that keeps the process alive: a disk may hang.
-        self._thread = threading.Thread(target=self._sync, args=(self._descriptor,), name="ef-write-back", daemon=True)
-        self._thread.start()
+        # Not one that keeps the process alive: a disk may hang. Without one, only the wait at the end is longer.
+        with contextlib.suppress(ThreadFailed):
+            sync = partial(self._sync, self._descriptor)
+            self._thread = threads.start(sync, name="ef-write-back", job="writes a file to the disk")
 
     def wait(self) -> None:
         """Wait until no write-back is under way."""

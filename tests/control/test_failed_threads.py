@@ -184,6 +184,9 @@ def test_coordinator_whose_loop_ends_tells_its_workers_and_its_host(form, monkey
         assert isinstance(one.get(), CoordinatorLost)
     assert coordinator.wait_until_idle(GUARD_S)
     poll_until(coordinator._loop.is_closed)
+    with pytest.raises(ThreadFailed, match="serves the workers of the job has failed: SystemExit: 1"):
+        poll_until(coordinator.check)
+    assert not coordinator.leads  # or its agent would go on leaving signs of life
     assert coordinator._announcer._stopped.is_set()  # it would go on telling others that this coordinator leads
 
 

@@ -26,6 +26,7 @@ class Served:
         most: How many pods it was allowed at any time.
         barred: Nodes on which the scheduler puts no pods of it, for reasons that the controller does not know.
         asks: How many pods its training asks for; 0 if it has not asked for a number.
+        has_sidecars: Its pods have a container that never ends by itself.
     """
 
     job: Job
@@ -34,6 +35,7 @@ class Served:
     most: int = 0
     barred: frozenset[str] = frozenset()
     asks: int = 0
+    has_sidecars: bool = False
 
     @property
     def cap(self) -> int:
@@ -107,6 +109,7 @@ class Cluster:
         self.num_refused_names = 0
         self.num_disagreements = 0
         self.num_released = 0
+        self.num_cuts = 0
         self.old: list[Picture] = []
         self.controllers = [Controller(self.picture()) for _ in range(num_controllers)]
 
@@ -217,7 +220,7 @@ class Cluster:
         there = self.pods.get(key, {}).get(pod.name)
         if there is None or there.uid != pod.uid:
             return
-        if force or not there.node or there.ended:
+        if force or not there.node or not there.takes_room:
             del self.pods[key][pod.name]
         elif there.gone_by is None:
             self.pods[key][pod.name] = replace(there, gone_by=self.now + GRACE_S)
@@ -229,7 +232,7 @@ class Cluster:
 
     def free(self, node: str) -> int:
         used = sum(where == node for where, _ in self.others.values())
-        return self.nodes[node] - used - sum(pod.node == node and not pod.ended for _, pod in self.all_pods())
+        return self.nodes[node] - used - sum(pod.node == node and pod.takes_room for _, pod in self.all_pods())
 
     def schedule(self) -> None:
         for key, pod in self.all_pods():
@@ -268,14 +271,22 @@ class Cluster:
                 served.work -= len(running)
             if served.work <= 0:
                 for pod in running:
-                    self.pods[key][pod.name] = replace(pod, ended=True, running=False, status=FINISHED)
+                    self._end(key, pod, FINISHED)
 
     def end_pod(self, status: int | None) -> None:
         running = [(key, pod) for key, pod in self.all_pods() if pod.running and not pod.ended]
         if running:
             key, pod = self.random.choice(running)
             self.losses[key] += 1
-            self.pods[key][pod.name] = replace(pod, ended=True, running=False, status=status)
+            self._end(key, pod, status)
+
+    def cut_power(self, node: str) -> None:
+        """All pods on a node end at once."""
+        self.num_cuts += 1
+        for key, pod in self.all_pods():
+            if pod.node == node and pod.running and not pod.ended:
+                self.losses[key] += 1
+                self._end(key, pod, 137)
 
     def ask(self) -> None:
         """A training asks for a number of pods, and lets go those that are too many, whichever it likes least."""
@@ -288,7 +299,11 @@ class Cluster:
         for pod in self.random.sample(there, max(0, len(there) - max(served.asks, served.job.minimum))):
             self.losses[key] += 1
             self.num_released += 1
-            self.pods[key][pod.name] = replace(pod, ended=True, running=False, status=LEFT)
+            self._end(key, pod, LEFT)
+
+    def _end(self, key: str, pod: Pod, status: int | None) -> None:
+        lingers = key in self.jobs and self.jobs[key].has_sidecars
+        self.pods[key][pod.name] = replace(pod, ended=True, running=False, status=status, lingers=lingers)
 
     @property
     def num_spares(self) -> int:

@@ -246,7 +246,7 @@ def test_pod_that_is_lost_is_counted_once_and_replaced_the_first_time_at_once() 
     assert first.record.lost == "a-1 ended with status 137"
     second = one(job("a", 1, 4, pods=there, record=first.record), nodes(2), 101.0)
     assert second.record.crashes == 1
-    twice = (pod(0), replace(there[1], uid="new"))
+    twice = (pod(0), replace(there[1], uid="new", created=100.0))
     third = one(job("a", 1, 4, pods=twice, record=first.record), nodes(2), 101.0)
     assert (third.record.crashes, third.create) == (2, ())
     late = one(job("a", 1, 4, pods=twice, record=first.record), nodes(2), 101.0 + STEADY_S)
@@ -255,10 +255,28 @@ def test_pod_that_is_lost_is_counted_once_and_replaced_the_first_time_at_once() 
 
 def test_pods_that_are_lost_again_and_again_fail_the_job() -> None:
     record = Record(Phase.RUNNING, crashes=6, crashed_at=90.0)
-    last = (pod(0), pod(1, ended=True, status=139))
+    last = (pod(0), pod(1, ended=True, status=139, created=91.0))
     decision = one(job("a", 1, 2, pods=last, record=record), nodes(2), 100.0)
     assert decision.record.phase is Phase.FAILED
-    assert decision.record.why == "7 pods were lost in a row, and backoffLimit is 6: a-1 ended with status 139"
+    assert decision.record.why == "pods were lost 7 times in a row, and backoffLimit is 6: a-1 ended with status 139"
+
+
+def test_pods_that_are_lost_together_count_once_even_if_they_are_seen_one_after_the_other() -> None:
+    lost = tuple(pod(index, ended=True, status=137) for index in range(16))
+    half = one(running("a", 1, 16, 0, pods=(*lost[:8], *pods(16)[8:])), nodes(16), 100.5)
+    assert (half.record.phase, half.record.crashes, half.record.crashed_at) == (Phase.RUNNING, 1, 100.5)
+    rest = running("a", 1, 16, 0, pods=lost, record=half.record)
+    then = one(rest, nodes(16), 130.0)
+    assert (then.record.crashes, then.record.crashed_at, len(then.record.counted)) == (1, 100.5, 16)
+    late = one(rest, nodes(16), 101.0 + STEADY_S)
+    assert (late.record.crashes, late.record.crashed_at) == (1, 101.0 + STEADY_S)
+
+
+def test_pod_that_has_replaced_a_lost_one_and_is_lost_counts_again_whatever_else_is_lost() -> None:
+    record = Record(Phase.RUNNING, crashes=1, crashed_at=100.5)
+    there = (pod(0, ended=True, created=101.0), pod(1, ended=True))
+    decision = one(running("a", 1, 2, 0, pods=there, record=record), nodes(2), 103.0)
+    assert (decision.record.crashes, decision.record.crashed_at) == (2, 103.0)
 
 
 @pytest.mark.parametrize(("status", "phase"), [(FINISHED, Phase.SUCCEEDED), (FAILED, Phase.FAILED)])
@@ -278,6 +296,42 @@ def test_job_that_is_over_takes_no_part_in_the_shares() -> None:
     over = running("a", 1, 4, 0, record=Record(Phase.SUCCEEDED, ended_at=0.0))
     decisions = decide([over, job("b", 1, 4)], nodes(4), 1.0)
     assert (decisions["a"].create, decisions["b"].create) == ((), (0, 1, 2, 3))
+
+
+def test_pod_whose_training_has_ended_keeps_its_room_while_its_other_containers_run() -> None:
+    lost = pod(1, ended=True, lingers=True, running=False, status=137)
+    decision = one(job("a", 1, 2, pods=(pod(0), lost)), nodes(2))
+    assert (decision.record.crashes, gone(decision), decision.wanted) == (1, ["a-1"], 2)
+    decisions = decide([job("a", 1, 1, pods=(lost,)), job("b", 1, 1, created=1.0)], nodes(2), 0.0)
+    assert [one.create for one in decisions.values()] == [(0,), ()]
+    record = Record(Phase.RUNNING)
+    over = job("a", 1, 2, pods=(replace(lost, status=FINISHED), pod(0)), record=record)
+    first = one(over, nodes(2), 10.0)
+    assert (first.record.phase, gone(first)) == (Phase.SUCCEEDED, [])
+    over = replace(over, record=first.record)
+    assert gone(one(over, nodes(2), 9.0 + END_S)) == []
+    assert sorted(gone(one(over, nodes(2), 10.0 + END_S))) == ["a-0", "a-1"]
+
+
+def test_what_has_become_of_a_lost_pod_is_told_until_as_many_run_as_before() -> None:
+    there = (pod(0), pod(1, ended=True, status=137))
+    lost = one(running("a", 1, 2, 0, pods=there), nodes(2), 100.0).record
+    assert lost.why == lost.lost == "a-1 ended with status 137"
+    starting = (pod(0), pod(1, running=False, uid="new"))
+    then = one(running("a", 1, 2, 0, pods=starting, record=lost), nodes(2), 110.0).record
+    assert then.why == then.lost == lost.lost
+    again = one(running("a", 1, 2, 2, record=then), nodes(2), 120.0).record
+    assert (again.why, again.lost, again.crashes) == ("", "", 1)
+    alone = one(running("a", 1, 2, 0, pods=there), nodes(1), 100.0).record
+    assert alone.why == lost.lost  # it is told once, even if nothing replaces it
+
+
+def test_pod_that_cannot_start_is_told() -> None:
+    there = (pod(1, running=False, problem="ErrImagePull: b"), pod(0, running=False, problem="ErrImagePull: a"))
+    lost = Record(Phase.RUNNING, lost="a-2 was lost")
+    record = one(running("a", 1, 3, 0, pods=(*there, pod(2)), record=lost), nodes(3)).record
+    assert (record.why, record.lost) == ("a-0 cannot start: ErrImagePull: a", "a-2 was lost")
+    assert one(running("a", 1, 3, 3, record=record), nodes(3), 1.0).record.why == ""
 
 
 def test_suspended_job_has_no_pods_and_goes_on_when_it_may() -> None:
@@ -497,14 +551,18 @@ def made(random_: random.Random, number: int, *, work: int = 10**9, autoscales: 
     chooses = autoscales and random_.random() < 0.6
     spares = random_.choice([0, 0, 1, 2]) if autoscales else 0
     new = replace(new, created=float(number), backoff_limit=10**6, autoscales=chooses, takes=new.maximum, spares=spares)
-    return Served(new, work=work, most=new.maximum, barred=barred)
+    return Served(new, work=work, most=new.maximum, barred=barred, has_sidecars=number % 2 == 1)
 
 
-def one_event(cluster: Cluster, *, autoscales: bool = False) -> None:
+EVENTS = "pppttsssssssskrrrrweeoufcnzlxxhh"
+CALMER = "pppttthhhhhhsssssskrrrrrrrreouufcnzlxaaaa"
+"""With these, trainings that choose their size also become larger than their minimum."""
+
+
+def one_event(cluster: Cluster, among: str = EVENTS, *, autoscales: bool = False) -> None:
     random_ = cluster.random
     controller = random_.choice(cluster.controllers)
-    calmer = "pppttthhhhhhsssssskrrrrrrrreouufcnzlxaaaa"  # else no training is ever larger than its minimum
-    match random_.choice(calmer if autoscales else "pppttsssssssskrrrrweeoufcnzlxxhh"):
+    match random_.choice(among):
         case "p":
             controller.picture = cluster.stale_picture()
         case "t":
@@ -612,7 +670,7 @@ def check_schedules(
         room = {"n0": 4, "n1": 4, "n2": 3} if autoscales else {"n0": 2, "n1": 3, "n2": 1}
         cluster = Cluster(seed, room, num_controllers=num_controllers, policy=policy)
         for _ in range(cluster.random.randint(20, 200)):
-            one_event(cluster, autoscales=autoscales)
+            one_event(cluster, CALMER if autoscales else EVENTS, autoscales=autoscales)
         settle(cluster)
         check_shares(cluster)
         conflicts += cluster.num_conflicts
@@ -649,12 +707,34 @@ def test_no_schedule_of_many_breaks_a_limit_if_trainings_choose_their_sizes_and_
     check_schedules(MANY, num_controllers=num_controllers, autoscales=True)
 
 
+def test_no_schedule_counts_a_power_cut_twice_or_lets_it_fail_a_job() -> None:
+    most = cuts = 0
+    for seed in range(NUM_SCHEDULES // 3):
+        cluster = Cluster(seed, {"n0": 8, "n1": 8}, num_controllers=2)
+        cluster.jobs["a"] = Served(job("a", 1, 16, takes=16), most=16)
+        limit = cluster.jobs["a"].job.backoff_limit
+        for event in range(60 * limit):
+            if event % 60 == 59:
+                cluster.cut_power(cluster.random.choice(["n0", "n1"]))
+            cluster.now += 1.0
+            one_event(cluster, among="ppttthhhhsssssskrrr")
+            record = cluster.jobs["a"].job.record
+            assert record.crashes <= cluster.num_cuts <= limit
+            assert not record.is_over
+            most = max(most, record.crashes)
+        cuts += cluster.losses["a"]
+        settle(cluster)
+        check_shares(cluster)
+    assert most > limit / 2, "cuts were seen one by one"
+    assert cuts > 4 * cluster.num_cuts * (seed + 1), "and has cost many pods"
+
+
 def test_every_job_ends_however_small_the_cluster_is() -> None:
     for seed in range(10):
         cluster = Cluster(seed, {"n0": 2, "n1": 2})
         for number in range(6):
             served = made(cluster.random, number, work=cluster.random.randint(1, 40))
-            served.job = replace(served.job, minimum=min(4, served.job.minimum))
+            served.job = replace(served.job, minimum=min(4, served.job.minimum), backoff_limit=6)
             served.barred = frozenset()
             cluster.jobs[served.job.key] = served
         controller: Controller = cluster.controllers[0]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import socketserver
+import threading
 from typing import Any
 
 import pytest
@@ -62,6 +64,16 @@ def test_stranger_is_not_heard(told, request_):
         sock.shutdown(socket.SHUT_WR)
         assert sock.recv(1) == b""
     assert heard == []
+
+
+def test_driver_is_understood_while_strangers_say_nothing(told):
+    addresses, key, heard = told
+    with contextlib.ExitStack() as held:
+        for _ in range(50):
+            held.enter_context(socket.create_connection(addresses["lo"][0], timeout=30))
+        WorkerNotificationClient(addresses, key, 0).notify_hosts_updated(1, HostUpdateResult.added)
+        assert heard == ["changed"]
+        assert sum("process_request_thread" in thread.name for thread in threading.enumerate()) <= 20
 
 
 def test_driver_is_refused_when_the_thread_that_hears_it_has_failed(monkeypatch):

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ef_common.errors import ClusterConflict, ClusterFailed, ClusterNotFound, ClusterRefused
+from ef_common.errors import ClusterAway, ClusterConflict, ClusterFailed, ClusterNotFound, ClusterRefused
 from ef_common.kubernetes.kinds import Kind
 from ef_common.kubernetes.resource import Json
 
@@ -23,6 +23,8 @@ class MemoryApi:
         calls: What was changed, as `create pods a-0`.
         down: It answers nothing.
         refused: What it refuses, as in `calls`, and why.
+        failing: Where it fails itself, as in `calls`, and how.
+        num_failed: How many changes it has failed to make, also while it was down.
         unknown: Versions of groups that it does not have.
     """
 
@@ -32,6 +34,8 @@ class MemoryApi:
         self.calls: list[str] = []
         self.down = False
         self.refused: dict[str, str] = {}
+        self.failing: dict[str, str] = {}
+        self.num_failed = 0
         self.unknown: set[str] = set()
         self._objects: dict[_Name, Json] = {}
         self._version = 0
@@ -142,6 +146,16 @@ class MemoryApi:
                 events.put(None)
             self._watches.clear()
 
+    def change_spec(self, kind: Kind, namespace: str, name: str, **spec: Any) -> None:
+        """A user changes what is wanted."""
+        with self._lock:
+            generation = self.get(kind, namespace, name)["metadata"]["generation"] + 1
+            self.change(kind, namespace, name, {"spec": spec, "metadata": {"generation": generation}})
+
+    def change_status(self, pod: str, status: Json) -> None:
+        """A kubelet says this of a pod here."""
+        self.change(Kind("v1", "Pod", "pods"), self.namespace, pod, {"status": status})
+
     def run_pods(self, status: int | None = None) -> None:
         """All pods run; or have ended with this status."""
         with self._lock:
@@ -164,9 +178,13 @@ class MemoryApi:
 
     def _check(self, call: str = "") -> None:
         if self.down:
-            raise ClusterFailed("the API server does not answer")
+            self.num_failed += bool(call)
+            raise ClusterAway("the API server does not answer")
         if call in self.refused:
             raise ClusterRefused(self.refused[call])
+        if call in self.failing:
+            self.num_failed += 1
+            raise ClusterFailed(self.failing[call])
         if call:
             self.calls.append(call)
 

@@ -13,7 +13,10 @@ import yaml
 
 pytest.importorskip("lightkube")
 
-from ef_common.kubernetes.api import Api
+import httpx2
+
+from ef_common.errors import ClusterAway, ClusterConflict, ClusterFailed, ClusterNotFound, ClusterRefused
+from ef_common.kubernetes.api import Api, _error_of
 from ef_common.kubernetes.kinds import NODES, PODS
 
 NOTHING = json.dumps({"items": [], "metadata": {"resourceVersion": "1"}}).encode()
@@ -25,13 +28,19 @@ def asked() -> list[str]:
 
 
 @pytest.fixture
-def api(asked: list[str], tmp_path: Path) -> Iterator[Api]:
+def answers() -> dict[str, bytes]:
+    """What the server answers, if the path has this in it."""
+    return {"watch=true": b""}
+
+
+@pytest.fixture
+def api(asked: list[str], answers: dict[str, bytes], tmp_path: Path) -> Iterator[Api]:
     class Empty(BaseHTTPRequestHandler):
         """An API server that has nothing."""
 
         def do_GET(self) -> None:
             asked.append(self.path.partition("?")[0])
-            answer = b"" if "watch=true" in self.path else NOTHING
+            answer = next((answer for part, answer in answers.items() if part in self.path), NOTHING)
             self.send_response(200)
             self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
@@ -66,6 +75,23 @@ def test_things_of_all_namespaces_are_listed_and_watched(api: Api, asked: list[s
     assert api.namespace == "here"
 
 
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (404, ClusterNotFound),
+        (409, ClusterConflict),
+        (403, ClusterRefused),
+        (422, ClusterRefused),
+        (429, ClusterAway),
+        (503, ClusterAway),
+        (500, ClusterFailed),
+    ],
+)
+def test_answer_says_what_has_failed(status: int, kind: type[ClusterFailed]) -> None:
+    error = _error_of(httpx2.Response(status, json={"message": "failed calling webhook"}))
+    assert (type(error), str(error)) == (kind, "failed calling webhook")
+
+
 def test_limit_to_a_namespace_holds_for_what_is_in_namespaces(api: Api, asked: list[str]) -> None:
     api.limit_to("team")
     api.list(PODS)
@@ -75,3 +101,28 @@ def test_limit_to_a_namespace_holds_for_what_is_in_namespaces(api: Api, asked: l
     api.list(PODS, "other")
     team, nodes = "/api/v1/namespaces/team/pods", "/api/v1/nodes"
     assert asked == [team, team, nodes, nodes, "/api/v1/namespaces/other/pods"]
+
+
+@pytest.mark.parametrize("answer", ["<html>", "[]", "{}", '{"metadata": 1}', '{"metadata": {}}', "\udcff"])
+def test_list_that_is_malformed_is_a_failure_of_the_cluster(api: Api, answers: dict[str, bytes], answer: str) -> None:
+    answers.clear()
+    answers["/pods"] = answer.encode(errors="surrogateescape")
+    with pytest.raises(ClusterFailed, match="the API server"):
+        api.list(PODS)
+
+
+@pytest.mark.parametrize(
+    "line", ["<html>", "[]", '{"type": "ADDED"}', '{"type": "ADDED", "object": 1}', '{"object": {}}']
+)
+def test_watch_that_is_malformed_is_a_failure_of_the_cluster(api: Api, answers: dict[str, bytes], line: str) -> None:
+    good = '{"type": "BOOKMARK", "object": {}}'
+    answers["watch=true"] = f"{good}\n{line}\n".encode()
+    watch = api.watch(PODS, "1", limit_s=1)
+    assert next(watch) == ("BOOKMARK", {})
+    with pytest.raises(ClusterFailed, match="the API server"):
+        next(watch)
+
+
+def test_error_that_is_malformed_is_one_all_the_same(api: Api, asked: list[str]) -> None:
+    with pytest.raises(ClusterFailed):
+        api.delete(PODS, "here", "a")  # which this server does not know

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ef_common.errors import ClusterFailed, ClusterNotFound, ClusterRefused
+from ef_common.errors import ClusterFailed, ClusterNotFound, ClusterRefused, ThreadFailed
 from ef_common.kubernetes import following
 from ef_common.kubernetes.applying import apply_all
 from ef_common.kubernetes.following import lines
@@ -102,3 +102,15 @@ def test_lines_are_followed_until_the_job_has_ended_also_of_pods_that_come_later
     end.start()
     assert list(told) == [("a-2", "a-2 begins"), ("a-2", "a-2 ends")]
     end.join()
+
+
+@pytest.mark.parametrize("method", ["log", "list"])
+def test_lines_that_cannot_be_read_for_whatever_reason_are_an_error(
+    api: Written, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("out of order")
+
+    monkeypatch.setattr(api, method, fail)
+    with pytest.raises(ThreadFailed, match="RuntimeError: out of order"):
+        list(lines(api, "here", "a", follow=True))  # type: ignore[arg-type]

@@ -220,6 +220,13 @@ def test_example_makes_sense() -> None:
     assert problem(job) == ""
     known = definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
     assert set(job["spec"]) <= set(known)
+    pod = job["spec"]["template"]["spec"]
+    ours = Submission("a", "here", 1, 8, "i", ("train.py",)).job()["spec"]["template"]["spec"]
+    assert pod["containers"][0]["securityContext"] == ours["containers"][0]["securityContext"]
+    assert ours["securityContext"].items() <= pod["securityContext"].items()
+    assert all(volume in pod["volumes"] for volume in ours["volumes"])
+    assert all(mount in pod["containers"][0]["volumeMounts"] for mount in ours["containers"][0]["volumeMounts"])
+    assert ours["containers"][0]["command"][:3] == pod["containers"][0]["command"][:3]
     things = list(yaml.safe_load_all((ROOT / "examples/15-kubernetes/serving.yaml").read_text()))
     assert things[1]["spec"]["template"]["spec"]["priorityClassName"] == things[0]["metadata"]["name"]
 

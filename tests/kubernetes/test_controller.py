@@ -11,7 +11,7 @@ from urllib.error import HTTPError
 
 import pytest
 
-from ef_common.core.cluster import Policy
+from ef_common.core.cluster import Decision, Policy, Record
 from ef_common.core.cluster.state import LEFT
 from ef_common.errors import ClusterNotFound
 from ef_common.kubernetes import asking, watching
@@ -41,16 +41,20 @@ def api(monkeypatch: pytest.MonkeyPatch) -> MemoryApi:
 class Acting:
     """A controller in a thread."""
 
-    def __init__(self, api: MemoryApi, policy: Policy = Policy.FAIR) -> None:
+    def __init__(self, api: MemoryApi, policy: Policy = Policy.FAIR, **settings: float) -> None:
         self.metrics = Metrics()
-        self.controller = Controller(
-            api,  # type: ignore[arg-type]
-            namespace="system",
-            metrics=self.metrics,
-            policy=policy,
-        )
+        self.controller = self.made(api, self.metrics, policy=policy, **settings)
         self.thread = threading.Thread(target=self.controller.run)
         self.thread.start()
+
+    @staticmethod
+    def made(api: MemoryApi, metrics: Metrics, **settings: Any) -> Controller:
+        return Controller(api, namespace="system", metrics=metrics, **settings)  # type: ignore[arg-type]
+
+    @property
+    def looks(self) -> int:
+        (line,) = [line for line in self.metrics.text().splitlines() if "looks_total" in line]
+        return int(line.split()[1])
 
     def stop(self) -> None:
         self.controller.stop()
@@ -149,8 +153,7 @@ def test_budget_follows_the_job(api: MemoryApi, acting: Acting) -> None:
     poll_until(lambda: len(pods(api)) == 4)
     api.run_pods()
     for spec, lowest in (({"minWorkers": 3}, 3), ({"disruptionBudget": False}, 0), ({"disruptionBudget": True}, 3)):
-        generation = api.get(JOBS, "here", "a")["metadata"]["generation"] + 1
-        api.change(JOBS, "here", "a", {"spec": spec, "metadata": {"generation": generation}})
+        api.change_spec(JOBS, "here", "a", **spec)
         poll_until(lambda lowest=lowest: api.get(BUDGETS, "here", own_name(api))["spec"]["minAvailable"] == lowest)
     assert len(pods(api)) == 4
 
@@ -228,6 +231,53 @@ def test_refusal_is_told_and_tried_again(api: MemoryApi, acting: Acting, monkeyp
     poll_until(lambda: pods(api) == ["a-0"])
 
 
+def test_refusal_is_forgotten_when_the_job_is_changed(api: MemoryApi, acting: Acting) -> None:
+    api.refused["create pods a-1"] = "exceeded quota"
+    api.create(JOBS, job(high=2))
+    poll_until(lambda: status(api).get("refusal", {}).get("limit") == 1)
+    api.refused.clear()
+    looks = acting.looks
+    poll_until(lambda: acting.looks > looks + 2)
+    assert pods(api) == ["a-0"]
+    api.change_spec(JOBS, "here", "a", template={"metadata": {"labels": {"team": "x"}}})
+    poll_until(lambda: pods(api) == ["a-0", "a-1"])
+    poll_until(lambda: "refusal" not in status(api))
+
+
+def test_job_ends_although_containers_beside_its_training_do_not(api: MemoryApi, acting: Acting) -> None:
+    api.create(JOBS, job(high=2))
+    poll_until(lambda: len(pods(api)) == 2)
+    beside = {"name": "logs", "state": {"running": {}}}
+
+    def ends(pod: str, exit_code: int) -> None:
+        trained = {"name": "worker", "state": {"terminated": {"exitCode": exit_code}}}
+        api.change_status(pod, {"containerStatuses": [beside, trained]})
+
+    api.run_pods()
+    poll_until(lambda: status(api).get("running") == 2)
+    ends("a-1", 137)
+    poll_until(lambda: "delete pods a-1" in api.calls)
+    poll_until(lambda: status(api)["reason"] == "a-1 ended with status 137")
+    assert status(api)["crashes"] == 1
+    ends("a-0", 0)
+    poll_until(lambda: status(api)["phase"] == "Succeeded")
+
+
+def test_what_keeps_pods_from_starting_is_told_as_long_as_it_does(api: MemoryApi, acting: Acting) -> None:
+    api.create(JOBS, job(high=1))
+    poll_until(lambda: pods(api) == ["a-0"])
+    waiting = {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "digits"'}
+    api.change_status(
+        "a-0", {"phase": "Pending", "containerStatuses": [{"name": "worker", "state": {"waiting": waiting}}]}
+    )
+    why = 'a-0 cannot start: ImagePullBackOff: Back-off pulling image "digits"'
+    poll_until(lambda: status(api).get("reason") == why)
+    poll_until(lambda: [one for one in api.list(EVENTS)[0] if one["message"] == why])
+    api.run_pods()
+    poll_until(lambda: status(api)["phase"] == "Running")
+    assert "reason" not in status(api)
+
+
 def test_job_whose_minimum_is_refused_takes_nothing(api: MemoryApi, acting: Acting) -> None:
     api.refused["create pods a-2"] = "exceeded quota"
     api.create(JOBS, job(low=3))
@@ -251,6 +301,88 @@ def test_job_that_cannot_be_carried_out_keeps_nobody_waiting(api: MemoryApi, act
     api.create(JOBS, job(high=1))
     poll_until(lambda: pods(api) == ["a-0"])
     poll_until(lambda: [one for one in api.list(EVENTS)[0] if one["involvedObject"]["name"] == "bad"])
+
+
+def test_job_whose_calls_fail_keeps_nobody_waiting(
+    api: MemoryApi, acting: Acting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controllers, "_PAUSES_S", (0.001, 0.05))
+    why = "failed calling webhook: connection refused"
+    api.failing["create pods bad-0"] = why
+    api.create(JOBS, job("bad", high=1))
+    poll_until(lambda: [one for one in api.list(EVENTS)[0] if one["message"] == why])
+    looks = acting.looks
+    api.create(JOBS, job(high=1))
+    poll_until(lambda: pods(api) == ["a-0"])
+    poll_until(lambda: acting.looks > looks + 2)  # so nobody takes it for one that hangs
+    api.failing.clear()
+    poll_until(lambda: pods(api) == ["a-0", "bad-0"])
+
+
+def looking(api: MemoryApi) -> Controller:
+    """A controller that acts, and looks when it is told to."""
+    one = Acting.made(api, Metrics())
+    one._lease.keep()
+    for copy in one._copies.values():
+        copy._read_all()
+    return one
+
+
+def test_job_whose_calls_have_failed_comes_last(api: MemoryApi) -> None:
+    for name in ("a", "b", "c"):
+        api.create(JOBS, job(name, high=1))
+    api.failing["create pods a-0"] = "failed calling webhook"
+    controller = looking(api)
+    controller._look()
+    assert pods(api) == ["b-0", "c-0"]
+    (version,) = controller._pauses
+    controller._pauses[version] = (0.2, 0.0)
+    things = {f"here/{name}": api.get(JOBS, "here", name) for name in ("a", "b", "c")}
+    decisions = {key: Decision(Record()) for key in things}
+    assert controller._order(things, decisions) == ["here/b", "here/c", "here/a"]
+
+
+def test_controller_that_takes_long_for_many_jobs_does_not_hang(api: MemoryApi) -> None:
+    for name in ("a", "b", "c"):
+        api.create(JOBS, job(name, high=1))
+    controller, lived = looking(api), list[float]()
+    controller._metrics.lives = lived.append  # type: ignore[method-assign]
+    controller._look()
+    assert len(lived) == 3 + 1
+
+
+@pytest.mark.parametrize(("trouble", "most"), [("away", 1), ("failing", controllers._MAX_FAILURES)])
+def test_api_server_in_trouble_is_left_alone_for_a_while(
+    api: MemoryApi, monkeypatch: pytest.MonkeyPatch, trouble: str, most: int
+) -> None:
+    monkeypatch.setattr(controllers, "_PAUSE_S", 0.0)
+    names = [f"j{number}" for number in range(3 * controllers._MAX_FAILURES)]
+    for name in names:
+        api.create(JOBS, job(name, high=1))
+    controller = looking(api)
+    if trouble == "away":
+        api.down = True
+    api.failing = {f"replace elasticjobs {name}": "etcdserver: request timed out" for name in names}
+    before = api.num_failed
+    controller._look()
+    assert api.num_failed - before == most
+    controller._look()
+    assert len(controller._pauses) == 2 * most  # others have had their turn
+    api.down, api.failing = False, {}
+    controller._stand_by()
+    controller._look()
+    assert all("status" in one for one in api.list(JOBS)[0])
+
+
+def test_controller_that_loses_its_lease_in_an_outage_does_not_hang(api: MemoryApi) -> None:
+    acting = Acting(api, lease_s=0.4)
+    try:
+        poll_until(lambda: "elasticflow_controller_leads 1" in acting.metrics.text())
+        api.down = True
+        poll_until(lambda: "elasticflow_controller_leads 0" in acting.metrics.text())
+        assert not acting.metrics.hangs(time.time() + ALIVE_S + 1)
+    finally:
+        acting.stop()
 
 
 def test_only_one_of_two_controllers_acts_and_the_other_one_takes_over(api: MemoryApi) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -121,6 +122,42 @@ def test_pod_is_read() -> None:
     assert reading.pod_of(waiting).unschedulable_since == 9.0
 
 
+SIDECAR = {"name": "logs", "state": {"running": {}}}
+
+
+def test_container_that_trains_decides_whether_a_pod_has_ended() -> None:
+    raw = made_pod("Running", status=0)
+    raw["status"]["containerStatuses"].insert(0, SIDECAR)
+    pod = reading.pod_of(raw)
+    assert (pod.running, pod.ended, pod.lingers, pod.status) == (False, True, True, 0)
+    assert pod.takes_room
+    assert not reading.pod_of(made_pod("Succeeded", status=0)).takes_room
+    raw = made_pod("Running")
+    raw["status"]["containerStatuses"] = [{"name": "logs", "state": {"terminated": {"exitCode": 3}}}]
+    pod = reading.pod_of(raw)
+    assert (pod.running, pod.ended, pod.lingers, pod.status) == (True, False, False, None)
+
+
+@pytest.mark.parametrize("where", ["initContainerStatuses", "containerStatuses"])
+@pytest.mark.parametrize(
+    ("waiting", "problem"),
+    [
+        ({"reason": "ContainerCreating"}, ""),
+        ({"reason": "PodInitializing"}, ""),
+        ({}, ""),
+        ({"reason": "InvalidImageName"}, "InvalidImageName"),
+        ({"reason": "ErrImagePull", "message": "not\n found"}, "ErrImagePull: not found"),
+        ({"reason": "ImagePullBackOff", "message": "x" * 999}, f"ImagePullBackOff: {'x' * 200}…"),
+        ({"reason": "CreateContainerConfigError", "message": "no secret"}, "CreateContainerConfigError: no secret"),
+        ({"reason": "CreateContainerError", "message": "no"}, "CreateContainerError: no"),
+    ],
+)
+def test_pod_whose_container_cannot_start_says_why(where: str, waiting: dict[str, str], problem: str) -> None:
+    raw = made_pod()
+    raw["status"][where] = [{"name": "worker", "state": {"waiting": waiting}}]
+    assert reading.pod_of(raw).problem == problem
+
+
 @pytest.mark.parametrize(
     ("change", "port", "door"),
     [
@@ -130,6 +167,11 @@ def test_pod_is_read() -> None:
         ({"podIP": "10.0.0.7"}, "99999", None),
         ({"podIP": "10.0.0.7"}, None, None),
         ({"podIP": "10.0.0.7", "phase": "Pending"}, "29401", None),
+        (
+            {"podIP": "10.0.0.7", "containerStatuses": [{"name": "worker", "state": {"terminated": {"exitCode": 0}}}]},
+            "29401",
+            None,
+        ),
         ({}, "29401", None),
     ],
     ids=str,
@@ -224,6 +266,14 @@ def test_record_is_read_as_it_was_written() -> None:
     assert again == status  # so it is not written again
 
 
+def test_refusal_counts_until_the_job_is_changed() -> None:
+    thing = job()
+    thing["status"] = writing.status_of(thing, job_of(thing, [], [], priorities={}), Decision(RECORD), now=1e9)
+    assert job_of(thing, [], [], priorities={}).record == RECORD
+    thing["metadata"]["generation"] += 1
+    assert job_of(thing, [], [], priorities={}).record == replace(RECORD, refusal=None)
+
+
 def test_what_is_told_of_the_training_is_read_as_it_was_written() -> None:
     thing = job()
     read = job_of(thing, [made_pod("Running")], [node()], priorities={})
@@ -262,6 +312,34 @@ def test_condition_has_the_time_since_when_it_is_so() -> None:
     found = {one["type"]: (one["status"], one["lastTransitionTime"]) for one in then["conditions"]}
     assert found["Running"] == ("True", "1970-01-01T00:01:00.000000Z")
     assert found["Failed"] == ("False", "1970-01-01T00:00:00.000000Z")
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_job_has_a_condition_for_each_phase_of_which_one_is_true(phase: Phase) -> None:
+    read = job_of(job(), [], [], priorities={})
+    made = writing.status_of(job(), read, Decision(Record(phase, why="because")), now=0.0)["conditions"]
+    assert {one["type"] for one in made} == {*(each.value for each in Phase), "Resizing"}
+    assert [(one["type"], one["message"]) for one in made if one["status"] == "True"] == [(phase.value, "because")]
+    assert all(re.fullmatch("[A-Z][A-Za-z]+", one["reason"]) for one in made)
+
+
+@pytest.mark.parametrize(
+    ("phase", "wanted", "status", "reason"),
+    [
+        (Phase.RUNNING, 3, "True", "PodsStarting"),
+        (Phase.RUNNING, 1, "False", "PodsAsWanted"),
+        (Phase.PENDING, 3, "False", "Pending"),
+        (Phase.SUCCEEDED, 0, "False", "Succeeded"),
+    ],
+)
+def test_job_that_trains_is_resized_until_as_many_pods_run_as_it_shall_have(
+    phase: Phase, wanted: int, status: str, reason: str
+) -> None:
+    read = job_of(job(spares=1), [made_pod("Running")], [node()], priorities={})
+    made = writing.status_of(job(), read, Decision(Record(phase), wanted=wanted, spares=1), now=0.0)
+    (found,) = [one for one in made["conditions"] if one["type"] == "Resizing"]
+    assert (found["status"], found["reason"]) == (status, reason)
+    assert found.get("message", "1 of 3 pods run") == "1 of 3 pods run"
 
 
 # ---------------------------------------------------------------- what a job consists of

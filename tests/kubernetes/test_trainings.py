@@ -13,7 +13,8 @@ import pytest
 pytest.importorskip("lightkube")
 
 from ef_common.errors import ClusterFailed
-from ef_common.kubernetes.kinds import OLD_BUDGETS, PODS
+from ef_common.kubernetes.kinds import JOBS, OLD_BUDGETS, PODS
+from ef_common.kubernetes.writing import own_name
 from tests.faults.conftest import check_gentle
 from tests.kubernetes import cluster as clusters
 from tests.kubernetes.cluster import Cluster, Training
@@ -105,7 +106,7 @@ def test_node_is_drained_as_long_as_the_minimum_stays(training: Training, cluste
     training.wait_for_pods(3)
 
     def allowed() -> int:
-        budget = cluster.api.get(OLD_BUDGETS, "default", "a")
+        budget = cluster.api.get(OLD_BUDGETS, "default", own_name(cluster.api.get(JOBS, "default", "a")))
         return int((budget.get("status") or {}).get("disruptionsAllowed", 0))
 
     cluster.wait_until(lambda: allowed() == 1, "the budget to be counted")

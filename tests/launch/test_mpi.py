@@ -229,3 +229,19 @@ def test_what_ranks_say_is_passed_on_without_their_statuses(
     mpirun.tell_status(3, 1, os.environ)
     mpirun.tell_status(3, 1, {"ELASTICFLOW_RANK_STATUS": "1"})
     assert capfd.readouterr().err == "elasticflow-rank-status: 1 3\n"
+
+
+def test_launcher_does_not_wait_for_a_thread_that_has_failed(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its ranks say fills a pipe."""
+    program.with_name("does").write_text("trap '' PIPE; head -c 1000000 /dev/zero >&2; exit 9\n")
+    monkeypatch.setattr(mpirun, "_pass_on", lambda source, statuses: 1 / 0)
+    assert mpirun.run([str(program)]) == 9
+
+
+def test_line_without_an_end_is_passed_on(
+    program: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(mpirun, "_MAX_BYTES", 100)
+    program.with_name("does").write_text('printf "%250s" x >&2; echo >&2; echo "elasticflow-rank-status: 0 0" >&2\n')
+    assert mpirun.run([str(program)]) == 0
+    assert capfd.readouterr().err == " " * 249 + "x\n"

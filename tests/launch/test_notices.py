@@ -221,3 +221,16 @@ def test_source_that_raises_is_asked_again(
 
     make(sources=[Source()]).start()
     assert session.told.wait(30)
+
+
+def test_worker_whose_time_is_over_ends_even_if_there_can_be_no_more_threads(
+    make: Callable[..., Notices], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    statuses: list[int] = []
+    monkeypatch.setattr(module.os, "_exit", statuses.append)
+    monkeypatch.setattr(module.threading.Timer, "start", fail)
+    make(grace_s=0.0)._end_late()
+    assert statuses == [module.OUT_OF_TIME]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from ef_common.data.provisioners import Orders
 from ef_common.errors import UsageError
 from ef_common.launch import environment, run_directory
 from ef_common.launch.environment import read_environment
+from ef_common.launch.hosts import folder
 from ef_common.launch.hosts.folder import read_wish
 from ef_common.launch.provisioning import LocalJob, provisioner_for
 from ef_common.launch.run import Options
@@ -126,3 +129,24 @@ def test_service_of_yarn_is_flexed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     while (thread := getattr(found, "_thread")) is not None:  # noqa: B009
         thread.join(10)
     assert asked == [("train", 3)]
+
+
+def test_wishes_of_two_workers_at_once_have_a_number_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 may change while the one before still gives an order."""
+    reads, both = folder.read_wish, threading.Barrier(2)
+
+    def read(run_dir: Path) -> tuple[int, int] | None:
+        found = reads(run_dir)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.2)  # each one has read before the other one writes, if that is possible
+        return found
+
+    monkeypatch.setattr(folder, "read_wish", read)
+    others = [threading.Thread(target=folder.wish_for, args=(tmp_path, nodes)) for nodes in (2, 3)]
+    for one in others:
+        one.start()
+    for one in others:
+        one.join()
+    wish = reads(tmp_path)
+    assert wish is not None
+    assert wish[0] == 2

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ef_common.errors import StorageFailed
+from ef_common.errors import StorageFailed, ThreadFailed
 from ef_common.storage import write_back
 from ef_common.storage.store import Store
 from ef_common.storage.write_back import WriteBack
@@ -100,3 +100,12 @@ def test_thread_that_fails_fails_the_writing(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(write_back, "sync", fail)
     with pytest.raises(StorageFailed, match="out of order"):
         write(tmp_path, lambda: True)
+
+
+def test_thread_that_cannot_be_started_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise ThreadFailed("there can be no more threads")
+
+    monkeypatch.setattr(write_back.threads, "start", fail)
+    write(tmp_path, lambda: True)
+    assert (tmp_path / "file").stat().st_size == 20_000

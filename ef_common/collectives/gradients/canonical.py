@@ -7,11 +7,11 @@ and gives it to all: as many bytes as a ring takes, if the shares are whole bran
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from ef_common import threads
 from ef_common.collectives.gradients.shared import CALL, Array, BatchReduction, Room
 from ef_common.core import sharding, summation
 from ef_common.core.summation import Block
@@ -92,8 +92,7 @@ class _Exchange:
                 failed.append(error)
                 self._group.abort()
 
-        thread = threading.Thread(target=send, daemon=True, name="ef-send")
-        thread.start()
+        thread = threads.start(send, name="ef-send", job="sends half of an exact sum")
         try:
             for source, arrays in received.items():
                 self._group.receive(arrays, source)

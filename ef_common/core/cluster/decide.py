@@ -9,7 +9,9 @@ done the next time. It is safe for several controllers, and for one that acts on
   written it since it was read, and if the pods that were read after it are those of which the decision knows
   (:func:`agrees`). Whoever decides next counts them as gone, and deletes those that are still there. Two controllers
   therefore agree on the pods that go, whichever of them deletes them.
-* **Counted once.** A pod that was lost is put on record, in the same way, before it is deleted.
+* **Counted once.** A pod that was lost is put on record, in the same way, before it is deleted. Pods that were there
+  together are one loss, however long it takes until each of them is seen: only the loss of a pod that was created
+  after the last loss is another one in a row.
 
 A job may choose its size: then it has no more pods than its training asks for, and starts with its minimum. When the
 training asks for fewer, it chooses itself which pods leave, as only it knows which are slow. The number is known here
@@ -22,7 +24,7 @@ phase         becomes
 `PENDING`     `RUNNING` when the minimum of pods runs
 `RUNNING`     `PENDING` when no pod is left
 both          `SUSPENDED` when the user wants no pods; `SUCCEEDED` when a pod says that the training is over; `FAILED`
-              when a pod says that it has failed, or too many pods are lost in a row
+              when a pod says that it has failed, or pods are lost too often in a row
 `SUSPENDED`   `PENDING` when the user wants pods again
 ============  =========================================================================================================
 """
@@ -43,7 +45,7 @@ RETRY_S = 120.0
 END_S = 60.0
 """How long the other pods of a job may take to end by themselves when it is over."""
 STEADY_S = 600.0
-"""A pod that is lost so long after the last one is the first in a row."""
+"""A loss so long after the last one is the first in a row."""
 MAX_PAUSE_S = 60.0
 RELEASE_S = 30.0
 """How long after it has asked for fewer pods the training may take to let some go."""
@@ -65,7 +67,7 @@ def decide(
     told = map(policy.told_of, jobs)
     read = [replace(job, record=_advance(job, now)) for job in told]
     open_jobs = [job for job in read if not job.record.is_over and not job.suspended]
-    taking = [pod for job in read for pod in job.pods if not pod.ended]
+    taking = [pod for job in read for pod in job.pods if pod.takes_room]
     limits = {job.key: _limit(job, now) for job in open_jobs}
     spares = {job.key: _spares(job, limits[job.key]) for job in open_jobs}
     found = shares(open_jobs, nodes, taking=taking, limits=limits, spares=spares, policy=policy)
@@ -101,7 +103,7 @@ def _advance(job: Job, now: float) -> Record:
         names = ", ".join(pod.name for pod in job.pods if pod.ended and pod.status == FAILED)
         return replace(record, phase=Phase.FAILED, ended_at=now, why=f"the training has failed, as {names} says")
     if record.crashes > job.backoff_limit:
-        why = f"{record.crashes} pods were lost in a row, and backoffLimit is {job.backoff_limit}: {record.lost}"
+        why = f"pods were lost {record.crashes} times in a row, and backoffLimit is {job.backoff_limit}: {record.lost}"
         return replace(record, phase=Phase.FAILED, ended_at=now, why=why)
     record = replace(_begin(job, record), refusal=_refusal(job, record, now))
     return _hear(job, record, now) if job.autoscales else replace(record, asked=0, asked_at=0.0)
@@ -120,21 +122,19 @@ def _begin(job: Job, record: Record) -> Record:
 
 
 def _count(job: Job, now: float) -> Record:
-    """Count pods that were lost since."""
+    """Count the losses since."""
     record = job.record
     lost = [pod for pod in job.pods if _is_lost(pod) and pod.uid not in record.counted | record.leaving]
     if not lost:
         return record
-    before = 0 if now - record.crashed_at > STEADY_S else record.crashes
     last = lost[-1]
     ended = f"ended with status {last.status}" if last.status is not None else "was lost"
-    return replace(
-        record,
-        counted=record.counted | {pod.uid for pod in lost},
-        crashes=before + len(lost),
-        crashed_at=now,
-        lost=f"{last.name} {ended}",
-    )
+    record = replace(record, counted=record.counted | {pod.uid for pod in lost}, lost=f"{last.name} {ended}")
+    before = 0 if now - record.crashed_at > STEADY_S else record.crashes
+    # API servers round times down to seconds: a pod that replaces a lost one at once may seem to be older.
+    if before and all(pod.created < record.crashed_at for pod in lost):
+        return record
+    return replace(record, crashes=before + 1, crashed_at=now)
 
 
 def _is_lost(pod: Pod) -> bool:
@@ -202,22 +202,30 @@ def _decision(job: Job, share: Share | None, now: float) -> Decision:
     kept = {pod.uid for pod in share.kept}
     go = [pod for pod in job.alive if pod.uid not in kept]
     size, why = len(job.alive), _reason(job, share)
-    record = replace(job.record, leaving=job.record.leaving | {pod.uid for pod in go}, why=_why(job, share))
+    leaving, lost = job.record.leaving | {pod.uid for pod in go}, _lost(job, share, now)
+    record = replace(job.record, leaving=leaving, lost=lost, why=_why(job, share) or lost)
     delete = [*_dooms(job, go, why=f"shrinks from {size} to {len(kept)} pods"), *_leftovers(job, now)]
     create = _free_indexes(job)[: share.new] if now >= job.record.crashed_at + _pause_s(job.record) else []
     return Decision(record, tuple(delete), tuple(create), wanted=share.size, spares=share.spares, why=why)
 
 
 def _end(job: Job, now: float) -> Decision:
-    """A job that is over, or suspended, has no pods; those of one that is over may first end by themselves."""
+    """A job that is over, or suspended, has no pods; those of one that is over may first end by themselves.
+
+    Of a job that is over, pods that have ended and need no room stay, so that their logs can be read.
+    """
     record = job.record
     why = record.why if record.is_over else "its user wants no pods"
     patient = record.is_over and now < (record.ended_at or 0.0) + END_S
     go = [pod for pod in job.alive if not (patient and pod.running)]
     new = replace(record, leaving=record.leaving | {pod.uid for pod in go})
-    others = [doom for doom in _leftovers(job, now) if doom.force or not record.is_over]  # the others show their logs
+    others = [doom for doom in _leftovers(job, now) if _is_in_the_way(doom, patient) or not record.is_over]
     remove = record.is_over and job.ttl_s is not None and now >= (record.ended_at or 0.0) + job.ttl_s
     return Decision(new, (*_dooms(job, go, why=why), *others), why=why, remove=remove)
+
+
+def _is_in_the_way(doom: Doom, patient: bool) -> bool:
+    return doom.force or (doom.pod.lingers and not patient)
 
 
 def _dooms(job: Job, go: Sequence[Pod], *, why: str) -> list[Doom]:
@@ -243,13 +251,23 @@ def _pause_s(record: Record) -> float:
     return 0.0 if record.crashes < 2 else min(MAX_PAUSE_S, 2.0 ** (record.crashes - 2))
 
 
+def _lost(job: Job, share: Share, now: float) -> str:
+    """What has become of the last pod that was lost, until as many as shall run do."""
+    is_made_up_for = sum(pod.running for pod in share.kept) == share.size > 0 and now > job.record.crashed_at
+    return "" if is_made_up_for else job.record.lost
+
+
 def _why(job: Job, share: Share) -> str:
     record = job.record
     if share.waits and record.refusal is not None and record.refusal.limit < job.minimum:
         return record.refusal.why
     if share.waits:
         return f"there is no room for {job.minimum} pods, the minimum"
-    return record.lost
+    return next((f"{pod.name} cannot start: {pod.problem}" for pod in _in_order(share.kept) if pod.problem), "")
+
+
+def _in_order(pods: Sequence[Pod]) -> list[Pod]:
+    return sorted(pods, key=lambda pod: pod.index)
 
 
 def _reason(job: Job, share: Share) -> str:

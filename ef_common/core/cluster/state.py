@@ -52,12 +52,14 @@ class Pod:
         index: Its number in its job, from which its name follows.
         request: What it needs of a node.
         node: Where it is; "" if it is nowhere yet.
-        running: Its container runs.
-        ended: It has ended by itself.
+        running: The container that trains runs.
+        ended: That container has ended by itself.
+        lingers: It has, and others of the pod still run, so the pod keeps its room until it is deleted.
         status: Exit status; None if it still runs, or nobody knows.
         gone_by: When it should be gone, if somebody has deleted it.
         unschedulable_since: Since when the scheduler finds no node for it; None if it does, or has not looked.
         created: When it was created, in seconds.
+        problem: Why its containers cannot be started; "" for nothing.
     """
 
     name: str
@@ -67,10 +69,17 @@ class Pod:
     node: str = ""
     running: bool = False
     ended: bool = False
+    lingers: bool = False
     status: int | None = None
     gone_by: float | None = None
     unschedulable_since: float | None = None
     created: float = 0.0
+    problem: str = ""
+
+    @property
+    def takes_room(self) -> bool:
+        """Whether nobody else can have what it needs of its node."""
+        return not self.ended or self.lingers
 
     @property
     def alive(self) -> bool:
@@ -102,9 +111,10 @@ class Record:
         starts: How often its training was started: with at least its minimum, after it had no pods.
         leaving: Pods (uid) that are to go. One that was named once is never kept.
         counted: Pods (uid) whose end is on record: in `crashes`, or in `asked`.
-        crashes: Pods that were lost in a row, each soon after the one before.
-        crashed_at: When the last one was.
-        lost: What has become of it.
+        crashes: How often pods were lost in a row, each time soon after the one before. Pods that were there together
+            are lost together.
+        crashed_at: When the last time was.
+        lost: What has become of the pod that was lost last.
         refusal: That of more pods, or None.
         asked: How many pods the training asks for; 0 if that is not known, or it does not choose its size.
         asked_at: When it has asked for so many.
@@ -144,7 +154,7 @@ class Job:
         priority: Of two that wait, that of the higher one is served first.
         created: When it was created, in seconds.
         suspended: It shall have no pods.
-        backoff_limit: It fails if more pods than this are lost in a row.
+        backoff_limit: It fails if pods are lost more often than this in a row.
         ttl_s: How long it stays after its end; None for ever.
         problem: What is wrong with what the user has written; "" for nothing.
         takes: Pods that the training takes, if it asks for no number; those beyond are spares. 0 for the maximum.

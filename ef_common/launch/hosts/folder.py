@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -29,6 +28,7 @@ import psutil
 from ef_common.errors import UsageError
 from ef_common.files import write_whole
 from ef_common.launch.hosts.lines import OUTPUT
+from ef_common.launch.run_directory import locked
 
 _ORDER, _KEEPER, _TOLD, _STATUS, _RUN = "order", "keeper", "told", "status", "run"
 _WISH = "wish.json"
@@ -46,8 +46,9 @@ def read_wish(run_dir: Path) -> tuple[int, int] | None:
 
 def wish_for(run_dir: Path, nodes: int) -> None:
     """Tell the launcher of this host's node, through its run directory, that the job wants so many nodes."""
-    number, _ = read_wish(run_dir) or (0, 0)
-    write_whole(run_dir / _WISH, json.dumps({"number": number + 1, "nodes": nodes}).encode())
+    with locked(run_dir):  # another worker of this host may be rank 0 now, and each wish needs a number of its own
+        number, _ = read_wish(run_dir) or (0, 0)
+        write_whole(run_dir / _WISH, json.dumps({"number": number + 1, "nodes": nodes}).encode())
 
 
 class HostFolder:
@@ -79,12 +80,8 @@ class HostFolder:
     def locked(self) -> Iterator[None]:
         """Nobody else starts a keeper meanwhile. The folder is made if it is missing."""
         self.path.mkdir(mode=0o700, exist_ok=True)
-        descriptor = os.open(self.path, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with locked(self.path):
             yield
-        finally:
-            os.close(descriptor)
 
     def remove(self) -> None:
         """Remove it with all that is in it."""

@@ -10,6 +10,7 @@ A line names one host, in any of the forms that users know from Open MPI, MPICH 
 
 from __future__ import annotations
 
+import logging
 import re
 import subprocess
 import threading
@@ -19,6 +20,8 @@ from pathlib import Path
 from ef_common import threads
 from ef_common.core.hosts import Host
 from ef_common.errors import UsageError
+
+logger = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 """How often the list is read, as `horovodrun` does."""
@@ -173,4 +176,7 @@ class HostList:
 
     def _run(self) -> None:
         while not self._stopped.wait(LOOK_S):
-            self.look()
+            try:
+                self.look()
+            except Exception:  # the job waits for new hosts, so the thread must go on
+                logger.exception("the list of hosts cannot be read")

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from ef_common.errors import UsageError
+from ef_common.launch.hosts import list as list_of_hosts
 from ef_common.launch.hosts.list import HostList, file_of_hosts, parse_hosts, script_of_hosts
+from tests.waiting import poll_until
 
 
 def read(text: str, slots: int = 1) -> dict[str, int]:
@@ -100,3 +102,19 @@ def test_script_is_run_by_a_shell() -> None:
         script_of_hosts("echo no power >&2; exit 3")()
     with pytest.raises(UsageError, match=r"has ended with status 127"):
         script_of_hosts("./missing.sh")()
+
+
+def test_list_is_read_again_after_an_error_that_nobody_has_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(list_of_hosts, "LOOK_S", 0.01)
+    texts: list[str | Exception] = ["a", RuntimeError("out of order"), "b", "b"]
+
+    def read() -> str:
+        text = texts.pop(0) if len(texts) > 1 else texts[0]
+        if isinstance(text, Exception):
+            raise text
+        return str(text)
+
+    hosts = HostList(read, slots=1, source="hosts.txt", say=lambda what: None)
+    hosts.start()
+    poll_until(lambda: [host.name for host in hosts.hosts] == ["b"])
+    hosts.stop()

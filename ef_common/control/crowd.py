@@ -1,0 +1,78 @@
+"""A limit for the servers of the standard library that answer each connection in a thread of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import socketserver
+import sys
+import threading
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+
+class Crowd(socketserver.ThreadingMixIn):
+    """Serves at most `most` connections at once. If one more comes, the oldest is ended: it has had its time.
+
+    Strangers who open connections and say nothing, or say it slowly, therefore keep nobody else from an answer, unless
+    they open `most` of them while it is given. An answer must not take long.
+
+    Cost: `most` threads and descriptors.
+
+    Attributes:
+        most: How many connections.
+
+    Example:
+        >>> from http.server import BaseHTTPRequestHandler, HTTPServer
+        >>> class Server(Crowd, HTTPServer):
+        ...     most = 4
+        >>> with Server(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        ...     server.most
+        4
+    """
+
+    most = 16
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128  # a client that finds the queue full tries again after a second
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._places = threading.Semaphore(self.most)
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, None] = {}  # the oldest first
+        super().__init__(*args, **kwargs)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Begin to answer, when there is a place."""
+        if not self._places.acquire(blocking=False):
+            self._end_oldest()
+            self._places.acquire()
+        with self._lock:
+            self._open[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """The connection is over."""
+        super().shutdown_request(request)  # type: ignore[misc]
+        with self._lock:
+            has_place = request in self._open
+            self._open.pop(request, None)
+        if has_place:
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """An answer has failed, or the client has gone."""
+        error = sys.exc_info()[1]
+        if isinstance(error, OSError):
+            logger.debug("a request from %s has ended early: %s", client_address, error)
+        else:
+            logger.error("a request from %s has failed", client_address, exc_info=error)
+
+    def _end_oldest(self) -> None:
+        with self._lock:
+            oldest = next(iter(self._open), None)
+        if oldest is not None:
+            with contextlib.suppress(OSError):  # it has just ended
+                oldest.shutdown(socket.SHUT_RDWR)
