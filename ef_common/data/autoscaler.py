@@ -64,7 +64,9 @@ class Autoscaler:
         self._settings, self._session, self._log = settings, session, log
         self._clock, self._wall = clock, wall
         self._fleet = Fleet(session, provisioner, clock=clock)
-        self._replacing = Replacing(session, self._fleet, keeps_wish=settings is not None, tell=self._tell, clock=clock)
+        self._replacing = Replacing(
+            session, self._fleet, keeps_wish=settings is not None, tell=self._tell, clock=clock, wall=wall
+        )
         self._policy: Policy | None = None if settings is None else settings.make_policy()
         self.history = History()
         self._dealer: Dealer | None = None
@@ -149,11 +151,13 @@ class Autoscaler:
             return
         if settings is not None:
             self._measure(settings, contributors, num_samples, now)
+        room = session.room
+        if room is not None:
+            self._replacing.follow(room, contributors, acts=self._acts)
         if session.rank != 0:
             self._acts, self._has_checked = False, True
             return
         is_due = settings is not None and step % settings.every_steps == 0
-        room = session.room
         if room is None or (now < self._look_at and not is_due):
             return
         self._look_at = now + _LOOK_S
@@ -327,25 +331,32 @@ class Autoscaler:
         return None if self._settings is None else (room.wanted if room is not None else 0) or self._nodes
 
     def state(self) -> dict[str, Any] | None:
-        """The state for newcomers and checkpoints, as plain data; None if nothing is measured."""
+        """The state for newcomers and checkpoints, as plain data; None if there is none."""
+        replaced = self._replacing.state()
         if self._settings is None:
-            return None
-        return {"history": self.history.to_plain(), "elapsed_s": self._elapsed_s, "worker_s": self._worker_s}
+            return None if replaced is None else {"history": None, "replaced": replaced}
+        return {
+            "history": self.history.to_plain(),
+            "elapsed_s": self._elapsed_s,
+            "worker_s": self._worker_s,
+            "replaced": replaced,
+        }
 
     def load_state(self, state: Mapping[str, Any] | None) -> None:
         """Continue from the others' state, or from a checkpoint's; None if that has none.
 
         What cannot be read is left out: a training can learn it again.
         """
-        if state is None or self._settings is None:
+        if state is None:
             return
         try:
-            history = History.from_plain(state["history"])
-            elapsed_s, worker_s = float(state["elapsed_s"]), float(state["worker_s"])
-        except (KeyError, TypeError, ValueError) as error:
+            self._replacing.load_state(state.get("replaced"))
+            if self._settings is not None and state["history"] is not None:
+                history = History.from_plain(state["history"])
+                elapsed_s, worker_s = float(state["elapsed_s"]), float(state["worker_s"])
+                self.history, self._elapsed_s, self._worker_s = history, elapsed_s, worker_s
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             logger.warning("what autoscale had learned cannot be read, and is learned again: %s", error)
-            return
-        self.history, self._elapsed_s, self._worker_s = history, elapsed_s, worker_s
 
     def close(self) -> None:
         """The training is over."""
