@@ -15,7 +15,7 @@ from ef_common.core.throughput import Measure
 from ef_common.core.view import Member, View
 from ef_common.data import autoscaler, fleet
 from ef_common.data.autoscaler import Autoscaler
-from ef_common.data.dealer import Dealer
+from ef_common.data.dealer import Dealer, Rest
 from ef_common.data.fleet import LATE_S, RELEASE_S
 from ef_common.events import EventLog
 
@@ -376,6 +376,77 @@ def test_noise_of_the_gradients_is_measured_in_every_few_updates_where_a_policy_
     assert [scaler.measures_noise(step) for step in range(8)] == [True, False, False, False] * 2
     other = Autoscaler(Autoscale(), job, log=EventLog(None, "w0"))  # type: ignore[arg-type]
     assert not other.measures_noise(0)
+
+
+# ---------------------------------------------------------------- the end of the training
+
+
+def costing(job: Job, **goal: float) -> Autoscaler:
+    return Autoscaler(
+        Autoscale(policy="cost", price_per_worker_hour=1.0, every_steps=EVERY, **goal),  # type: ignore[arg-type]
+        job,  # type: ignore[arg-type]
+        log=EventLog(None, "w0"),
+        provisioner=Place,
+        clock=lambda: job.now,
+        wall=lambda: 1e9 + job.now,
+    )
+
+
+@pytest.mark.parametrize("goal", [{"deadline_s": 60.0}, {"budget": 2.0}])
+def test_goal_that_needs_the_end_of_the_training_says_once_that_nobody_knows_it(
+    caplog: pytest.LogCaptureFixture, goal: dict[str, float]
+) -> None:
+    job = Job(1)
+    scaler = costing(job, **goal)
+    dealt(job, scaler)
+    job.train(scaler, 4 * EVERY)
+    ((name, value),) = goal.items()
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"autoscale cannot keep {name}, because nobody knows how many samples")
+    assert f"Received: {name}={value}" in record.getMessage()
+    assert job.wishes == []
+
+
+def test_goal_is_kept_where_the_end_is_known_and_none_is_needed_for_a_value(caplog: pytest.LogCaptureFixture) -> None:
+    job = Job(1)
+    scaler = costing(job, deadline_s=60.0)
+    dealt(job, scaler).rest = lambda: Rest(100.0 * 90.0)
+    job.train(scaler, 2 * EVERY)
+    assert job.wishes
+    other = costing(Job(1), value_per_hour=2.0)
+    job = Job(1)
+    dealt(job, other)
+    job.train(other, 2 * EVERY)
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("counts_steps", [True, False])
+def test_policy_sees_what_is_left(make: Any, *, counts_steps: bool) -> None:
+    job = Job(2)
+    scaler, policy, _ = make(job)
+    dealt(job, scaler).rest = lambda: Rest(500.0, counts_steps)
+    job.train(scaler)
+    assert (policy.seen[-1].remaining_samples, policy.seen[-1].counts_steps) == (500.0, counts_steps)
+
+
+def test_duration_counts_from_the_first_start(make: Any) -> None:
+    """With what comes before the first step, and between two starts."""
+    job = Job(2)
+    scaler, policy, _ = make(job)
+    job.now += 100.0
+    job.train(scaler)
+    assert policy.seen[-1].elapsed_s == pytest.approx(100.0 + EVERY * 0.32)
+    job.now += 50.0
+    later, policy, _ = make(job)
+    later.load_state(scaler.state())
+    job.train(later)
+    assert policy.seen[-1].elapsed_s == pytest.approx(150.0 + 2 * EVERY * 0.32)
+    old = scaler.state()
+    del old["began"]  # of an older version
+    old["elapsed_s"] = 70.0
+    later.load_state(old)
+    job.train(later)
+    assert policy.seen[-1].elapsed_s == pytest.approx(70.0 + EVERY * 0.32)
 
 
 # ---------------------------------------------------------------- the batch

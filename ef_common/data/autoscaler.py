@@ -15,11 +15,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ef_common.core.autoscale import Autoscale, Policy, Situation, Target
+from ef_common.core.autoscale.cost import Cost
 from ef_common.core.noise_scale import NoiseScale
 from ef_common.core.room import Room
 from ef_common.core.throughput import History, Window
 from ef_common.core.view import View
-from ef_common.data.dealer import Dealer
+from ef_common.data.dealer import Dealer, Rest
 from ef_common.data.fleet import Fleet
 from ef_common.data.provisioners import Provisioner
 from ef_common.data.replacing import Replacing
@@ -82,10 +83,11 @@ class Autoscaler:
         self._noise = NoiseScale()
         self._squares: tuple[float, float] | None = None
         self._asked = 0.0
+        self._began = wall()
         self._elapsed_s = self._worker_s = 0.0
         self._look_at = 0.0
         self._acts = False
-        self._has_checked = False
+        self._has_checked = self._has_warned = False
 
     def follow(self, dealer: Dealer, *, accumulation: int = 1) -> None:
         """Measure and control the training whose samples this dealer deals, the newest one that was given.
@@ -255,6 +257,8 @@ class Autoscaler:
 
     def _decide(self, settings: Autoscale, room: Room) -> None:
         most = max(1, min(settings.max, self._fleet.most(room)))
+        rest = None if self._dealer is None else self._dealer.rest()
+        self._check_end(rest)
         situation = Situation(
             size=room.nodes,
             least=min(max(settings.min, room.min_nodes), most),
@@ -264,9 +268,10 @@ class Autoscaler:
             batch_size=self._present_batch_size,
             local_batch_size=self._own_batch_size,
             workers_per_node=max(1, self._session.completed_in.world_size // max(1, self._nodes)),
-            elapsed_s=self._elapsed_s,
+            elapsed_s=max(self._elapsed_s, self._wall() - self._began),
             worker_s=self._worker_s,
-            remaining_samples=None if self._dealer is None else self._dealer.remaining_samples(),
+            remaining_samples=None if rest is None else rest.samples,
+            counts_steps=rest is not None and rest.counts_steps,
         )
         target = self._answer(situation)
         if target is None:
@@ -281,6 +286,23 @@ class Autoscaler:
         if nodes != room.nodes:
             self.history = self.history.with_wanted(nodes)
             self._fleet.aim(nodes, room)
+
+    def _check_end(self, rest: Rest | None) -> None:
+        """Say once if the policy can decide nothing because nobody knows what is left to do."""
+        policy = self._policy
+        if rest is not None or self._has_warned or not isinstance(policy, Cost) or not policy.needs_end:
+            return
+        self._has_warned = True
+        name, value = ("deadline_s", policy.deadline_s) if policy.budget is None else ("budget", policy.budget)
+        logger.warning(
+            "autoscale cannot keep %s, because nobody knows how many samples are left of this training, so the number "
+            "of nodes stays as it is. Limit the training: in Lightning by max_epochs and data with a length, by "
+            "max_steps, or by a number in limit_train_batches; in Keras by steps_per_epoch. Or give value_per_hour "
+            "instead. Received: %s=%s",
+            name,
+            name,
+            value,
+        )
 
     @property
     def _present_batch_size(self) -> int:
@@ -337,6 +359,7 @@ class Autoscaler:
             return None if replaced is None else {"history": None, "replaced": replaced}
         return {
             "history": self.history.to_plain(),
+            "began": self._began,
             "elapsed_s": self._elapsed_s,
             "worker_s": self._worker_s,
             "replaced": replaced,
@@ -354,6 +377,7 @@ class Autoscaler:
             if self._settings is not None and state["history"] is not None:
                 history = History.from_plain(state["history"])
                 elapsed_s, worker_s = float(state["elapsed_s"]), float(state["worker_s"])
+                self._began = float(state.get("began", self._wall() - elapsed_s))
                 self.history, self._elapsed_s, self._worker_s = history, elapsed_s, worker_s
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             logger.warning("what autoscale had learned cannot be read, and is learned again: %s", error)
