@@ -475,6 +475,7 @@ class Fit:
         if self.train_loader is not None:  # Lightning reloads
             loader.succeed(self.train_loader)
         if self.schedules is not None and self.follows_samples:
+            loader.follows_samples = True
             loader.is_limited = partial(self.schedules.is_limited, loader)
             if self.train_loader is None:
                 loader.planned_steps = partial(self.schedules.planned_steps, loader)

@@ -22,7 +22,7 @@ from ef_common.core import sharding
 from ef_common.core.epochs import ENDLESS
 from ef_common.core.sharding import EpochProgress, GlobalBatch, Range, Window
 from ef_common.core.view import View
-from ef_common.data.dealer import Dealer
+from ef_common.data.dealer import Dealer, Rest
 from ef_common.data.sample import Sample
 from ef_common.data.walking import Walk
 from ef_common.errors import TrainingOver, UsageError
@@ -34,6 +34,7 @@ from ef_lightning.data_workers import WrappedLoader
 from ef_lightning.joint_reading import JointLoader
 from ef_lightning.order import before_limit
 from ef_lightning.reading import Reading
+from ef_lightning.rest import rest_of
 from ef_lightning.walk_reading import REMEDY, WalkReading
 
 logger = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ class ElasticLoader(WrappedLoader):
         self._seeded = seeded
         self._walk = self._walks(reading) if isinstance(reading, WalkReading) else None
         self.dealer.on_returned = self._batches_returned
-        self.dealer.num_epochs = self._num_epochs
+        self.dealer.num_epochs, self.dealer.rest = self._num_epochs, self._rest
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
         self._order = np.arange(0)
         self._wants_epoch = True
@@ -90,6 +91,8 @@ class ElasticLoader(WrappedLoader):
         self.planned_steps: Callable[[int], int] | None = None
         # Whether `limit_train_batches`, if it is a number, limits an epoch of so many positions.
         self.is_limited: Callable[[int], bool] = lambda length: True
+        # The Trainer's `max_steps` is reached after the same samples in each world.
+        self.follows_samples = False
         self.on_boundary: Callable[[], None] | None = None
         self.on_resume: Callable[[], None] = lambda: None
         self.on_begin: Callable[[], None] = lambda: None
@@ -109,6 +112,15 @@ class ElasticLoader(WrappedLoader):
         if trainer.max_steps != -1 or isinstance(trainer.limit_train_batches, int):
             return None  # an epoch or the training may end earlier
         return None if limit is None or limit < 0 else int(limit)
+
+    def _rest(self) -> Rest | None:
+        return rest_of(
+            self._trainer,
+            self.dealer,
+            world_size=self._session.completed_in.world_size,
+            limit=self._max_steps(),
+            follows_samples=self.follows_samples,
+        )
 
     @property
     def in_epoch(self) -> bool:

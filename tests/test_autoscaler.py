@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from ef_common.core.autoscale import Autoscale, Situation, Target
+from ef_common.core.replacements import DAY_S, HOUR_S, MOST_PER_HOUR
 from ef_common.core.room import Demand, Room
 from ef_common.core.throughput import Measure
 from ef_common.core.view import Member, View
 from ef_common.data import autoscaler, fleet
 from ef_common.data.autoscaler import Autoscaler
-from ef_common.data.dealer import Dealer
+from ef_common.data.dealer import Dealer, Rest
 from ef_common.data.fleet import LATE_S, RELEASE_S
-from ef_common.data.replacing import MOST_PER_HOUR
 from ef_common.events import EventLog
 
 STEP_S = 0.1
@@ -45,6 +45,7 @@ class Place:
     orders: list[int] = field(default_factory=list)
     most: int | None = None
     repeats: bool = True
+    gives_spares: bool = True
     closed: bool = False
 
     def scale_to(self, nodes: int, *, present: int) -> None:
@@ -57,10 +58,13 @@ class Place:
 class Job:
     """A session, as far as it is asked, and the time."""
 
-    def __init__(self, nodes: int, *, rank: int = 0, max_nodes: int = 8, min_nodes: int = 1) -> None:
+    def __init__(
+        self, nodes: int, *, rank: int = 0, max_nodes: int = 8, min_nodes: int = 1, machines: tuple[str, ...] = ()
+    ) -> None:
         self.now = 1000.0
         self.step = 0
         self.num_named = 0
+        self.number = 1  # of the newest demand
         self.view = View(1, ())
         self.room: Room | None = None
         self._limits = (min_nodes, max_nodes)
@@ -69,6 +73,7 @@ class Job:
         self.rank, self.newcomer, self.entering, self.paused_s = rank, False, False, 0.0
         self.rate: Callable[[int], float] = lambda nodes: 100.0 * nodes
         self.members: list[str] = []
+        self.machines = {f"w{number}": machine for number, machine in enumerate(machines)}
         self.enter(nodes)
 
     @property
@@ -77,15 +82,18 @@ class Job:
 
     def want(self, nodes: int) -> None:
         self.wishes.append(nodes)
+        self.number += 1
         self.know(wanted=nodes)
 
-    def enter(self, nodes: int, *, without: str = "") -> None:
-        """The view has so many nodes from here on."""
+    def enter(self, nodes: int, *, without: str = "", on: str = "") -> None:
+        """The view has so many nodes from here on; newcomers are on this machine."""
         self.members = [one for one in self.members if one != without][:nodes]
         while len(self.members) < nodes:
-            self.members.append(f"w{self.num_named}")
+            name = f"w{self.num_named}"
+            self.members.append(name)
+            self.machines.setdefault(name, on)
             self.num_named += 1
-        members = tuple(Member(name, f"node-{name}", "") for name in self.members)
+        members = tuple(Member(name, f"node-{name}", self.machines[name]) for name in self.members)
         self.view = View(self.view.generation + 1, members)
         self.know(nodes=nodes)
 
@@ -95,7 +103,7 @@ class Job:
             known |= {name: getattr(self.room, name) for name in known}
         least, most = self._limits
         known |= changes
-        demand = Demand(1, 1, known.pop("wanted"))
+        demand = Demand(1, self.number, known.pop("wanted"))
         self.room = Room(demand, **known, min_nodes=least, max_nodes=most)
 
     def train(self, scaler: Autoscaler, steps: int = EVERY, *, took_s: float | None = None) -> None:
@@ -318,7 +326,9 @@ def test_state_is_what_was_learned(make: Any) -> None:
     job = Job(2)
     scaler, _, _ = make(job)
     job.train(scaler, 2 * EVERY)
-    other, _policy, _ = make(Job(2))
+    newcomer = Job(2)
+    newcomer.newcomer = True
+    other, _policy, _ = make(newcomer)
     other.load_state(scaler.state())
     assert other.history == scaler.history
     assert other.state() == scaler.state()
@@ -336,11 +346,13 @@ def test_state_that_cannot_be_read_is_learned_again(
     assert "learned again" in caplog.text
 
 
-def test_without_settings_nothing_is_measured_or_handed_on(make: Any, heard: Heard) -> None:
+def test_without_settings_nothing_is_measured(make: Any, heard: Heard) -> None:
     job = Job(2)
     scaler, _, place = make(job, on=False)
+    assert scaler.state() is None
     job.train(scaler, 3 * EVERY)
-    assert (heard.records, scaler.state(), scaler.wanted_nodes, job.wishes, place.orders) == ([], None, None, [], [])
+    assert scaler.state()["history"] is None
+    assert (heard.records, scaler.wanted_nodes, job.wishes, place.orders) == ([], None, [], [])
 
 
 def test_wanted_nodes_are_those_of_the_coordinator_or_those_that_are_there(make: Any) -> None:
@@ -364,6 +376,77 @@ def test_noise_of_the_gradients_is_measured_in_every_few_updates_where_a_policy_
     assert [scaler.measures_noise(step) for step in range(8)] == [True, False, False, False] * 2
     other = Autoscaler(Autoscale(), job, log=EventLog(None, "w0"))  # type: ignore[arg-type]
     assert not other.measures_noise(0)
+
+
+# ---------------------------------------------------------------- the end of the training
+
+
+def costing(job: Job, **goal: float) -> Autoscaler:
+    return Autoscaler(
+        Autoscale(policy="cost", price_per_worker_hour=1.0, every_steps=EVERY, **goal),  # type: ignore[arg-type]
+        job,  # type: ignore[arg-type]
+        log=EventLog(None, "w0"),
+        provisioner=Place,
+        clock=lambda: job.now,
+        wall=lambda: 1e9 + job.now,
+    )
+
+
+@pytest.mark.parametrize("goal", [{"deadline_s": 60.0}, {"budget": 2.0}])
+def test_goal_that_needs_the_end_of_the_training_says_once_that_nobody_knows_it(
+    caplog: pytest.LogCaptureFixture, goal: dict[str, float]
+) -> None:
+    job = Job(1)
+    scaler = costing(job, **goal)
+    dealt(job, scaler)
+    job.train(scaler, 4 * EVERY)
+    ((name, value),) = goal.items()
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"autoscale cannot keep {name}, because nobody knows how many samples")
+    assert f"Received: {name}={value}" in record.getMessage()
+    assert job.wishes == []
+
+
+def test_goal_is_kept_where_the_end_is_known_and_none_is_needed_for_a_value(caplog: pytest.LogCaptureFixture) -> None:
+    job = Job(1)
+    scaler = costing(job, deadline_s=60.0)
+    dealt(job, scaler).rest = lambda: Rest(100.0 * 90.0)
+    job.train(scaler, 2 * EVERY)
+    assert job.wishes
+    other = costing(Job(1), value_per_hour=2.0)
+    job = Job(1)
+    dealt(job, other)
+    job.train(other, 2 * EVERY)
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("counts_steps", [True, False])
+def test_policy_sees_what_is_left(make: Any, *, counts_steps: bool) -> None:
+    job = Job(2)
+    scaler, policy, _ = make(job)
+    dealt(job, scaler).rest = lambda: Rest(500.0, counts_steps)
+    job.train(scaler)
+    assert (policy.seen[-1].remaining_samples, policy.seen[-1].counts_steps) == (500.0, counts_steps)
+
+
+def test_duration_counts_from_the_first_start(make: Any) -> None:
+    """With what comes before the first step, and between two starts."""
+    job = Job(2)
+    scaler, policy, _ = make(job)
+    job.now += 100.0
+    job.train(scaler)
+    assert policy.seen[-1].elapsed_s == pytest.approx(100.0 + EVERY * 0.32)
+    job.now += 50.0
+    later, policy, _ = make(job)
+    later.load_state(scaler.state())
+    job.train(later)
+    assert policy.seen[-1].elapsed_s == pytest.approx(150.0 + 2 * EVERY * 0.32)
+    old = scaler.state()
+    del old["began"]  # of an older version
+    old["elapsed_s"] = 70.0
+    later.load_state(old)
+    job.train(later)
+    assert policy.seen[-1].elapsed_s == pytest.approx(70.0 + EVERY * 0.32)
 
 
 # ---------------------------------------------------------------- the batch
@@ -526,33 +609,179 @@ def test_straggler_is_replaced_by_a_newcomer_that_is_asked_for(make: Any, heard:
     ]
 
 
-def replace(job: Job, scaler: Autoscaler, worker: str) -> None:
+def replace(job: Job, scaler: Autoscaler, worker: str, *, on: str = "") -> None:
+    """A straggler is there, and a newcomer comes in its place if one was asked for."""
     job.know(stragglers=(worker,))
+    asked = len(job.wishes)
     job.wait(scaler, 1.0)
     job.know(stragglers=())
-    job.enter(len(job.members), without=worker)
+    if len(job.wishes) == asked:
+        return
+    job.enter(len(job.members), without=worker, on=on)
     job.wait(scaler, 1.0)
     job.wait(scaler, RELEASE_S)
 
 
 def test_no_more_than_a_few_are_replaced_in_an_hour(make: Any) -> None:
-    job = Job(3)
+    job = Job(6)
     scaler, _, place = make(job)
     for number in range(MOST_PER_HOUR + 2):
         replace(job, scaler, f"w{number}")
-    assert place.orders == [4, 3] * MOST_PER_HOUR
-    job.wait(scaler, 3600.0)
+    assert place.orders == [7, 6] * MOST_PER_HOUR
+    job.wait(scaler, HOUR_S)
     replace(job, scaler, job.members[0])
-    assert place.orders == [4, 3] * (MOST_PER_HOUR + 1)
+    assert place.orders == [7, 6] * (MOST_PER_HOUR + 1)
 
 
-def test_same_node_is_not_replaced_twice_in_a_row(make: Any) -> None:
+def test_newcomer_on_the_machine_of_a_straggler_is_not_replaced_again(make: Any) -> None:
+    """A node has another name with each start, even on the same machine."""
+    job = Job(3, machines=("a", "b", "c"))
+    scaler, _, place = make(job)
+    replace(job, scaler, "w1", on="b")
+    assert [member.address for member in job.view.members] == ["a", "c", "b"]
+    replace(job, scaler, "w3")
+    assert place.orders == [4, 3]
+    replace(job, scaler, "w2", on="d")  # a worker of another machine is replaced
+    replace(job, scaler, "w4", on="b")  # and so is its newcomer, if it is on yet another one
+    assert place.orders == [4, 3] * 3
+    job.wait(scaler, HOUR_S)
+    replace(job, scaler, "w5")  # which has come to a machine from which another one had to go
+    assert place.orders == [4, 3] * 3
+    job.wait(scaler, DAY_S)
+    replace(job, scaler, "w5", on="e")
+    assert place.orders == [4, 3] * 4
+
+
+def test_each_worker_of_a_job_on_one_machine_is_replaced_once(make: Any) -> None:
+    job = Job(3)
+    scaler, _, place = make(job)
+    for worker in ("w1", "w3", "w0", "w4"):  # w3 comes in the place of w1, and w4 in that of w0
+        replace(job, scaler, worker)
+    assert place.orders == [4, 3] * 2
+    replace(job, scaler, "w2")
+    assert place.orders == [4, 3] * 3
+
+
+def test_next_rank_zero_knows_what_was_asked_for_before(make: Any) -> None:
+    """Of the three in an hour, and of the machine, although it was rank 0 that was replaced."""
+    job = Job(6)
+    scalers = [make(job)[0] for _ in range(2)]
+    other, _, place = make(job)
+
+    def train(job: Job, seconds: float) -> None:
+        for rank, scaler in enumerate((*scalers, other)):
+            job.rank, job.step = rank, job.step + 1
+            scaler.committed(job.view, 1.0, job.step)
+        job.now += seconds
+
+    train(job, 1.0)
+    for number in range(MOST_PER_HOUR - 1):
+        job.know(stragglers=(f"w{number}",))
+        train(job, 1.0)
+        job.know(newcomers=1)
+        train(job, 1.0)
+        job.know(newcomers=0)
+        job.enter(7)
+        train(job, 1.0)
+        job.know(stragglers=())
+        job.enter(6, without=f"w{number}")
+        train(job, RELEASE_S + 1.0)
+        train(job, RELEASE_S + 1.0)
+    job.rank = 0
+    assert place.orders == []
+    job.train(other, 1)
+    for worker in ("w6", "w3", "w4"):  # a newcomer, one that was there before, and one too many
+        replace(job, other, worker)
+    assert [order for order in place.orders if order == 7] == [7]
+
+
+def test_next_rank_zero_hears_of_what_was_asked_for_before_it_knew(make: Any) -> None:
+    job = Job(3, rank=1)
+    scaler, _, _ = make(job)
+    job.train(scaler, 1)
+    job.know(stragglers=("w1",))
+    job.want(3)
+    job.rank = 0
+    job.wait(scaler, 1.0)
+    assert scaler.state()["replaced"]["asked"] == [pytest.approx(1e9 + job.now, abs=5.0)]
+
+
+def test_newcomer_and_a_new_start_know_what_was_asked_for(make: Any) -> None:
+    job = Job(4)
+    scaler, _, _ = make(job)
+    for number in range(MOST_PER_HOUR - 1):
+        replace(job, scaler, f"w{number}")
+    other, _, place = make(job)
+    job.newcomer = True
+    other.load_state(scaler.state())
+    job.newcomer = False
+    job.train(other, 1)
+    for worker in ("w4", "w2", "w3"):  # on the machine of a straggler, one that was there before, and one too many
+        replace(job, other, worker)
+    assert place.orders == [5, 4]
+    start = Job(2)
+    other, _, _ = make(start)
+    other.load_state(scaler.state())
+    assert other.state()["replaced"]["demand"] == [0, 0, 0]  # it counts views anew
+
+
+def test_demand_of_before_is_no_replacement_for_a_newcomer(make: Any) -> None:
+    job = Job(3)
+    scaler, _, _ = make(job)
+    job.want(3)
+    job.train(scaler, 1)
+    other, _, _ = make(job)
+    job.newcomer = True
+    other.load_state(scaler.state())
+    job.newcomer, job.rank = False, 2
+    job.know(stragglers=("w1",))
+    job.train(other, 1)
+    assert other.state()["replaced"]["asked"] == []
+
+
+def test_demand_of_a_policy_is_no_replacement_for_a_newcomer_that_comes_by_it(make: Any) -> None:
+    job = Job(2)
+    scaler, _, _ = make(job, 3)
+    job.train(scaler, EVERY + 1)  # the training waits for the third node
+    other, _, _ = make(job)
+    job.newcomer = True
+    other.load_state(scaler.state())
+    job.newcomer, job.rank = False, 2
+    job.enter(3)
+    job.know(stragglers=("w1",))
+    job.train(other, 1)
+    assert other.state()["replaced"]["asked"] == []
+
+
+def test_job_that_only_replaces_stragglers_hands_that_on(make: Any) -> None:
+    job = Job(3)
+    scaler, _, _ = make(job, on=False)
+    replace(job, scaler, "w1")
+    other, _, place = make(job, on=False)
+    other.load_state(scaler.state())
+    replace(job, other, "w3")
+    assert place.orders == []
+
+
+def test_straggler_stays_where_no_spare_can_be_asked_for(make: Any, heard: Heard) -> None:
+    job = Job(3)
+    scaler, _, place = make(job, place=Place(gives_spares=False))
+    job.train(scaler, 5)
+    job.know(stragglers=("w1",))
+    job.train(scaler, EVERY)
+    assert (place.orders, job.wishes) == ([], [])
+    (told,) = [record["reason"] for record in heard.records if record["kind"] == "autoscale"]
+    assert told.startswith("worker w1 is slower than the others, and stays until there is a spare")
+    assert scaler.state()["replaced"]["asked"] == []
+
+
+def test_straggler_for_which_nobody_has_come_is_not_asked_for_again(make: Any) -> None:
     job = Job(3)
     scaler, _, place = make(job)
     job.train(scaler, 5)
     job.know(stragglers=("w1",))
     job.wait(scaler, 1.0)
-    job.wait(scaler, LATE_S)  # nobody has come
+    job.wait(scaler, LATE_S)
     assert place.orders == [4, 3]
     job.wait(scaler, 100.0)
     job.wait(scaler, 100.0)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from ef_common.core.epochs import ENDLESS
 from ef_common.core.sharding import GlobalBatch
 from ef_common.core.view import SOLO, Member, View
-from ef_common.data.dealer import Dealer
+from ef_common.data.dealer import Dealer, Rest
 from ef_common.events import EventLog
 from ef_common.launch.environment import NOTES, read_environment
 from ef_common.session import Session
@@ -158,8 +159,8 @@ def test_dealer_tells_of_each_update_and_of_what_is_left(tmp_path: Path) -> None
         dealer.deal()
         dealer.commit(session.completed_in)
     assert told == [(2, 16.0, 1), (2, 16.0, 2)]
-    assert dealer.remaining_samples() is None  # nobody knows how many epochs there are
+    assert dealer.rest() is None  # nobody knows how many epochs there are
     dealer.num_epochs = lambda: 3
-    assert dealer.remaining_samples() == 2.0 * (4 + 2 * 20)
-    dealer.is_open = True
-    assert dealer.remaining_samples() is None
+    assert dealer.rest() == Rest(2.0 * (4 + 2 * 20))
+    dealer.begin(1, ENDLESS)
+    assert dealer.rest() is None

@@ -15,11 +15,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ef_common.core.autoscale import Autoscale, Policy, Situation, Target
+from ef_common.core.autoscale.cost import Cost
 from ef_common.core.noise_scale import NoiseScale
 from ef_common.core.room import Room
 from ef_common.core.throughput import History, Window
 from ef_common.core.view import View
-from ef_common.data.dealer import Dealer
+from ef_common.data.dealer import Dealer, Rest
 from ef_common.data.fleet import Fleet
 from ef_common.data.provisioners import Provisioner
 from ef_common.data.replacing import Replacing
@@ -64,7 +65,9 @@ class Autoscaler:
         self._settings, self._session, self._log = settings, session, log
         self._clock, self._wall = clock, wall
         self._fleet = Fleet(session, provisioner, clock=clock)
-        self._replacing = Replacing(session, self._fleet, keeps_wish=settings is not None, tell=self._tell, clock=clock)
+        self._replacing = Replacing(
+            session, self._fleet, keeps_wish=settings is not None, tell=self._tell, clock=clock, wall=wall
+        )
         self._policy: Policy | None = None if settings is None else settings.make_policy()
         self.history = History()
         self._dealer: Dealer | None = None
@@ -80,10 +83,11 @@ class Autoscaler:
         self._noise = NoiseScale()
         self._squares: tuple[float, float] | None = None
         self._asked = 0.0
+        self._began = wall()
         self._elapsed_s = self._worker_s = 0.0
         self._look_at = 0.0
         self._acts = False
-        self._has_checked = False
+        self._has_checked = self._has_warned = False
 
     def follow(self, dealer: Dealer, *, accumulation: int = 1) -> None:
         """Measure and control the training whose samples this dealer deals, the newest one that was given.
@@ -149,11 +153,13 @@ class Autoscaler:
             return
         if settings is not None:
             self._measure(settings, contributors, num_samples, now)
+        room = session.room
+        if room is not None:
+            self._replacing.follow(room, contributors, acts=self._acts)
         if session.rank != 0:
             self._acts, self._has_checked = False, True
             return
         is_due = settings is not None and step % settings.every_steps == 0
-        room = session.room
         if room is None or (now < self._look_at and not is_due):
             return
         self._look_at = now + _LOOK_S
@@ -251,6 +257,8 @@ class Autoscaler:
 
     def _decide(self, settings: Autoscale, room: Room) -> None:
         most = max(1, min(settings.max, self._fleet.most(room)))
+        rest = None if self._dealer is None else self._dealer.rest()
+        self._check_end(rest)
         situation = Situation(
             size=room.nodes,
             least=min(max(settings.min, room.min_nodes), most),
@@ -260,9 +268,10 @@ class Autoscaler:
             batch_size=self._present_batch_size,
             local_batch_size=self._own_batch_size,
             workers_per_node=max(1, self._session.completed_in.world_size // max(1, self._nodes)),
-            elapsed_s=self._elapsed_s,
+            elapsed_s=max(self._elapsed_s, self._wall() - self._began),
             worker_s=self._worker_s,
-            remaining_samples=None if self._dealer is None else self._dealer.remaining_samples(),
+            remaining_samples=None if rest is None else rest.samples,
+            counts_steps=rest is not None and rest.counts_steps,
         )
         target = self._answer(situation)
         if target is None:
@@ -277,6 +286,23 @@ class Autoscaler:
         if nodes != room.nodes:
             self.history = self.history.with_wanted(nodes)
             self._fleet.aim(nodes, room)
+
+    def _check_end(self, rest: Rest | None) -> None:
+        """Say once if the policy can decide nothing because nobody knows what is left to do."""
+        policy = self._policy
+        if rest is not None or self._has_warned or not isinstance(policy, Cost) or not policy.needs_end:
+            return
+        self._has_warned = True
+        name, value = ("deadline_s", policy.deadline_s) if policy.budget is None else ("budget", policy.budget)
+        logger.warning(
+            "autoscale cannot keep %s, because nobody knows how many samples are left of this training, so the number "
+            "of nodes stays as it is. Limit the training: in Lightning by max_epochs and data with a length, by "
+            "max_steps, or by a number in limit_train_batches; in Keras by steps_per_epoch. Or give value_per_hour "
+            "instead. Received: %s=%s",
+            name,
+            name,
+            value,
+        )
 
     @property
     def _present_batch_size(self) -> int:
@@ -327,25 +353,34 @@ class Autoscaler:
         return None if self._settings is None else (room.wanted if room is not None else 0) or self._nodes
 
     def state(self) -> dict[str, Any] | None:
-        """The state for newcomers and checkpoints, as plain data; None if nothing is measured."""
+        """The state for newcomers and checkpoints, as plain data; None if there is none."""
+        replaced = self._replacing.state()
         if self._settings is None:
-            return None
-        return {"history": self.history.to_plain(), "elapsed_s": self._elapsed_s, "worker_s": self._worker_s}
+            return None if replaced is None else {"history": None, "replaced": replaced}
+        return {
+            "history": self.history.to_plain(),
+            "began": self._began,
+            "elapsed_s": self._elapsed_s,
+            "worker_s": self._worker_s,
+            "replaced": replaced,
+        }
 
     def load_state(self, state: Mapping[str, Any] | None) -> None:
         """Continue from the others' state, or from a checkpoint's; None if that has none.
 
         What cannot be read is left out: a training can learn it again.
         """
-        if state is None or self._settings is None:
+        if state is None:
             return
         try:
-            history = History.from_plain(state["history"])
-            elapsed_s, worker_s = float(state["elapsed_s"]), float(state["worker_s"])
-        except (KeyError, TypeError, ValueError) as error:
+            self._replacing.load_state(state.get("replaced"))
+            if self._settings is not None and state["history"] is not None:
+                history = History.from_plain(state["history"])
+                elapsed_s, worker_s = float(state["elapsed_s"]), float(state["worker_s"])
+                self._began = float(state.get("began", self._wall() - elapsed_s))
+                self.history, self._elapsed_s, self._worker_s = history, elapsed_s, worker_s
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             logger.warning("what autoscale had learned cannot be read, and is learned again: %s", error)
-            return
-        self.history, self._elapsed_s, self._worker_s = history, elapsed_s, worker_s
 
     def close(self) -> None:
         """The training is over."""

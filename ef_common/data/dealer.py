@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from ef_common.collectives.gradients.pieces import Pieces
 from ef_common.core import sharding
+from ef_common.core.epochs import ENDLESS
 from ef_common.core.sharding import EpochProgress, GlobalBatch, Range, Window
 from ef_common.core.view import View
 from ef_common.events import EventLog
@@ -41,6 +42,18 @@ class Parts(Protocol):
         """What the event log tells of a step that is being committed, before `commit`."""
 
 
+class Rest(NamedTuple):
+    """What is left of a training.
+
+    Args:
+        samples: Samples, if the batch of all workers stays as it is.
+        counts_steps: It ends after a number of steps, which are other samples if that batch changes.
+    """
+
+    samples: float
+    counts_steps: bool = False
+
+
 class Dealer:
     """Deals the positions of an epoch to the members of the session's view, as all members do.
 
@@ -63,6 +76,7 @@ class Dealer:
         is_open: Nobody knows how long an epoch is before its end has come; its length is what it has at most.
         parts: What positions are parts of, if they are dealt with `deal_counts`.
         num_epochs: Tells how many epochs the training has, or None if nobody knows.
+        rest: Tells what is left of the training, or None if nobody knows; by default, of its epochs.
         on_returned: Called when a lost worker's positions have come back in the middle of a step.
         on_committed: Called with the contributors of each update, the number of their samples, and its number; not in a
             process that deals alone.
@@ -91,6 +105,7 @@ class Dealer:
         self.is_open = False
         self.parts: Parts | None = None
         self.num_epochs: Callable[[], int | None] = lambda: None
+        self.rest: Callable[[], Rest | None] = self._rest_of_epochs
         self.on_returned: Callable[[], None] = lambda: None
         self.on_committed: Callable[[View, float, int], None] | None = None
         self._session = session
@@ -329,13 +344,12 @@ class Dealer:
     def _log_end(self, progress: EpochProgress, *, exact: bool) -> None:
         self._log.write("epoch_end", epoch=progress.epoch, exact=exact, length=progress.length)
 
-    def remaining_samples(self) -> float | None:
-        """Samples that are left of the training, if it is known how long that is."""
+    def _rest_of_epochs(self) -> Rest | None:
         num_epochs, progress = self.num_epochs(), self.progress
-        if num_epochs is None or self.is_open:
+        if num_epochs is None or progress.length >= ENDLESS:
             return None
         epochs = max(0, num_epochs - 1 - progress.epoch)
-        return (progress.remaining + epochs * progress.length) * self.samples_per_position
+        return Rest((progress.remaining + epochs * progress.length) * self.samples_per_position)
 
     # ------------------------------------------------------------ state
 

@@ -6,12 +6,14 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ef_common.core.throughput import History
 from ef_common.data.autoscaler import Autoscaler
 from ef_common.session import Session
 
-COLUMNS = ("world_size", "samples_per_s", "pause_s", "lr_scale", "global_batch_size", "wanted_nodes", "noise_scale")
-"""All columns that loggers get, the last two only if the job chooses its size; if optimizers have different rules, each
-has an `lr_scale/NAME`."""
+_OF_SIZE = ("wanted_nodes", "samples_per_s_spread", "change_s", "noise_scale")
+COLUMNS = ("world_size", "samples_per_s", "pause_s", "lr_scale", "global_batch_size", *_OF_SIZE)
+"""All columns that loggers get, the last four only if the job chooses its size; if optimizers have different rules,
+each has an `lr_scale/NAME`."""
 
 
 class _Reading(NamedTuple):
@@ -48,19 +50,26 @@ class Meter:
         Returns:
             `world_size`, the number of workers; and since the row before, or since the beginning: `samples_per_s`, the
             samples that all workers have trained on per second; and `pause_s`, the seconds for which training has
-            paused because workers came or went. If the job chooses its number of nodes, `wanted_nodes`, too, and the
-            `noise_scale` of the gradients, in samples, if its policy asks for it and it is known.
+            paused because workers came or went. If the job chooses its number of nodes, `wanted_nodes`, too, and what
+            it has learned, once it is known: `samples_per_s_spread`, the standard deviation of the throughput within
+            the newest measure; `change_s`, the smoothed pause of a change of size; and, if its policy asks for it, the
+            `noise_scale` of the gradients in samples.
         """
         before, now = self._before, self._read()
         self._before = now
         took_s = max(now.time - before.time, 1e-9)
         autoscaler = self._autoscaler
         wanted = None if autoscaler is None else autoscaler.wanted_nodes
-        noise_scale = None if autoscaler is None or wanted is None else autoscaler.history.noise_scale
         return {
             "world_size": float(self._session.completed_in.world_size),
             "samples_per_s": (now.num_samples - before.num_samples) / took_s,
             "pause_s": now.paused_s - before.paused_s,
-            **({} if wanted is None else {"wanted_nodes": float(wanted)}),
-            **({} if noise_scale is None else {"noise_scale": noise_scale}),
+            **({} if autoscaler is None or wanted is None else _learned(wanted, autoscaler.history)),
         }
+
+
+def _learned(wanted: int, history: History) -> dict[str, float]:
+    """What the job wants, and what it knows."""
+    newest = history.newest
+    values = (wanted, None if newest is None else newest.spread, history.change_s or None, history.noise_scale)
+    return {name: float(value) for name, value in zip(_OF_SIZE, values, strict=True) if value is not None}

@@ -1,22 +1,21 @@
 """Replaces stragglers: a node more is asked for, which waits as a spare; then rule 9 of the membership exchanges them.
 
-At most `MOST_PER_HOUR` are asked for in an hour, and never twice in a row for the same node: if a machine is slow, a
-new worker on it is slow, too.
+How many are asked for, and for whom, says :mod:`ef_common.core.replacements`. Every member remembers it, because any of
+them may be rank 0 next, for instance if rank 0 is the straggler: a replacement begins with a demand, of which all
+members hear. Newcomers get it with the state.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
-from ef_common.core.room import Room
+from ef_common.core.replacements import MOST_PER_HOUR, Replacements
+from ef_common.core.room import NO_DEMAND, Room
 from ef_common.core.view import View
 from ef_common.data.fleet import LATE_S, RELEASE_S, Fleet
 from ef_common.session import Session
-
-MOST_PER_HOUR = 3
-_HOUR_S = 3600.0
 
 
 @dataclass
@@ -46,6 +45,7 @@ class Replacing:
             people have started must not be sent away.
         tell: Called with the number of nodes, and what happens and why, in one line.
         clock: Monotonic time in seconds.
+        wall: Time in seconds since the epoch.
     """
 
     def __init__(
@@ -56,12 +56,23 @@ class Replacing:
         keeps_wish: bool,
         tell: Callable[[int, str], None],
         clock: Callable[[], float],
+        wall: Callable[[], float],
     ) -> None:
         self._session, self._fleet, self._keeps_wish = session, fleet, keeps_wish
-        self._tell, self._clock = tell, clock
+        self._tell, self._clock, self._wall = tell, clock, wall
         self._now: _Replacement | None = None
-        self._asked: deque[float] = deque()
-        self._last_node = ""
+        self._past = Replacements()
+        self._staying = ""
+
+    def follow(self, room: Room, view: View, *, acts: bool) -> None:
+        """Remember what rank 0 asks for, to go on from there.
+
+        Args:
+            room: What the coordinator has told last.
+            view: The newest view.
+            acts: This worker is rank 0 itself, and the demand is its own.
+        """
+        self._past = self._past.heard(room.demand) if acts else self._past.after(room, view, self._wall())
 
     def take_over(self, room: Room) -> None:
         """This worker has become rank 0, in the middle of a replacement perhaps."""
@@ -78,25 +89,35 @@ class Replacing:
         return self._now is None
 
     def _begin(self, room: Room, view: View) -> None:
-        fleet, now = self._fleet, self._clock()
-        while self._asked and now - self._asked[0] >= _HOUR_S:
-            self._asked.popleft()
-        node_of = {member.id: member.node for member in view.members}
-        worker = next((one for one in room.stragglers if node_of.get(one, self._last_node) != self._last_node), "")
-        if not worker or len(self._asked) >= MOST_PER_HOUR or self._is_refused(room.nodes):
+        fleet, now = self._fleet, self._wall()
+        straggler = self._past.candidate(room, view, now)
+        if straggler is None or self._is_refused(room.nodes):
             return
-        if list(node_of.values()).count(node_of[worker]) > 1:  # its node has other workers, so it would not make room
+        worker = straggler.id
+        if [member.node for member in view.members].count(straggler.node) > 1:
+            return  # its node has other workers, so it would not make room
+        if fleet.provisioner is not None and not fleet.provisioner.gives_spares:
+            self._let_stay(worker, room.nodes)
             return
-        self._asked.append(now)
-        self._last_node = node_of[worker]
-        self._now = _Replacement(worker, room.nodes, now)
-        if room.wanted != room.nodes:
-            self._session.want(room.nodes)  # else the newcomer would be one more
+        if self._past.num_asked(now) >= MOST_PER_HOUR:
+            return
+        self._past = self._past.with_one(straggler, view.members, now)
+        self._now = _Replacement(worker, room.nodes, self._clock())
+        self._session.want(room.nodes)  # else the newcomer would be one more; and all members hear of it
         fleet.order(room.nodes + 1, room)
-        number = f"{len(self._asked)} of at most {MOST_PER_HOUR} in an hour"
+        number = f"{self._past.num_asked(now)} of at most {MOST_PER_HOUR} in an hour"
         self._tell(
             room.nodes, f"worker {worker} is slower than the others: a node is asked for in its place ({number})"
         )
+
+    def _let_stay(self, worker: str, nodes: int) -> None:
+        if worker != self._staying:
+            self._staying = worker
+            self._tell(
+                nodes,
+                f"worker {worker} is slower than the others, and stays until there is a spare: nodes beyond those that "
+                "train cannot be asked for here",
+            )
 
     def _go_on(self, one: _Replacement, room: Room, view: View) -> None:
         now, outcome = self._clock(), ""
@@ -123,3 +144,22 @@ class Replacing:
         """Whether no more than so many nodes can be had, which has been said."""
         provisioner = self._fleet.provisioner
         return provisioner is None or (provisioner.most is not None and provisioner.most <= nodes)
+
+    # ------------------------------------------------------------ what is handed on
+
+    def state(self) -> dict[str, Any] | None:
+        """What newcomers and a later start must know, as plain data; None if there is nothing."""
+        return self._past.to_plain() if self._past != Replacements() else None
+
+    def load_state(self, state: Mapping[str, Any] | None) -> None:
+        """Go on from the others' state, or from a checkpoint's.
+
+        Raises:
+            KeyError, TypeError, ValueError: It cannot be read.
+        """
+        if state is None:
+            return
+        past, session = Replacements.from_plain(state, now=self._wall()), self._session
+        if not session.newcomer or past.demand.generation > session.view.generation:
+            past = replace(past, demand=NO_DEMAND)  # of another start, which has counted its views anew
+        self._past = past

@@ -102,7 +102,10 @@ class YarnService:
 
 
 class PodsOfJob:
-    """The pods of an `ElasticJob`, whose controller reads from the metrics of the workers how many they want."""
+    """The pods of an `ElasticJob`, whose controller reads from the metrics of the workers how many they want.
+
+    It makes no pod beyond that number but the spares of the job.
+    """
 
     def provide(self, nodes: int, *, present: int) -> None:
         """Whatever the job wants, the coordinator has told all members."""
@@ -117,7 +120,7 @@ def provisioner_for(environment: WorkerEnvironment) -> Provisioner | None:
         command = ScaleCommand(environment.scale_command, environ=os.environ, timeout_s=environment.scale_timeout_s)
         return Orders(command, name=f"the scale command ({environment.scale_command})", repeats=False)
     if CONTROLLER in os.environ:
-        return Orders(PodsOfJob(), name="the controller of the cluster", repeats=True)
+        return Orders(PodsOfJob(), name="the controller of the cluster", repeats=True, gives_spares=False)
     if environment.run_dir is None:
         return None
     if (array := job_in(environment.run_dir)) is not None:

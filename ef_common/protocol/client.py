@@ -281,12 +281,10 @@ class Client:
             self._say(membership.Stored(self.member.id, store))
 
     def want(self, num_nodes: int) -> None:
-        """Tell how many nodes the members want; nothing is said if that is known. Only rank 0 is heard."""
-        known = self.resume_state.demand
-        if not known.number or known.nodes != num_nodes:
-            demand = known.next(self.generation, num_nodes)
-            self.resume_state = self.resume_state.wanting(demand)
-            self._say(membership.Wanted(self.member.id, demand))
+        """Tell how many nodes the members want. Only rank 0 is heard, also if the number is the same."""
+        demand = self.resume_state.demand.next(self.generation, num_nodes)
+        self.resume_state = self.resume_state.wanting(demand)
+        self._say(membership.Wanted(self.member.id, demand))
 
     def stop(self) -> None:
         """Nothing more will be said. May be repeated."""

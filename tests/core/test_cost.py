@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ef_common.core.autoscale import Policy
+from ef_common.core.autoscale import Policy, Situation
 from ef_common.core.autoscale.cost import Cost
+from ef_common.core.autoscale.curve import Curve
+from ef_common.core.throughput import History, Measure
 from tests.core.autoscaled_job import Job, amdahl, capped, sizes, wandering
 
 HOUR_S = 3600.0
@@ -131,3 +133,30 @@ def test_reasons_name_the_numbers_that_decided() -> None:
     ]
     found = auto(capped(3), Cost(2.0, budget=20.0))
     assert found.changes[0].reason.endswith("with 20 in all, the fastest that keeps it")
+
+
+@pytest.mark.parametrize(
+    ("counts_steps", "most", "seconds"), [(False, None, 50.0), (True, None, 100.0), (True, 96, 75.0)]
+)
+def test_training_that_ends_after_steps_has_as_many_more_samples_as_the_batch_grows(
+    *, counts_steps: bool, most: int | None, seconds: float
+) -> None:
+    """Twice the nodes are twice as fast, but have twice the batch in each of the steps, or half more with a limit."""
+    history = (
+        History().with_measure(Measure(1, 100.0, 0.0, 10.0, 10.0)).with_measure(Measure(2, 200.0, 0.0, 10.0, 30.0))
+    )
+    situation = Situation(
+        size=1,
+        least=1,
+        most=2,
+        now=31.0,
+        history=history,
+        batch_size=64,
+        local_batch_size=64,
+        remaining_samples=10_000.0,
+        counts_steps=counts_steps,
+    )
+    policy = Cost(1.0, deadline_s=1000.0, max_global_batch_size=most)
+    curve = Curve({1: 100.0, 2: 200.0})
+    assert policy._plan(situation, curve, 1).seconds == 100.0
+    assert policy._plan(situation, curve, 2).seconds == seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -171,6 +172,37 @@ def test_batch_that_rank_zero_chooses_is_the_same_for_all_through_deaths_and_joi
     assert SMALL not in sizes(job)[:after]
     chosen = [event["global_batch_size"] for event in job.events("compensation")]
     assert chosen.count(SMALL)
+
+
+@pytest.mark.thorough
+@in_each_framework
+def test_goodput_chooses_a_batch_by_the_noise_that_it_has_measured(job: TrainingJob) -> None:
+    low, high = 6, 20
+    limits = {"min_global_batch_size": low, "max_global_batch_size": high}
+    options = {
+        **job.patient,
+        "length": 803,
+        "autoscale": {"policy": "goodput", "min": 3, "max": 3, "every_steps": EVERY, **limits},
+    }
+    workers = [job.start(job.train, options) for _ in range(3)]
+    job.view(3)
+    job.wait_until(lambda _: any("noise_scale" in event for event in job.events("throughput")), "a noise scale")
+    wait_for_steps(job, 5 * EVERY)
+    check_run(job, workers)  # all have made the same steps
+    noises = [event["noise_scale"] for event in job.events("throughput") if "noise_scale" in event]
+    assert all(0 < noise < math.inf for noise in noises)
+    chosen = [event["batch_size"] for event in job.events("autoscale") if "batch_size" in event]
+    assert all(low <= batch <= high for batch in chosen)
+    first = job.events("throughput")[0]["time"]
+    committed = {
+        event["step"]: sum(stop - start for start, stop in event["committed"])
+        for event in job.events("step")
+        if event["time"] > first and not event["returned"]
+    }
+    assert max(committed.values()) <= high
+    whole = {event["global_batch_size"] for event in job.events("compensation") if event["time"] > first}
+    # What each of three has of a chosen batch, and of the limit.
+    assert whole <= {3 * (batch // 3) for batch in (*chosen, high)}
 
 
 def sizes(job: Any) -> list[int]:

@@ -38,6 +38,7 @@ def test_local_job_is_scaled_by_its_launcher(tmp_path: Path) -> None:
     found = provisioner_for(read_environment({"ELASTICFLOW_RUN_DIR": str(tmp_path)}))
     assert isinstance(found, Orders)
     assert found.repeats
+    assert found.gives_spares
     found.scale_to(3, present=2)
     while (thread := found._thread) is not None:
         thread.join(10)
@@ -113,6 +114,7 @@ def test_controller_of_a_cluster_reads_what_is_wanted_by_itself(
     found = provisioner_for(read_environment({"ELASTICFLOW_RUN_DIR": str(tmp_path)}))
     assert isinstance(found, Orders)
     assert found.repeats
+    assert not found.gives_spares
     found.scale_to(3, present=1)
     while (thread := found._thread) is not None:
         thread.join(10)

@@ -171,6 +171,27 @@ def test_lone_worker_goes_on_in_the_middle_of_an_epoch(save_at: int, tmp_path: P
     assert rest.batches == whole.batches[save_at:]
 
 
+@pytest.mark.parametrize(
+    ("options", "num_samples"),
+    [
+        ({"max_epochs": 2}, 2 * LENGTH - 4),
+        ({"max_steps": 5}, 4 * 4),
+        ({"max_epochs": 2, "limit_train_batches": 3}, 5 * 4),
+    ],
+)
+def test_training_loader_knows_what_is_left(options: dict[str, Any], num_samples: int) -> None:
+    pl, found = importlib.import_module(HOSTS[0]), []
+
+    class Asks(pl.Callback):  # type: ignore[misc, name-defined]
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            found.append(trainer.strategy._fit.train_loader.dealer.rest().samples)
+
+    strategy = strategy_for(HOSTS[0])()
+    trainer = training.trainer(pl, strategy, callbacks=[Asks()], **options)
+    trainer.fit(training.regression(pl)(), training.loader(LENGTH))
+    assert found[0] == num_samples
+
+
 @pytest.mark.parametrize("options", [{}, {"limit_val_batches": 3}, {"limit_val_batches": 0.5}])
 def test_length_of_a_validation_is_not_that_of_the_sanity_check(options: dict[str, Any]) -> None:
     pl = importlib.import_module(HOSTS[0])

@@ -4,6 +4,8 @@ With R_k samples per second of k nodes and N samples to go, the rest of the run 
 
     t_k = N / R_k + pause of a change        and costs        m_k = price · workers of k nodes · t_k.
 
+If the training ends after a number of steps, N is in proportion to the batch that all workers of k nodes have together.
+
 The user has one of three goals:
 
 * *value*: an hour earlier is worth v, so the size with the least m_k + v · t_k is best;
@@ -74,6 +76,7 @@ class Cost:
         deadline_s: Duration of the run in which it should end.
         budget: What the run may cost.
         retry_s: After this time without a change a measured size may be chosen again in any case.
+        max_global_batch_size: The largest batch of all workers together, in samples; None: it grows with them.
 
     >>> from ef_common.core.throughput import History, Measure
     >>> history = History().with_measure(Measure(1, 100.0, 0.0, 10.0, 10.0))
@@ -87,14 +90,20 @@ class Cost:
     deadline_s: float | None = None
     budget: float | None = None
     retry_s: float = 3600.0
+    max_global_batch_size: int | None = None
+
+    @property
+    def needs_end(self) -> bool:
+        """Whether it can decide nothing where nobody knows how much is left to do."""
+        return self.value_per_hour is None
 
     def decide(self, situation: Situation) -> Target | None:
         """The size to ask for."""
         early = first(situation)
         if early is not None:
             return early if isinstance(early, Target) else None
-        if situation.remaining_samples is None and self.value_per_hour is None:
-            return None  # nobody knows what the rest takes
+        if situation.remaining_samples is None and self.needs_end:
+            return None
         stay = stay_of(situation, self.retry_s)
         curve = Curve(curve_of(situation, stay))
         plans = {size: self._plan(situation, curve, size) for size in _reachable(situation, curve)}
@@ -123,7 +132,7 @@ class Cost:
         return situation.remaining_samples is None or present.misses > 1 or present.seconds > 5 * trial_s
 
     def _plan(self, situation: Situation, curve: Curve, size: int) -> Plan:
-        samples = situation.remaining_samples
+        samples = self._samples(situation, size)
         pause_s = situation.history.change_s if size != situation.size and samples is not None else 0.0
         seconds = (_HOUR_S * curve.at(situation.size) if samples is None else samples) / curve.at(size) + pause_s
         workers = size * situation.workers_per_node
@@ -137,6 +146,18 @@ class Cost:
         left = kept * ((self.budget or 0.0) - self.price * situation.worker_s / _HOUR_S)
         misses = _share(money, left, (self.budget or 0.0) * 1e-6)
         return Plan(size, seconds, money, misses, seconds * (1 + _THRIFT * min(1.0, misses)))
+
+    def _samples(self, situation: Situation, size: int) -> float | None:
+        """Samples to the end with a size."""
+        samples = situation.remaining_samples
+        if samples is None or not situation.counts_steps:
+            return samples
+        return samples * self._batch(situation, size) / self._batch(situation, situation.size)
+
+    def _batch(self, situation: Situation, size: int) -> int:
+        """Samples of an update of all workers with a size."""
+        batch = size * situation.workers_per_node * situation.local_batch
+        return batch if self.max_global_batch_size is None else min(batch, self.max_global_batch_size)
 
     def _reason(self, plan: Plan, present: Plan, curve: Curve) -> str:
         new, old = (f"in {one.seconds / 60:.0f} min for {one.money:.4g}" for one in (plan, present))

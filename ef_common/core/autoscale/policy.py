@@ -26,9 +26,10 @@ class Situation:
         batch_size: Samples of an update of all workers together.
         local_batch_size: Those of one worker, as the user has set them; None: `batch_size` by the workers.
         workers_per_node: Workers of a node.
-        elapsed_s: Duration of the run so far.
+        elapsed_s: Duration of the run so far, from its first start on.
         worker_s: Time of all workers together so far.
-        remaining_samples: Samples to the end of the training; None if unknown.
+        remaining_samples: Samples to the end of the training, if the batch of all workers stays; None if unknown.
+        counts_steps: The training ends after a number of steps: with another batch, other samples remain.
     """
 
     size: int
@@ -42,6 +43,7 @@ class Situation:
     elapsed_s: float = 0.0
     worker_s: float = 0.0
     remaining_samples: float | None = None
+    counts_steps: bool = False
 
     @property
     def local_batch(self) -> int:

@@ -35,7 +35,7 @@ class Autoscale:
         retry_s: A size that was not worth it is tried again after so many seconds, and later after twice as many.
         price_per_worker_hour: "cost": What a worker costs in an hour; the unit is the user's.
         value_per_hour: "cost": What it is worth to end an hour earlier, in the unit of the price.
-        deadline_s: "cost": Seconds from the begin of the run in which it should end, as cheaply as possible.
+        deadline_s: "cost": Seconds from the first start of the training in which it should end, as cheaply as possible.
         budget: "cost": What the run may cost, in the unit of the price; it should end as early as that allows.
         min_global_batch_size: "goodput": The smallest batch of all workers together that it asks for.
         max_global_batch_size: The largest one, in samples. The batch of a worker shrinks where all of them together
@@ -123,7 +123,8 @@ class Autoscale:
                 return Goodput(self.threshold, self.retry_s, *limits)
             case "cost":
                 price = 1.0 if self.price_per_worker_hour is None else self.price_per_worker_hour
-                return Cost(price, self.value_per_hour, self.deadline_s, self.budget, self.retry_s)
+                goals = self.value_per_hour, self.deadline_s, self.budget
+                return Cost(price, *goals, self.retry_s, self.max_global_batch_size)
             case str():
                 _refuse(f"policy is one of {POLICIES}", policy=self.policy)
             case own:
