@@ -321,6 +321,20 @@ def test_each_data_worker_reads_a_lane(num_workers: int) -> None:
     assert lanes.num_plans == 1
 
 
+@pytest.mark.parametrize(("num_workers", "num_lanes"), [(0, 3), (2, 1), (2, 3)])
+def test_lanes_keep_their_data_workers_if_there_are_more_or_fewer_than_these(num_workers: int, num_lanes: int) -> None:
+    lanes = lanes_of(Numbers(*(f"{shard}:9" for shard in range(num_lanes))), num_workers)
+    held = Held(tuple((Piece(shard, 0, OPEN),) for shard in range(num_lanes)), num_lanes - 1)
+    next_of = [100 * shard for shard in range(num_lanes)]
+    for _ in range(3 * num_lanes + 1):
+        first, next_of[held.turn] = next_of[held.turn], next_of[held.turn] + 2
+        batch, _, held = deal(lanes, held)
+        assert batch == [first, first + 1]
+    lanes.planned.close()
+
+    assert lanes.num_plans == 1
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_batch_that_was_read_ahead_is_dropped_if_the_lane_has_changed(num_workers: int) -> None:
     lanes = lanes_of(Numbers("0:50", "1:50"), num_workers)

@@ -1,9 +1,10 @@
-"""Reads a worker's lanes of a stream with the user's DataLoader, one lane in each of its data workers.
+"""Reads a worker's lanes of a stream with the user's DataLoader, each lane in one of its data workers.
 
-The k-th batch of a plan is read by data worker k mod n, so that is the lane that is in turn. A plan goes on without an
-end: what it asks for is the lane as it is known at that moment. Data workers are therefore not interrupted when pieces
-are added to a lane. A batch that was read ahead is used if it is still what the lane says; otherwise the lanes are read
-again from the first sample that was not dealt.
+The k-th batch of a plan is read by data worker k mod n. If the number of lanes is no multiple of n, some batches of
+each round are left empty, so that each lane keeps its data worker. A plan goes on without an end: what it asks for is
+the lane as it is known at that moment. Data workers are therefore not interrupted when pieces are added. A batch
+that was read ahead is used if it is still what the lane says; otherwise the lanes are read again from the first sample
+that was not dealt.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class LaneLoader:
 
     Attributes:
         planned: Reads with the loader's data workers.
-        num_lanes: One for each data worker, or one.
+        num_lanes: One for each data worker, or one. It reads as many as there are.
         ahead: Samples of a lane that may be read ahead of what has been dealt.
         num_plans: How often reading has begun anew.
     """
@@ -185,7 +186,9 @@ class LaneLoader:
             if is_new:
                 self._begin_plan()
             batch: Batch = self.planned.next()
-            self._turn = (self._held.turn + 1) % self.num_lanes
+            self._turn = (self._held.turn + 1) % len(self._held.lanes)
+            if self._turn == 0:
+                self._pass_over(self._num_empty)
             if _fits(batch.trace, lane, self._size):
                 return batch
         raise misread(self._shards, expected=upcoming(lane, self._size), received=batch.trace.parts)
@@ -193,16 +196,26 @@ class LaneLoader:
     def _begin_plan(self) -> None:
         self.num_plans += 1
         self.planned.read(self._plan)
-        for _ in range(self._held.turn):
+        self._pass_over(self._held.turn)
+
+    def _pass_over(self, num_batches: int) -> None:
+        for _ in range(num_batches):
             self.planned.next()
+
+    @property
+    def _num_empty(self) -> int:
+        """Batches of each round that read nothing, so that each lane keeps its data worker."""
+        return -len(self._held.lanes) % self.num_lanes
 
     def _plan(self, skip: int) -> Iterator[list[Request]]:
         """Requests without an end. The first ones read nothing: each data worker keeps its lane."""
         turn, number = self._held.turn, self.num_plans
-        yield from ([Request(number, -1, (), (), 0, self._epoch)] for _ in range(turn))
+        nothing = [Request(number, -1, (), (), 0, self._epoch)]
+        yield from (nothing for _ in range(turn))
         while True:
-            yield [self._request(number, turn)]
-            turn = (turn + 1) % self.num_lanes
+            yield from ([self._request(number, lane)] for lane in range(turn, len(self._held.lanes)))
+            yield from (nothing for _ in range(self._num_empty))
+            turn = 0
 
     def _request(self, plan: int, lane: int) -> Request:
         pieces = self._held.lanes[lane]

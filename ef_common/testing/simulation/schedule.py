@@ -69,8 +69,10 @@ class Job:
         store: Of claims: "" for none, "one" for all, or one "apart" for each worker.
         trainings: Each epoch is a training of its own; the program does something else before it.
         shards: Samples of each shard, if the data are a stream of shards; `length` of them together.
-        num_lanes: Lanes of each worker.
+        num_lanes: Lanes that suit each worker: this number or fewer, another one in each worker.
         knows_lengths: The lengths of some shards are known before they are read.
+        reloads: After some steps, all workers go on from the place in the stream that a checkpoint holds, with other
+            numbers of lanes.
     """
 
     num_workers: int
@@ -96,6 +98,7 @@ class Job:
     shards: tuple[int, ...] = ()
     num_lanes: int = 1
     knows_lengths: bool = False
+    reloads: bool = False
 
     def store_of(self, worker: str) -> str:
         """What a worker reads in its store; "" if it has none."""
@@ -292,6 +295,7 @@ def streams_of(seed: int) -> Schedule:
     shards = tuple(draw.randint(max(0, mean - spread * mean // 2), mean + spread * mean) for _ in range(num_shards))
     job = replace(job, shards=shards, length=sum(shards), num_lanes=draw.choice((1, 1, 2, 3)))
     job = replace(job, knows_lengths=draw.random() < 0.4, batch_size=draw.choice((1, 2, 3, 4, 8)))
+    job = replace(job, reloads=draw.random() < 0.4)
     themes = [_crash_anywhere, _crash_at_place, _lost_while_completing, _loss_in_recovery, _join, _join_storm, _leave]
     themes += [_drain, _boundary_interrupted, _slow, _broken_group, _silence]
     if standbys:
