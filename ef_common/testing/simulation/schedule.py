@@ -295,12 +295,12 @@ def streams_of(seed: int) -> Schedule:
     shards = tuple(draw.randint(max(0, mean - spread * mean // 2), mean + spread * mean) for _ in range(num_shards))
     job = replace(job, shards=shards, length=sum(shards), num_lanes=draw.choice((1, 1, 2, 3)))
     job = replace(job, knows_lengths=draw.random() < 0.4, batch_size=draw.choice((1, 2, 3, 4, 8)))
-    job = replace(job, reloads=draw.random() < 0.4)
     themes = [_crash_anywhere, _crash_at_place, _lost_while_completing, _loss_in_recovery, _join, _join_storm, _leave]
     themes += [_drain, _boundary_interrupted, _slow, _broken_group, _silence]
     if standbys:
         themes += [_coordinator_lost, _coordinator_lost_at_place]
     faults = [fault for theme in draw.choices(themes, k=draw.choice((1, 1, 2, 2, 3))) for fault in theme(draw, job)]
+    job = replace(job, reloads=draw.random() < 0.4)
     return Schedule(seed, job, tuple(faults))
 
 
