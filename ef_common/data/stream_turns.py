@@ -137,7 +137,7 @@ class StreamTurns:
 
     def finds(self) -> bool:
         """Before a reduction: read the next batch, and tell whether the others must know of an end in it."""
-        is_changing = self._session.worker.id not in self.stream.held
+        is_changing = self.layout is None or self._session.worker.id not in self.stream.held
         if self.certain or self.stream.is_over or is_changing:
             return False
         return bool(self._read().ends)

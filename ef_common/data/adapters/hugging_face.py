@@ -108,9 +108,10 @@ def _is_from_entropy(generator: np.random.Generator) -> bool:
     """Whether it was made without a seed: nobody passes one as large as NumPy draws from the operating system."""
     bits = generator.bit_generator
     seeds = bits.seed_seq
-    is_drawn = isinstance(seeds, np.random.SeedSequence) and isinstance(seeds.entropy, int) and seeds.entropy >> 64 > 0
+    if not isinstance(seeds, np.random.SeedSequence) or not isinstance(seeds.entropy, int) or seeds.entropy >> 64 == 0:
+        return False
     # A copy made by an old NumPy has the state of the original, but seeds of its own.
-    return is_drawn and repr(type(bits)(seeds).state) == repr(bits.state)
+    return repr(type(bits)(seeds).state) == repr(bits.state)
 
 
 def _names(dataset: Any) -> list[str]:
