@@ -386,6 +386,7 @@ def test_lanes_that_a_change_has_not_cut_are_not_read_again(num_workers: int, tm
             held = Held((held.lanes[0], (Piece(shard, start, start + 2), Piece(2, 0, OPEN))), held.turn)
         batch, _, held = deal(lanes, held)
         read += batch
+        assert max(stream.count(0)) <= held.lanes[0][0].start + lanes.ahead  # also while what was read of it is kept
     lanes.planned.close()
 
     assert read[1::4] == list(range(1, 25, 2))

@@ -243,7 +243,6 @@ class LaneLoader:
         num_lanes = len(self._held.lanes)
         num_empty = -num_lanes % self.num_lanes
         nothing = [Request(0, -1, (), (), 0, self._epoch)]
-        yield from (nothing for _ in range(turn))
         while True:
             yield from (self._request(lane) or nothing for lane in range(turn, num_lanes))
             yield from (nothing for _ in range(num_empty))
