@@ -32,7 +32,7 @@ class Steps:
         self.session.completed_in = View(1, tuple(Member(name, name, "") for name in names))
 
     def _gather(self) -> tuple[list[Any], View]:
-        self.num_gathers += 1
+        self.num_gathers += self.turns.layout is not None
         return gathered(self.lengths, self.turns, self.session.completed_in)
 
     def deal(self) -> int:
@@ -115,3 +115,41 @@ def test_lowest_of_the_ends_that_were_exchanged_is_told() -> None:
     steps = Steps(2, names="ab", stream=Stream(1, 1, held))
     steps.deal()
     assert steps.turns.ends == {0: 2}
+
+
+def test_fault_that_is_exchanged_twice_is_told_once() -> None:
+    steps = Steps(
+        100, names="ab", stream=Stream(1, 1, {"a": Held(((Piece(0, 0, 4),),)), "b": Held(((Piece(0, 4, OPEN),),))})
+    )
+    fault = [0, 2, "bad sector"]
+    told: list[tuple[int, int, str]] = []
+    steps.turns.on_fault = lambda *fault: told.append(fault)
+    steps.turns._agree()
+    steps.turns._gather = lambda mine: (
+        [{"ends": [], "faults": [fault]}, {"ends": [], "faults": []}],
+        steps.session.completed_in,
+    )
+    steps.turns._exchange()
+    steps.turns._exchange()
+
+    assert told == [(0, 2, "bad sector")]
+    steps.turns.begin(steps.turns.plan, Stream(1, 1, steps.turns.stream.held), layout=steps.turns.layout)
+    steps.turns._exchange()
+    assert len(told) == 2  # of another epoch
+
+
+def test_members_have_the_lanes_of_the_one_that_has_most_data_workers() -> None:
+    steps = Steps(*[9] * 20, names="ab")
+    wishes = [{"num_lanes": 1, "ahead": 8}, {"num_lanes": 3, "ahead": 6}]
+    steps.turns._gather = lambda mine: (wishes, steps.session.completed_in)
+    steps.turns._agree()
+
+    assert (steps.turns.plan.num_lanes, steps.turns.plan.ahead) == (3, 8)
+
+
+def test_what_was_in_lanes_that_are_no_more_is_left() -> None:
+    pieces = (Piece(0, 4, OPEN), Piece(1, 0, OPEN))
+    steps = Steps(9, 9, stream=Stream(2, 2, {"a": Held(((pieces[0],), (pieces[1],)), 1)}))
+    steps.turns._agree()
+
+    assert (dict(steps.turns.stream.held), steps.turns.stream.left) == ({}, pieces)

@@ -32,6 +32,13 @@ class Found(NamedTuple):
     faults: Sequence[tuple[int, int, str]] = ()
 
 
+class Layout(NamedTuple):
+    """The lanes of each member: how many, and the samples of one that may be read ahead of what has been dealt."""
+
+    num_lanes: int
+    ahead: int
+
+
 class Reader(Protocol):
     """Reads the lanes of this worker."""
 
@@ -65,8 +72,9 @@ class StreamTurns:
     Attributes:
         stream: How far it is.
         certain: All members know the ends in the next batches of all.
+        layout: The lanes on which all members have agreed; None before they have.
         ends: The ends that were exchanged since this was emptied.
-        on_fault: Called in all workers with each shard that some worker could not read: shard, offset, why.
+        on_fault: Called in all workers, once, with each shard that some worker could not read: shard, offset, why.
     """
 
     def __init__(self, session: Session, *, reader: Reader, gather: Gather) -> None:
@@ -75,9 +83,11 @@ class StreamTurns:
         self._gather = gather
         self.stream = Stream(0)
         self.certain = False
+        self.layout: Layout | None = None
         self.ends: dict[int, int] = {}
         self.on_fault: Callable[[int, int, str], None] = lambda shard, offset, why: None
         self._plan: Plan | None = None
+        self._told: set[tuple[int, int]] = set()
 
     @property
     def plan(self) -> Plan:
@@ -90,10 +100,19 @@ class StreamTurns:
             raise ProtocolError("no epoch of the stream has begun")
         return self._plan
 
-    def begin(self, plan: Plan, stream: Stream) -> None:
-        """Begin an epoch, or continue in one."""
-        self._plan, self.stream, self.certain = plan, stream, False
+    def begin(self, plan: Plan, stream: Stream, *, layout: Layout | None = None) -> None:
+        """Begin an epoch, or continue in one.
+
+        Args:
+            plan: The plan. Its lanes are those that suit this worker.
+            stream: How far it is.
+            layout: The lanes on which all members have agreed. Without it, they agree before the next step.
+        """
+        self._plan, self.stream, self.certain, self.layout = plan, stream, False, layout
+        if layout is not None:
+            self._plan = replace(plan, **layout._asdict())
         self.ends = {}
+        self._told = set()
 
     def resize(self, batch_size: int) -> None:
         """From the next step on, all members have batches of this size."""
@@ -118,7 +137,7 @@ class StreamTurns:
 
     def finds(self) -> bool:
         """Before a reduction: read the next batch, and tell whether the others must know of an end in it."""
-        is_changing = self._session.worker.id not in self.stream.held
+        is_changing = self.layout is None or self._session.worker.id not in self.stream.held
         if self.certain or self.stream.is_over or is_changing:
             return False
         return bool(self._read().ends)
@@ -143,6 +162,8 @@ class StreamTurns:
 
     def _settle(self) -> None:
         """Let all members know the ends in the next batches of all, and find out whether there are any samples."""
+        if self.layout is None:
+            self._agree()
         while True:
             members = self._session.completed_in.ids
             if members != tuple(self.stream.held):
@@ -158,6 +179,13 @@ class StreamTurns:
                 self._reader.skip()
                 self.stream = streams.pass_over(self.stream, self.plan)
 
+    def _agree(self) -> None:
+        """All members take as many lanes as the one that has the most, and read as far ahead as any."""
+        self._session.entering = False
+        everybody, _ = self._gather({"num_lanes": self.plan.num_lanes, "ahead": self.plan.ahead})
+        layout = Layout(*(max(int(wish[name]) for wish in everybody) for name in Layout._fields))
+        self.begin(self.plan, streams.with_lanes(self.stream, layout.num_lanes), layout=layout)
+
     def _exchange(self) -> bool:
         found = self._read()
         mine = {"ends": sorted(found.ends.items()), "faults": [list(fault) for fault in found.faults]}
@@ -169,6 +197,11 @@ class StreamTurns:
                 self.ends[shard] = min(end, self.ends.get(shard, end))
         for of_member in everybody:
             for shard, offset, why in of_member["faults"]:
-                self.on_fault(int(shard), int(offset), str(why))
+                if (
+                    int(shard),
+                    int(offset),
+                ) not in self._told:  # a batch is told again if another one has to be read anew
+                    self._told.add((int(shard), int(offset)))
+                    self.on_fault(int(shard), int(offset), str(why))
         self.stream, agreed = streams.settle(self.stream, self.plan, dict(zip(view.ids, ends, strict=True)))
         return agreed

@@ -27,7 +27,12 @@ def found_by(lengths: Sequence[int], held: Held, batch_size: int) -> Ends:
 
 
 def gathered(lengths: Sequence[int], turns: StreamTurns, view: View) -> tuple[list[Any], View]:
-    """What the members of a view report of their next batches, in which they find the ends that there are."""
+    """What the members of a view report of their next batches, in which they find the ends that there are.
+
+    Before that, they agree on their lanes, of which they want as many.
+    """
+    if turns.layout is None:
+        return [{"num_lanes": turns.plan.num_lanes, "ahead": turns.plan.ahead} for _ in view.ids], view
     ends = [found_by(lengths, turns.stream.held[name], turns.plan.batch_size) for name in view.ids]
     return [{"ends": sorted(of_member.items()), "faults": []} for of_member in ends], view
 
