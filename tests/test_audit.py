@@ -698,7 +698,16 @@ def test_evaluation_cut_short_may_miss_but_not_repeat(run: Run) -> None:
     assert run.violation("evaluation").position == 1
 
 
-@pytest.mark.parametrize("changes", [{"length": 11}, {"exact": False}, {"shares": {"a": [[0, 10]]}}])
+def test_evaluation_that_leaves_out_what_could_not_be_read_holds(run: Run) -> None:
+    for worker in "ab":
+        run.evaluation(worker, shares={"a": [[0, 5]], "b": [[7, 10]]}, skipped_positions=[[5, 7]])
+    assert run.audit()["evaluation"].violation is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"length": 11}, {"exact": False}, {"shares": {"a": [[0, 10]]}}, {"skipped_positions": [[9, 10]]}],
+)
 def test_evaluation_of_which_two_workers_tell_different_things_is_a_violation(
     run: Run, changes: dict[str, Any]
 ) -> None:
@@ -827,14 +836,19 @@ class StreamRun:
             (0, 4, [[0, 0, 0, 2], [2, 1, 0, 2]], []),
             (6, 10, [[6, 0, 2, 5], [9, 1, 2, 3]], [[0, 5], [1, 3]]),  # 4 and 5 came back
         ]
+        self.length = 10
+        self.skipped: list[list[int]] = []
+        self.last: dict[str, Any] = {}
 
     def violation(self, *, exact: bool = True, witnesses: str = "ab") -> Violation | None:
         for number, (start, stop, parts, ends) in enumerate(self.steps, start=1):
             middle = (start + stop) // 2
             for worker, mine in (("a", [[start, middle]]), ("b", [[middle, stop]])):
-                told = {"parts": parts, "ends": ends} if worker in witnesses else {}
+                told: dict[str, Any] = {"parts": parts, "ends": ends} if worker in witnesses else {}
+                if self.skipped:
+                    told["skipped"] = self.skipped
                 self.run.step(worker, number, [[start, stop]], mine, **told)
-        self.run.both("epoch_end", epoch=0, exact=exact, length=10)
+        self.run.both("epoch_end", epoch=0, exact=exact, length=self.length, **self.last)
         return self.run.audit()["samples"].violation
 
 
@@ -880,6 +894,48 @@ def test_stream_that_was_cut_short_repeats_no_sample(run: Run) -> None:
 
     assert found is not None
     assert found.message == "shard 0: sample 1 was committed twice"
+
+
+def fault_before_others(run: Run) -> StreamRun:
+    """A worker cannot read shard 0 from sample 2 on, while another one has the samples from 4 on."""
+    stream = StreamRun(run)
+    stream.steps[1] = (6, 8, [[6, 0, 4, 5], [7, 1, 2, 3]], [[0, 5], [1, 3]])
+    stream.length, stream.skipped = 8, [[0, 2, 4]]
+    return stream
+
+
+def test_fault_of_one_worker_leaves_out_what_it_could_not_read(run: Run) -> None:
+    assert fault_before_others(run).violation() is None
+
+
+def test_fault_that_was_found_after_the_last_step_counts(run: Run) -> None:
+    stream = fault_before_others(run)
+    stream.last, stream.skipped = {"skipped": stream.skipped, "ends": stream.steps[1][3]}, []
+    stream.steps[1] = (*stream.steps[1][:3], [])
+    assert stream.violation() is None
+
+
+@pytest.mark.parametrize(
+    ("skipped", "message"),
+    [
+        ([], "shard 0: sample 2 was never committed"),
+        ([[0, 3, 4]], "shard 0: sample 2 was never committed"),
+        ([[0, 2, 9]], "shard 0: sample 4 was committed, but it was left out as well"),
+    ],
+)
+def test_what_was_left_out_and_what_was_committed_are_the_whole_shard(run: Run, skipped: Spans, message: str) -> None:
+    stream = fault_before_others(run)
+    stream.skipped = skipped
+    found = stream.violation()
+
+    assert found is not None
+    assert found.message == message
+
+
+def test_what_was_left_out_may_reach_behind_the_end_of_its_shard(run: Run) -> None:
+    stream = fault_before_others(run)
+    stream.steps[1] = (6, 8, [[6, 1, 2, 4]], [[0, 3], [1, 4]])
+    assert stream.violation() is None
 
 
 def two_epochs_of_a_pass(run: Run, *, second: Spans, began: int | None = 0) -> None:

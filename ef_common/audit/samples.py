@@ -28,6 +28,7 @@ class _Ledger:
     lengths: dict[int, Epoch] = field(default_factory=dict)
     bounds: dict[int, Epoch] = field(default_factory=dict)
     ends: dict[bool, Epoch] = field(default_factory=dict)
+    ended: list[Epoch] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     records: list[list[Step]] = field(default_factory=list)
     shards: int | None = None
@@ -86,6 +87,7 @@ def _ledgers(history: History) -> dict[int, _Ledger]:
         elif mark.exact is not None and mark.step <= limit:
             found[mark.epoch].lengths.setdefault(mark.length, mark)
             found[mark.epoch].ends.setdefault(mark.exact, mark)
+            found[mark.epoch].ended.append(mark)
     for records in history.standing_steps().values():
         found[records[0].epoch].steps.append(records[0])
         found[records[0].epoch].records.append(records)
@@ -123,7 +125,7 @@ def _check_shards(epoch: int, ledgers: Mapping[int, _Ledger]) -> Violation | Non
     parts = [ledgers[number] for number in range(began, epoch + 1) if number in ledgers]
     whole = last.exact and len(parts) == epoch + 1 - began and not any(map(_unlogged, parts))
     records = [record for ledger in parts for record in ledger.records]
-    return shards.check(records, epoch=epoch, num_shards=last.shards, whole=whole)
+    return shards.check(records, ended=last.ended, epoch=epoch, num_shards=last.shards, whole=whole)
 
 
 def _unlogged(ledger: _Ledger) -> list[tuple[int, int]]:

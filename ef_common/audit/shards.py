@@ -1,27 +1,35 @@
-"""Shards: in a stream, each sample of each shard was committed exactly once in a complete epoch, else at most once."""
+"""Shards: in a stream, each sample of each shard was committed exactly once in a complete epoch, else at most once.
+
+What could not be read is left out: it was never committed.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
-from ef_common.audit.history import Step
+from ef_common.audit.history import Epoch, Step
 from ef_common.audit.report import Violation
 from ef_common.audit.spans import first_fault, first_outside, normal
 
 __all__ = ["check"]
 
 
-def check(records: Sequence[Sequence[Step]], *, epoch: int, num_shards: int, whole: bool) -> Violation | None:
+def check(
+    records: Sequence[Sequence[Step]], *, ended: Iterable[Epoch] = (), epoch: int, num_shards: int, whole: bool
+) -> Violation | None:
     """Check an epoch.
 
     Args:
         records: For each update that stands, what workers have recorded of it.
+        ended: What workers have recorded of its end.
         epoch: Index of the epoch.
         num_shards: Number of shards in it.
         whole: Whether the epoch has ended, and all of its updates are in these records.
     """
     spans: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    skipped: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)
     ends: dict[int, int] = {}
     for of_step in records:
         parts = {part for step in of_step for part in step.parts}
@@ -31,11 +39,14 @@ def check(records: Sequence[Sequence[Step]], *, epoch: int, num_shards: int, who
         for position, shard, start, stop in parts:
             if _is_within(position, stop - start, of_step[0]):
                 spans[shard].append((start, stop))
-        for step in of_step:
-            for shard, end in step.ends:
-                ends[shard] = min(end, ends.get(shard, end))
+    told: Iterable[Step | Epoch] = chain(chain.from_iterable(records), ended)
+    for found in told:
+        for shard, end in found.ends:
+            ends[shard] = min(end, ends.get(shard, end))
+        for shard, start, stop in found.skipped:
+            skipped[shard].add((start, stop))
     for shard in range(num_shards) if whole else sorted(spans):
-        message = _fault(spans.get(shard, []), ends.get(shard), whole=whole)
+        message = _fault(spans.get(shard, []), skipped.get(shard, ()), ends.get(shard), whole=whole)
         if message:
             return Violation(f"shard {shard}: {message}", epoch=epoch)
     outside = next((shard for shard in spans if not 0 <= shard < num_shards), None)
@@ -56,15 +67,18 @@ def _is_within(position: int, length: int, step: Step) -> bool:
     return first_outside(((position, position + length),), step.committed) is None
 
 
-def _fault(spans: list[tuple[int, int]], end: int | None, *, whole: bool) -> str:
+def _fault(spans: list[tuple[int, int]], skipped: Iterable[tuple[int, int]], end: int | None, *, whole: bool) -> str:
     if end is None:
         if whole:
             return "nobody has found its end"
         end = max(stop for _, stop in spans)
-    fault = first_fault(spans, length=end, exact=whole)
+    skipped = [(start, min(stop, end)) for start, stop in skipped if start < end]
+    fault = first_fault([*spans, *skipped], length=end, exact=whole)
     if fault is None:
         return ""
     what, offset = fault
+    if what == "twice" and any(start <= offset < stop for start, stop in skipped):
+        return f"sample {offset} was committed, but it was left out as well"
     return {
         "twice": f"sample {offset} was committed twice",
         "never": f"sample {offset} was never committed",

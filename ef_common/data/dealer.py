@@ -6,7 +6,7 @@ A *position* is a place in the order of the epoch: of a sample, or of a batch wh
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -207,11 +207,16 @@ class Dealer:
         self.progress = progress._replace(cursor=window.start, uncommitted=tuple(before), steps=progress.steps - 1)
         self._session.crash_record.end()
 
-    def end_at(self, length: int) -> None:
-        """The epoch's data have ended after this many positions; no more of them have been dealt."""
+    def end_at(self, length: int, told: Mapping[str, Any] | None = None) -> None:
+        """The epoch's data have ended after this many positions; no more of them have been dealt.
+
+        Args:
+            length: Number of positions.
+            told: What the event log tells of the end.
+        """
         self.progress = progress = self.progress._replace(length=length)
         if not progress.remaining and not progress.uncommitted:
-            self._session.when_confirmed(lambda: self._log_end(progress, exact=True))
+            self._session.when_confirmed(lambda: self._log_end(progress, exact=True, told=told))
 
     def next_window(self, progress: EpochProgress, members: Sequence[str]) -> tuple[EpochProgress, Window]:
         """The window that would be dealt next to these members."""
@@ -326,8 +331,8 @@ class Dealer:
         if complete:
             self._log_end(after, exact=exact)
 
-    def _log_end(self, progress: EpochProgress, *, exact: bool) -> None:
-        self._log.write("epoch_end", epoch=progress.epoch, exact=exact, length=progress.length)
+    def _log_end(self, progress: EpochProgress, *, exact: bool, told: Mapping[str, Any] | None = None) -> None:
+        self._log.write("epoch_end", epoch=progress.epoch, exact=exact, length=progress.length, **(told or {}))
 
     def remaining_samples(self) -> float | None:
         """Samples that are left of the training, if it is known how long that is."""

@@ -74,7 +74,8 @@ class StreamDealer:
         self.turns.resize(self._dealer.local_batch(self._session.completed_in.world_size))
         parts = self.turns.deal()
         if parts is None:
-            self._dealer.end_at(self._dealer.progress.cursor)
+            progress = self._dealer.progress
+            self._dealer.end_at(progress.cursor, {} if progress.uncommitted else self.turns.told())
             return None
         window = self._dealer.deal_counts(tuple(parts), streams.counts(parts))
         self._dealer.progress = self._with_length(self._dealer.progress)
@@ -118,8 +119,7 @@ class StreamDealer:
                     parts.append((position, shard, start, stop))
                     position += stop - start
         self._find_known_ends()
-        ends, self.turns.ends = sorted(self.turns.ends.items()), {}
-        return {"parts": parts, "ends": ends}
+        return {"parts": parts, **self.turns.told()}
 
     def _find_known_ends(self) -> None:
         """Shards whose length is known end without being reported; those without a sample are not even dealt."""
@@ -127,6 +127,7 @@ class StreamDealer:
         for dealt in self.stream.dealt:
             for parts in dealt.values():
                 ends |= {shard: stop for shard, _, stop in parts if stop == plan.length(shard)}
+        ends |= {shard: stop for shard, _, stop in self.turns.skipped if stop == plan.length(shard)}
         empty = (plan.order[place] for place in range(self._num_told, self.stream.begun))
         ends |= {shard: 0 for shard in empty if plan.length(shard) == 0}
         self._num_told = self.stream.begun

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ef_common.core.streams import stream as streams
 from ef_common.core.streams.order import ShardOrder
+from ef_common.core.streams.pieces import Found
 from ef_common.core.streams.stream import Plan, Stream
 from tests.benchmarks.figure import Figure, emit, is_quick, of_samples
 from tests.benchmarks.pair import run_pair
@@ -67,12 +68,12 @@ def changes() -> Figure:
     stream = streams.admit(Stream(NUM_SHARDS), plan, members)
     lost = streams.admit(stream, plan, members[1:])
     first = stream.held[members[0]].lanes[0][0]
-    ends = {member: {} for member in members} | {members[0]: {first.shard: first.start + 7}}
+    ended = {member: Found() for member in members} | {members[0]: Found({first.shard: first.start + 7})}
     acts: dict[str, Callable[[], object]] = {
         "begin": lambda: streams.admit(Stream(NUM_SHARDS), plan, members),
         "loss": lambda: streams.admit(stream, plan, members[1:]),
         "join": lambda: streams.admit(lost, plan, (*members[1:], "newcomer")),
-        "end": lambda: streams.deal(streams.settle(stream, plan, ends)[0], plan),
+        "end": lambda: streams.deal(streams.settle(stream, plan, ended)[0], plan),
     }
     found = {name: _milliseconds(act) for name, act in acts.items()}
     ordinary = _milliseconds(lambda: streams.deal(stream, plan))
