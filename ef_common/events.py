@@ -426,6 +426,14 @@ def _rows(width: int) -> Check:
     )
 
 
+def _rest(value: Any) -> bool:
+    """Whether a value is the rest of a stream of shards."""
+    names = ("began", "shards", "begun")
+    if not isinstance(value, dict) or not all(_count(value.get(name)) for name in names):
+        return False
+    return (value.get("order") is None or _rows(2)([value["order"]])) and _rows(3)(value.get("unused"))
+
+
 def _shares(value: Any) -> bool:
     return isinstance(value, dict) and all(_spans(spans) for spans in value.values())
 
@@ -444,6 +452,7 @@ _OPTIONAL_FIELDS: dict[str, Check] = {
     "ends": _rows(2),
     "skipped": _rows(3),
     "stop": _count,
+    "stream": _rest,
     "open": _flag,
     "lr_scale": _number,
     "epochs": _count,
@@ -532,7 +541,10 @@ _FIELDS: dict[str, dict[str, Check]] = {
     },
     # The n-th start of the job, counted in its checkpoint store; resumed names the checkpoint, or is null.
     "run": {"run": _count, "resumed": _text_or_null},
-    # Steps after step in generations before generation are void: the job has restarted from there.
+    # Steps after step in generations before generation are void: the job has restarted from there. The optional field
+    # stream tells what was left of a stream of shards: the epoch in which the pass began, the number of shards, how
+    # many were begun, the seed and epoch of which their order is a function (null if they come in the order of their
+    # numbers), and the unused parts of those that were begun, as (shard, start, stop); stop is 2^50 if it is unknown.
     "rollback": {"generation": _count, "step": _count, "epoch": _count},
     # An exception has come out of the training; or a test has injected a fault.
     "fault": {"what": _text},

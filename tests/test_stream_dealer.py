@@ -76,3 +76,24 @@ def test_record_names_the_samples_at_the_positions_of_a_step() -> None:
     found.deal()
 
     assert found.record(dealer.progress, SOLO)["parts"] == [(4, 0, 4, 6), (6, 2, 0, 2)]
+
+
+@pytest.mark.parametrize("num_open", [0, 1])
+def test_rest_of_a_stream_is_what_is_committed_after_it(num_open: int) -> None:
+    before, dealer, plan = dealing()
+    before.begin(0, plan, len(LENGTHS))
+    read(before, 2)
+    read(before, num_open, commits=False)
+    after, other, _ = dealing()
+    other.load_state(dealer.state())
+    after.load_state(before.state(), plan)
+    rest = after.rest()
+    begun = [plan.order[place] for place in range(rest["begun"])]
+    left = {shard: [(0, LENGTHS[shard])] for shard in range(rest["shards"]) if shard not in begun}
+    for shard, start, stop in rest["unused"]:
+        left.setdefault(shard, []).append((start, min(stop, LENGTHS[shard])))
+
+    assert (rest["began"], rest["shards"], rest["order"]) == (0, len(LENGTHS), plan.order.key)
+    assert sorted(read(after)) == sorted(
+        (shard, at) for shard, spans in left.items() for start, stop in spans for at in range(start, stop)
+    )

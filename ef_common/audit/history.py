@@ -16,7 +16,7 @@ from typing import Any
 from ef_common.audit.spans import Spans, normal
 from ef_common.events import EventLogError, Record, read
 
-__all__ = ["Epoch", "Evaluation", "History", "Read", "Rollback", "Step", "View", "Weights", "load"]
+__all__ = ["Epoch", "Evaluation", "History", "Read", "Rest", "Rollback", "Step", "View", "Weights", "load"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +114,33 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True)
+class Rest:
+    """What no update had used of a pass through a stream of shards, which began in an epoch.
+
+    The first `begun` shards of the order were begun, of which parts are `unused`, as (shard, start, stop). The order is
+    a function of seed and epoch, if it is not that of the numbers.
+    """
+
+    began: int
+    num_shards: int
+    begun: int
+    order: tuple[int, int] | None
+    unused: tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Rollback:
-    """A start from an earlier step; `committed` is what its epoch already held there, if known."""
+    """A start from an earlier step.
+
+    `committed` is what its epoch already held there, if known, and `rest` what was left of a stream of shards.
+    """
 
     worker: str
     generation: int
     step: int
     epoch: int
     committed: Spans
+    rest: Rest | None = None
 
 
 @dataclass(slots=True)
@@ -284,7 +303,7 @@ def _step(record: Record, place: _Place) -> Step:
     )
 
 
-def _rows(record: Record, name: str) -> tuple[Any, ...]:
+def _rows(record: Mapping[str, Any], name: str) -> tuple[Any, ...]:
     return tuple(map(tuple, record.get(name, ())))
 
 
@@ -326,4 +345,16 @@ def _rollback(record: Record) -> Rollback:
         step=record["step"],
         epoch=record["epoch"],
         committed=normal(record.get("cursor_positions", ())),
+        rest=_rest(record["stream"]) if "stream" in record else None,
+    )
+
+
+def _rest(stream: Mapping[str, Any]) -> Rest:
+    order = stream["order"]
+    return Rest(
+        began=stream["began"],
+        num_shards=stream["shards"],
+        begun=stream["begun"],
+        order=None if order is None else (order[0], order[1]),
+        unused=_rows(stream, "unused"),
     )

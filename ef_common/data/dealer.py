@@ -40,6 +40,9 @@ class Parts(Protocol):
     def record(self, before: EpochProgress, contributors: View) -> dict[str, Any]:
         """What the event log tells of a step that is being committed, before `commit`."""
 
+    def rest(self) -> dict[str, Any]:
+        """What the event log tells of a place from which a training continues."""
+
 
 class Dealer:
     """Deals the positions of an epoch to the members of the session's view, as all members do.
@@ -378,6 +381,7 @@ class Dealer:
             step=self.num_updates,
             epoch=self.progress.epoch if epoch is None else epoch,
             **positions,
+            **({"stream": self.parts.rest()} if self.parts is not None and self.parts.began >= 0 else {}),
         )
 
     def log_weights(self, parts: Iterable[Any]) -> None:

@@ -121,6 +121,17 @@ class StreamDealer:
         self._find_known_ends()
         return {"parts": parts, **self.turns.told()}
 
+    def rest(self) -> dict[str, Any]:
+        """See the port `Parts`: what no update has used, whose size grows with the number of lanes, not of shards."""
+        order = self.turns.plan.order
+        return {
+            "began": self.began,
+            "shards": self.stream.num_shards,
+            "begun": self.stream.begun,
+            "order": order.key,
+            "unused": self.stream.unused,
+        }
+
     def _find_known_ends(self) -> None:
         """Shards whose length is known end without being reported; those without a sample are not even dealt."""
         plan, ends = self.turns.plan, self.turns.ends

@@ -37,6 +37,10 @@ _GUESS = 64
 class Order(Protocol):
     """Which shard comes at each place of the epoch."""
 
+    @property
+    def key(self) -> tuple[int, int] | None:
+        """Seed and epoch, of which it is a function; None if shards come in the order of their numbers."""
+
     def __getitem__(self, place: int) -> int: ...
 
 
