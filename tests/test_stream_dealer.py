@@ -87,7 +87,7 @@ def test_rest_of_a_stream_is_what_is_committed_after_it(num_open: int) -> None:
     after, other, _ = dealing()
     other.load_state(dealer.state())
     after.load_state(before.state(), plan)
-    rest = after.rest()
+    rest = after.rest
     begun = [plan.order[place] for place in range(rest["begun"])]
     left = {shard: [(0, LENGTHS[shard])] for shard in range(rest["shards"]) if shard not in begun}
     for shard, start, stop in rest["unused"]:

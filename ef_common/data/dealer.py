@@ -40,8 +40,9 @@ class Parts(Protocol):
     def record(self, before: EpochProgress, contributors: View) -> dict[str, Any]:
         """What the event log tells of a step that is being committed, before `commit`."""
 
+    @property
     def rest(self) -> dict[str, Any]:
-        """What the event log tells of a place from which a training continues."""
+        """What the event log tells of the place from which a training continues; empty if it continues from none."""
 
 
 class Dealer:
@@ -375,13 +376,14 @@ class Dealer:
     def log_rollback(self, *, epoch: int | None = None) -> None:
         """Log that the training continues from a checkpoint, in the middle of its epoch or with another one."""
         positions = {} if epoch is not None else {"cursor_positions": _done(self.progress)}
+        rest = None if self.parts is None else self.parts.rest
         self._log.write(
             "rollback",
             generation=self._session.view.generation,
             step=self.num_updates,
             epoch=self.progress.epoch if epoch is None else epoch,
             **positions,
-            **({"stream": self.parts.rest()} if self.parts is not None and self.parts.began >= 0 else {}),
+            **({"stream": rest} if rest else {}),
         )
 
     def log_weights(self, parts: Iterable[Any]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ef_common.core.sharding import EpochProgress, Window
 from ef_common.core.streams import stream as streams
-from ef_common.core.streams.pieces import OPEN, Lane, Piece
+from ef_common.core.streams.pieces import OPEN, Lane, Piece, joined
 from ef_common.core.streams.stream import Held, Plan, Stream
 from ef_common.core.view import View
 from ef_common.data.dealer import Dealer
@@ -35,6 +35,7 @@ class StreamDealer:
 
     Attributes:
         began: The epoch in which this pass through the stream began.
+        rest: See the port `Parts`. Its size grows with the number of lanes, not of shards.
         limit: Positions after which an epoch is over although the stream is not; `go_on` then begins the next one.
     """
 
@@ -43,6 +44,7 @@ class StreamDealer:
         self._session = session
         self.turns = turns
         self.began = -1
+        self.rest: dict[str, Any] = {}
         self.limit: int | None = None
         self._num_told = 0
         dealer.parts = self
@@ -121,17 +123,6 @@ class StreamDealer:
         self._find_known_ends()
         return {"parts": parts, **self.turns.told()}
 
-    def rest(self) -> dict[str, Any]:
-        """See the port `Parts`: what no update has used, whose size grows with the number of lanes, not of shards."""
-        order = self.turns.plan.order
-        return {
-            "began": self.began,
-            "shards": self.stream.num_shards,
-            "begun": self.stream.begun,
-            "order": order.key,
-            "unused": self.stream.unused,
-        }
-
     def _find_known_ends(self) -> None:
         """Shards whose length is known end without being reported; those without a sample are not even dealt."""
         plan, ends = self.turns.plan, self.turns.ends
@@ -178,8 +169,16 @@ class StreamDealer:
         ended = (int(state["ended"][0]), int(state["ended"][1]))
         left = [Piece(*piece) for name in ("left", "dealt") for piece in np.asarray(state[name]).tolist()]
         stream = Stream(int(state["shards"]), int(state["begun"]), held, tuple(sorted(left)), ended=ended)
+        self.rest = _rest_of(state, plan)
         self.turns.begin(plan, stream)
         self._dealer.progress = self._with_length(self._dealer.progress)
+
+
+def _rest_of(state: dict[str, Any], plan: Plan) -> dict[str, Any]:
+    """What a state says that no update has used."""
+    unused = joined(Piece(*row[-3:]) for name in ("left", "dealt", "lanes") for row in np.asarray(state[name]).tolist())
+    numbers = {name: int(state[name]) for name in ("began", "shards", "begun")}
+    return {**numbers, "order": plan.order.key, "unused": unused}
 
 
 def _pieces_of(dealt: Sequence[Any]) -> list[Piece]:
