@@ -92,6 +92,7 @@ class StreamDealer:
     def commit(self, progress: EpochProgress, contributors: View) -> EpochProgress:
         """See the port `Parts`."""
         self.turns.commit(contributors)
+        self.turns.told()  # to nobody, if there is no log: what was found must not pile up
         return self._with_length(progress._replace(returned=()))
 
     def _with_length(self, progress: EpochProgress) -> EpochProgress:
