@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ef_common.core.streams.pieces import Piece
 from ef_common.core.streams.stream import Plan
 from ef_common.core.view import SOLO
 from ef_common.data.dealer import Dealer
@@ -97,3 +98,22 @@ def test_rest_of_a_stream_is_what_is_committed_after_it(num_open: int) -> None:
     assert sorted(read(after)) == sorted(
         (shard, at) for shard, spans in left.items() for start, stop in spans for at in range(start, stop)
     )
+
+
+def test_what_was_found_after_the_last_step_is_told_with_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, dealer, plan = dealing()
+    found.begin(0, plan, 0)
+    found.turns.skipped.append(Piece(0, 2, 4))
+    told: list[Any] = []
+    monkeypatch.setattr(dealer, "end_at", lambda length, found: told.append((length, found)))
+
+    assert found.deal() is None
+    assert told == [(0, {"skipped": [Piece(0, 2, 4)]})]
+
+
+def test_ends_do_not_pile_up_where_nobody_logs_them() -> None:
+    found, _, plan = dealing()
+    found.begin(0, plan, len(LENGTHS))
+    read(found)
+
+    assert not found.turns.ends
