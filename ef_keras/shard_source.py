@@ -128,9 +128,9 @@ class ShardSource:
         """What a newcomer needs, besides the dealer's state."""
         return self._epochs.state()
 
-    def load_state(self, state: dict[str, Any] | None, *, seed: int) -> None:
-        """Continue from this state. The dealer has loaded its own."""
-        self._epochs.load_state(state, seed=seed)
+    def load_state(self, state: dict[str, Any] | None, *, seed: int, saved: bool) -> None:
+        """Continue from this state, of the others or of a checkpoint (`saved`). The dealer has loaded its own."""
+        self._epochs.load_state(state, seed=seed, saved=saved)
 
 
 def reading_of(data: StreamData, stream: OrderedStream) -> ShardReading:

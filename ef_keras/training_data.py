@@ -347,7 +347,7 @@ class TrainingData:
         self.dealer.load_state(state)
         self.epoch = self.dealer.progress.epoch
         if isinstance(self.source, ShardSource):
-            self.source.load_state(state.get("stream"), seed=self.seed)
+            self.source.load_state(state.get("stream"), seed=self.seed, saved=saved)
         order = state.get("order")
         if saved and not self.dealer.progress.remaining:
             if isinstance(self.source, OrderedSource) and order is not None:

@@ -222,7 +222,7 @@ class StreamLoader(ElasticLoader):
         stream = state.get("stream")
         super().take_state({**state, "order": np.arange(0)}, saved=saved)
         if stream is None or state["epoch"] >= 0:
-            self._epochs.load_state(stream, seed=self.seed)
+            self._epochs.load_state(stream, seed=self.seed, saved=saved)
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: how far the epoch is."""

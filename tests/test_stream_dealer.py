@@ -59,6 +59,43 @@ def test_state_keeps_what_was_dealt_and_not_committed(num_open: int, num_lanes: 
     assert other.progress.remaining == 0
 
 
+@pytest.mark.parametrize(("lanes_before", "lanes_after"), [(4, 2), (4, 1), (1, 3), (2, 3)])
+def test_checkpoint_is_continued_with_another_number_of_lanes(lanes_before: int, lanes_after: int) -> None:
+    before, dealer, plan = dealing(num_lanes=lanes_before)
+    before.begin(0, plan, len(LENGTHS))
+    committed = read(before, 2)
+    after, other, plan = dealing(num_lanes=lanes_after)
+    other.load_state(dealer.state())
+    after.load_state(before.state(), plan, saved=True)
+
+    assert sorted(committed + read(after)) == ALL
+    assert after.turns.plan.num_lanes == lanes_after
+
+
+def test_checkpoint_is_continued_in_the_same_lanes_if_there_are_as_many() -> None:
+    before, dealer, plan = dealing(num_lanes=2)
+    before.begin(0, plan, len(LENGTHS))
+    read(before, 2)
+    after, other, _ = dealing()
+    other.load_state(dealer.state())
+    after.load_state(before.state(), plan, saved=True)
+
+    assert read(after) == read(before)
+
+
+def test_newcomer_has_as_many_lanes_as_the_others() -> None:
+    member, dealer, plan = dealing(num_lanes=3)
+    member.begin(0, plan, len(LENGTHS))
+    read(member, 1)
+    newcomer, other, own_plan = dealing(num_lanes=1, ahead=99)
+    other.load_state(dealer.state())
+    newcomer.load_state(member.state(), own_plan)
+
+    assert newcomer.turns.layout == member.turns.layout == (3, 8)
+    assert newcomer.stream.held == member.stream.held
+    assert read(newcomer) == read(member)
+
+
 def test_ends_that_nobody_reports_are_recorded_once() -> None:
     found, dealer, plan = dealing(length=lambda shard: LENGTHS[shard])
     found.begin(0, plan, len(LENGTHS))
@@ -104,6 +141,7 @@ def test_what_was_found_after_the_last_step_is_told_with_the_end(monkeypatch: py
     found, dealer, plan = dealing()
     found.begin(0, plan, 0)
     found.turns.skipped.append(Piece(0, 2, 4))
+    monkeypatch.setattr(found.turns, "deal", lambda: None)
     told: list[Any] = []
     monkeypatch.setattr(dealer, "end_at", lambda length, found: told.append((length, found)))
 

@@ -43,7 +43,7 @@ class Steps:
         self.session.completed_in = View(1, tuple(Member(name, name, "") for name in names))
 
     def _gather(self) -> tuple[list[Any], View]:
-        self.num_gathers += 1
+        self.num_gathers += self.turns.layout is not None
         return gathered(self.lengths, self.turns, self.session.completed_in, bad=self.bad)
 
     def deal(self) -> int:
@@ -128,6 +128,23 @@ def test_lowest_of_the_ends_that_were_exchanged_is_told() -> None:
     assert steps.turns.ends == {0: 2}
 
 
+def test_members_have_the_lanes_of_the_one_that_has_most_data_workers() -> None:
+    steps = Steps(*[9] * 20, names="ab")
+    wishes = [{"num_lanes": 1, "ahead": 8}, {"num_lanes": 3, "ahead": 6}]
+    steps.turns._gather = lambda mine: (wishes, steps.session.completed_in)
+    steps.turns._agree()
+
+    assert (steps.turns.plan.num_lanes, steps.turns.plan.ahead) == (3, 8)
+
+
+def test_what_was_in_lanes_that_are_no_more_is_left() -> None:
+    pieces = (Piece(0, 4, OPEN), Piece(1, 0, OPEN))
+    steps = Steps(9, 9, stream=Stream(2, 2, {"a": Held(((pieces[0],), (pieces[1],)), 1)}))
+    steps.turns._agree()
+
+    assert (dict(steps.turns.stream.held), steps.turns.stream.left) == ({}, pieces)
+
+
 # ---------------------------------------------------------------- faults
 
 CUT = {"a": Held(((Piece(0, 0, 8),),)), "b": Held(((Piece(0, 8, OPEN),),))}
@@ -163,6 +180,7 @@ def test_fault_in_a_piece_without_a_known_end_is_the_end_of_its_shard() -> None:
 def test_fault_that_is_exchanged_twice_counts_once() -> None:
     steps = Steps(12, names="ab", stream=Stream(1, 1, CUT))
     told = [{"ends": [], "faults": [[0, 2, "bad sector"]]}, {"ends": [], "faults": []}]
+    steps.turns._agree()
     steps.turns._gather = lambda mine: (told, steps.session.completed_in)
 
     assert steps.turns._exchange()
@@ -174,6 +192,7 @@ def test_samples_behind_the_length_of_a_shard_are_told() -> None:
     steps = Steps(4)
     steps.turns.begin(plan_of(1, length=lambda shard: 4), Stream(1))
     told = [{"ends": [], "faults": [[0, 4, "it has more samples than expected"]]}]
+    steps.turns._agree()
     steps.turns._gather = lambda mine: (told, steps.session.completed_in)
     steps.deal()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -333,6 +335,20 @@ def test_each_data_worker_reads_a_lane(num_workers: int) -> None:
     assert lanes.num_plans == 1
 
 
+@pytest.mark.parametrize(("num_workers", "num_lanes"), [(0, 3), (2, 1), (2, 3)])
+def test_lanes_keep_their_data_workers_if_there_are_more_or_fewer_than_these(num_workers: int, num_lanes: int) -> None:
+    lanes = lanes_of(Numbers(*(f"{shard}:9" for shard in range(num_lanes))), num_workers)
+    held = Held(tuple((Piece(shard, 0, OPEN),) for shard in range(num_lanes)), num_lanes - 1)
+    next_of = [100 * shard for shard in range(num_lanes)]
+    for _ in range(3 * num_lanes + 1):
+        first, next_of[held.turn] = next_of[held.turn], next_of[held.turn] + 2
+        batch, _, held = deal(lanes, held)
+        assert batch == [first, first + 1]
+    lanes.planned.close()
+
+    assert lanes.num_plans == 1
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_batch_that_was_read_ahead_is_dropped_if_the_lane_has_changed(num_workers: int) -> None:
     lanes = lanes_of(Numbers("0:50", "1:50"), num_workers)
@@ -348,7 +364,48 @@ def test_batch_that_was_read_ahead_is_dropped_if_the_lane_has_changed(num_worker
 
     assert batch[0] in (30, 31)
     assert then[0] in (30, 31, 32)
-    assert lanes.num_plans == 2
+    assert lanes.num_plans == 1 + lanes.num_lanes
+
+
+class Counted(Numbers):
+    """Notes each sample that is read, in whichever process."""
+
+    def __init__(self, notes: Path, *shards: str) -> None:
+        super().__init__(*shards)
+        self._notes = notes
+
+    def open(self, shard: str, offset: int) -> Iterator[int]:
+        for sample in super().open(shard, offset):
+            with self._notes.open("a") as file:
+                file.write(f"{sample}\n")
+            yield sample
+
+    def count(self, first: int) -> dict[int, int]:
+        """How often samples of a shard were read."""
+        read = map(int, self._notes.read_text().split())
+        return Counter(sample for sample in read if first <= sample < first + 100)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_lanes_that_a_change_has_not_cut_are_not_read_again(num_workers: int, tmp_path: Path) -> None:
+    stream = Counted(tmp_path / "notes", "0:50", "1:50", "2:50")
+    lanes = lanes_of(stream, num_workers)
+    held = Held(((Piece(0, 0, OPEN),), (Piece(1, 0, OPEN),)))
+    read: list[int] = []
+    for step in range(24):
+        if step == 5:  # of the second lane, somebody else takes what comes after its next batch
+            shard, start, _ = held.lanes[1][0]
+            held = Held((held.lanes[0], (Piece(shard, start, start + 2), Piece(2, 0, OPEN))), held.turn)
+        batch, _, held = deal(lanes, held)
+        read += batch
+        assert max(stream.count(0)) <= held.lanes[0][0].start + lanes.ahead  # also while what was read of it is kept
+    lanes.planned.close()
+
+    assert read[1::4] == list(range(1, 25, 2))
+    assert read[2::4] == [100, 102, 104, *range(200, 218, 2)]
+    assert set(stream.count(0).values()) == set(stream.count(200).values()) == {1}
+    assert max(stream.count(100).values()) <= 2
+    assert lanes.num_plans == 2 if num_workers else lanes.num_plans == 1
 
 
 def test_single_sample_is_repeated_to_make_a_batch() -> None:

@@ -16,7 +16,7 @@ from ef_common.core.streams.pieces import OPEN, Lane, Piece, joined
 from ef_common.core.streams.stream import Held, Plan, Stream
 from ef_common.core.view import View
 from ef_common.data.dealer import Dealer
-from ef_common.data.stream_turns import StreamTurns
+from ef_common.data.stream_turns import Layout, StreamTurns
 from ef_common.session import Session
 
 ENDLESS = OPEN
@@ -153,25 +153,35 @@ class StreamDealer:
             "dealt": _array(_pieces_of(self.stream.dealt), 3),
             "members": list(self.stream.held),
             "turns": [held.turn for held in self.stream.held.values()],
+            "num_lanes": [len(held.lanes) for held in self.stream.held.values()],
             "lanes": _array(lanes, 5),
+            "layout": list(self.turns.layout or ()),
             "ended": list(self.stream.ended),
         }
 
-    def load_state(self, state: dict[str, Any], plan: Plan) -> None:
-        """Continue from there. What was dealt and not committed is dealt again."""
+    def load_state(self, state: dict[str, Any], plan: Plan, *, saved: bool = False) -> None:
+        """Continue from there. What was dealt and not committed is dealt again.
+
+        Args:
+            state: The others' state, or that of a checkpoint.
+            plan: The plan of the epoch. A newcomer has as many lanes as the others.
+            saved: It is the state of a checkpoint: the members agree on their lanes anew.
+        """
+        layout = Layout(*map(int, state["layout"])) if state["layout"] and not saved else None
         lanes: dict[tuple[int, int], list[Piece]] = {}
         for rank, number, shard, start, stop in np.asarray(state["lanes"]).tolist():
             lanes.setdefault((rank, number), []).append(Piece(shard, start, stop))
+        of_members = zip(state["members"], state["turns"], state["num_lanes"], strict=True)
         held = {
-            member: Held(tuple(tuple(lanes.get((rank, number), ())) for number in range(plan.num_lanes)), int(turn))
-            for rank, (member, turn) in enumerate(zip(state["members"], state["turns"], strict=True))
+            member: Held(tuple(tuple(lanes.get((rank, number), ())) for number in range(int(num_lanes))), int(turn))
+            for rank, (member, turn, num_lanes) in enumerate(of_members)
         }
         self.began, self._num_told = int(state["began"]), int(state["begun"])
         ended = (int(state["ended"][0]), int(state["ended"][1]))
         left = [Piece(*piece) for name in ("left", "dealt") for piece in np.asarray(state[name]).tolist()]
         stream = Stream(int(state["shards"]), int(state["begun"]), held, tuple(sorted(left)), ended=ended)
         self.rest = _rest_of(state, plan)
-        self.turns.begin(plan, stream)
+        self.turns.begin(plan, stream, layout=layout)
         self._dealer.progress = self._with_length(self._dealer.progress)
 
 

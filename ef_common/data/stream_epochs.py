@@ -24,7 +24,7 @@ class Lanes(Reader, Protocol):
     """Reads the lanes of this worker, epoch by epoch.
 
     Attributes:
-        num_lanes: How many there are.
+        num_lanes: How many suit its data workers. It reads as many as there are.
         ahead: Samples of a lane that may be read ahead of what has been dealt.
         batch: The batch that was dealt last; None if it has no samples.
     """
@@ -137,8 +137,13 @@ class StreamEpochs:
         """How far the stream is: a plain tree with arrays."""
         return {**self.dealing.state(), "digest": self._digest}
 
-    def load_state(self, state: dict[str, Any] | None, *, seed: int) -> None:
+    def load_state(self, state: dict[str, Any] | None, *, seed: int, saved: bool) -> None:
         """Continue from there. The dealer has loaded its own state.
+
+        Args:
+            state: The others' state, or that of a checkpoint.
+            seed: Seed of the run.
+            saved: It is that of a checkpoint.
 
         Raises:
             UsageError: It is the state of other data, or this worker has another list of shards.
@@ -151,4 +156,4 @@ class StreamEpochs:
         self._shards = opened(self._stream, self._lanes, epoch=int(state["began"]), seed=seed)
         self._digest = str(state["digest"])
         check_shards(self._shards, self._digest)
-        self.dealing.load_state(state, self._plan())
+        self.dealing.load_state(state, self._plan(), saved=saved)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ef_common.core.streams import stream as streams
 from ef_common.core.streams.pieces import OPEN, Found, Lane, Piece
@@ -18,6 +18,13 @@ from ef_common.core.streams.stream import Held, Plan, Stream
 from ef_common.core.view import View
 from ef_common.errors import ProtocolError
 from ef_common.session import Session
+
+
+class Layout(NamedTuple):
+    """The lanes of each member: how many, and the samples of one that may be read ahead of what has been dealt."""
+
+    num_lanes: int
+    ahead: int
 
 
 class Reader(Protocol):
@@ -53,6 +60,7 @@ class StreamTurns:
     Attributes:
         stream: How far it is.
         certain: All members know the ends in the next batches of all.
+        layout: The lanes on which all members have agreed; None before they have.
         ends: The ends that were exchanged since this was emptied, also where nobody knows how far a fault reaches.
         skipped: What faults have left out since this was emptied, of pieces that ended where others begin.
         on_fault: Called in all workers with what a worker could not read, and why.
@@ -64,6 +72,7 @@ class StreamTurns:
         self._gather = gather
         self.stream = Stream(0)
         self.certain = False
+        self.layout: Layout | None = None
         self.ends: dict[int, int] = {}
         self.skipped: list[Piece] = []
         self.on_fault: Callable[[Piece, str], None] = lambda piece, why: None
@@ -80,9 +89,17 @@ class StreamTurns:
             raise ProtocolError("no epoch of the stream has begun")
         return self._plan
 
-    def begin(self, plan: Plan, stream: Stream) -> None:
-        """Begin an epoch, or continue in one."""
-        self._plan, self.stream, self.certain = plan, stream, False
+    def begin(self, plan: Plan, stream: Stream, *, layout: Layout | None = None) -> None:
+        """Begin an epoch, or continue in one.
+
+        Args:
+            plan: The plan. Its lanes are those that suit this worker.
+            stream: How far it is.
+            layout: The lanes on which all members have agreed. Without it, they agree before the next step.
+        """
+        self._plan, self.stream, self.certain, self.layout = plan, stream, False, layout
+        if layout is not None:
+            self._plan = replace(plan, **layout._asdict())
         self.ends, self.skipped = {}, []
 
     def told(self) -> dict[str, Any]:
@@ -114,7 +131,7 @@ class StreamTurns:
 
     def finds(self) -> bool:
         """Before a reduction: read the next batch, and tell whether the others must know of an end in it."""
-        is_changing = self._session.worker.id not in self.stream.held
+        is_changing = self.layout is None or self._session.worker.id not in self.stream.held
         if self.certain or self.stream.is_over or is_changing:
             return False
         return any(self._read())
@@ -139,6 +156,8 @@ class StreamTurns:
 
     def _settle(self) -> None:
         """Let all members know the ends in the next batches of all, and find out whether there are any samples."""
+        if self.layout is None:
+            self._agree()
         while True:
             members = self._session.completed_in.ids
             if members != tuple(self.stream.held):
@@ -153,6 +172,13 @@ class StreamTurns:
             else:
                 self._reader.skip()
                 self.stream = streams.pass_over(self.stream, self.plan)
+
+    def _agree(self) -> None:
+        """All members take as many lanes as the one that has the most, and read as far ahead as any."""
+        self._session.entering = False
+        everybody, _ = self._gather({"num_lanes": self.plan.num_lanes, "ahead": self.plan.ahead})
+        layout = Layout(*(max(int(wish[name]) for wish in everybody) for name in Layout._fields))
+        self.begin(self.plan, streams.with_lanes(self.stream, layout.num_lanes), layout=layout)
 
     def _exchange(self) -> bool:
         found = self._read()

@@ -1,14 +1,16 @@
-"""Reads a worker's lanes of a stream with the user's DataLoader, one lane in each of its data workers.
+"""Reads a worker's lanes of a stream with the user's DataLoader, each lane in one of its data workers.
 
-The k-th batch of a plan is read by data worker k mod n, so that is the lane that is in turn. A plan goes on without an
-end: what it asks for is the lane as it is known at that moment. Data workers are therefore not interrupted when pieces
-are added to a lane. A batch that was read ahead is used if it is still what the lane says; otherwise the lanes are read
-again from the first sample that was not dealt.
+The k-th batch of a plan is read by data worker k mod n. If the number of lanes is no multiple of n, some batches of
+each round are left empty, so that each lane keeps its data worker. A plan goes on without an end: what it asks for is
+the lane as it is known at that moment. Data workers are therefore not interrupted when pieces are added. A batch that
+was read ahead is used if it is still what the lane says; otherwise this lane is read again from the first sample that
+was not dealt. What was read ahead of the other lanes is kept meanwhile, and less is asked of them until it is used.
 """
 
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -29,7 +31,7 @@ class Request(NamedTuple):
     """What a data worker reads.
 
     Args:
-        plan: Number of the plan.
+        plan: Number of the plan of this lane.
         lane: Number of the lane; -1 to read nothing.
         pieces: The lane from the first sample on that was not dealt.
         names: The shard of each piece.
@@ -56,8 +58,18 @@ class Samples(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What a batch consists of; not a tuple, which pinning memory would look into."""
+    """What a batch consists of; not a tuple, which pinning memory would look into.
 
+    Args:
+        plan: Of the request.
+        lane: Of the request.
+        parts: The parts of shards that were read.
+        ends: Shard and offset of each end that was found.
+        faults: Shard, offset and reason of each fault.
+    """
+
+    plan: int = 0
+    lane: int = -1
     parts: Lane = ()
     ends: tuple[tuple[int, int], ...] = ()
     faults: tuple[tuple[int, int, str], ...] = ()
@@ -98,7 +110,7 @@ class LaneSource:
             samples = [samples[number % len(samples)] for number in range(request.size)] if samples else []
         elif samples:
             samples = samples * max(1, min(self._least, request.size) // len(samples))
-        return Samples(samples, Trace(parts, tuple(ends.items()), tuple(faults)))
+        return Samples(samples, Trace(request.plan, request.lane, parts, tuple(ends.items()), tuple(faults)))
 
     def collate(self, found: Samples) -> Batch:
         """The batch, made as the user's loader does."""
@@ -121,14 +133,15 @@ class LaneLoader:
 
     Attributes:
         planned: Reads with the loader's data workers.
-        num_lanes: One for each data worker, or one.
+        num_lanes: One for each data worker, or one. It reads as many as there are.
         ahead: Samples of a lane that may be read ahead of what has been dealt.
-        num_plans: How often reading has begun anew.
+        num_plans: How often reading has begun anew, in all lanes or in one.
     """
 
     def __init__(self, loader: DataLoader[Any], *, least: int = MIN_SHARE) -> None:
         self._size = int(loader.batch_size or 1)
         self.num_lanes = max(1, loader.num_workers)
+        self._depth = (loader.prefetch_factor or 0) + 1
         self.ahead = ((loader.prefetch_factor or 0) + 2) * self._size
         self._source = LaneSource(stream_dataset_of(loader.dataset), loader.collate_fn, least=least)
         self.planned = PlannedLoader(loader, source=self._source)
@@ -136,14 +149,17 @@ class LaneLoader:
         self._shards: Sequence[Any] = ()
         self._epoch = (-1, 0)
         self._held = _NOT_YET
-        self._turn = -1
+        self._is_begun = False
+        self._plans: list[int] = []
+        self._asked: list[int] = []
+        self._ready: list[deque[Batch]] = []
         self._read: Batch | None = None
         self._dealt = Batch(None, Trace())
 
     def begin(self, shards: Sequence[Any], *, epoch: int, seed: int) -> None:
         """Begin an epoch of these shards, or go on in one."""
         self._shards, self._epoch = shards, (epoch, seed)
-        self._read, self._turn = None, -1
+        self._read, self._is_begun = None, False
 
     def pause(self) -> None:
         """Between two epochs: data workers that the user does not keep see the data set as it is then."""
@@ -158,11 +174,12 @@ class LaneLoader:
     def read(self, held: Held, size: int) -> Found:
         """See :class:`~ef_common.data.stream_turns.Reader`."""
         if size != self._size:
-            self._size, self._turn = size, -1  # what was read ahead has another size
+            self._size, self._is_begun = size, False  # what was read ahead has another size
         self._held = held
         lane = held.lanes[held.turn]
         if self._read is not None and not _fits(self._read.trace, lane, self._size):
-            self._read, self._turn = None, -1
+            self._read = None
+            self._begin_lane(held.turn)
         if self._read is None:
             self._read = self._next(lane)
         trace = self._read.trace
@@ -179,33 +196,64 @@ class LaneLoader:
         self._read = None
 
     def _next(self, lane: Lane) -> Batch:
-        """The next batch of the lane in turn, from a new plan if what was read ahead is not it."""
-        for is_new in (self._turn != self._held.turn, True):
+        """The next batch of the lane in turn, which is read anew if what was read ahead is not it."""
+        if not self._is_begun:
+            self._begin_plan()
+        for is_new in (False, True):
             if is_new:
-                self._begin_plan()
-            batch: Batch = self.planned.next()
-            self._turn = (self._held.turn + 1) % self.num_lanes
+                self._begin_lane(self._held.turn)
+            batch = self._next_of(self._held.turn)
             if _fits(batch.trace, lane, self._size):
                 return batch
         raise misread(self._shards, expected=upcoming(lane, self._size), received=batch.trace.parts)
 
+    def _next_of(self, lane: int) -> Batch:
+        """The next batch of the newest plan of a lane. Batches of other lanes that come before it are kept."""
+        while not self._ready[lane]:
+            batch: Batch = self.planned.next()
+            plan, of = batch.trace.plan, batch.trace.lane
+            if of >= 0:
+                self._asked[of] -= 1
+                if plan == self._plans[of]:
+                    self._ready[of].append(batch)
+        return self._ready[lane].popleft()
+
     def _begin_plan(self) -> None:
         self.num_plans += 1
-        self.planned.read(self._plan)
-        for _ in range(self._held.turn):
-            self.planned.next()
+        self._plans = [self.num_plans] * len(self._held.lanes)
+        self.planned.read(self._requests)
+        self._is_begun = True
 
-    def _plan(self, skip: int) -> Iterator[list[Request]]:
-        """Requests without an end. The first ones read nothing: each data worker keeps its lane."""
-        turn, number = self._held.turn, self.num_plans
-        yield from ([Request(number, -1, (), (), 0, self._epoch)] for _ in range(turn))
+    def _begin_lane(self, lane: int) -> None:
+        """Read a lane again, from the first sample that was not dealt."""
+        if self._is_begun:
+            self.num_plans += 1
+            self._plans[lane] = self.num_plans
+            self._ready[lane].clear()
+
+    def _requests(self, skip: int) -> Iterator[list[Request]]:
+        """Requests without an end. They begin anew after the loss of a data worker, too: nothing is read ahead then."""
+        self._asked = [0] * len(self._held.lanes)
+        self._ready = [deque() for _ in self._held.lanes]
+        return self._rounds(self._held.turn)
+
+    def _rounds(self, turn: int) -> Iterator[list[Request]]:
+        """Rounds of requests. Some read nothing, so that each lane keeps its data worker."""
+        num_lanes = len(self._held.lanes)
+        num_empty = -num_lanes % self.num_lanes
+        nothing = [Request(0, -1, (), (), 0, self._epoch)]
         while True:
-            yield [self._request(number, turn)]
-            turn = (turn + 1) % self.num_lanes
+            yield from (self._request(lane) or nothing for lane in range(turn, num_lanes))
+            yield from (nothing for _ in range(num_empty))
+            turn = 0
 
-    def _request(self, plan: int, lane: int) -> Request:
+    def _request(self, lane: int) -> list[Request]:
+        """A request for the next batch of a lane; none if enough of it has been read ahead."""
+        if self._asked[lane] + len(self._ready[lane]) >= self._depth:
+            return []
+        self._asked[lane] += 1
         pieces = self._held.lanes[lane]
-        return Request(plan, lane, pieces, self._names_of(pieces), self._size, self._epoch)
+        return [Request(self._plans[lane], lane, pieces, self._names_of(pieces), self._size, self._epoch)]
 
     # ------------------------------------------------------------ the batch
 

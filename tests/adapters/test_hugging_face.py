@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
 from ef_common.data.adapters.hugging_face import HuggingFaceShards
 from ef_common.data.adapters.recognition import shards_of
+from ef_common.data.shard_list import digest
 from ef_common.data.torch_stream import stream_dataset_of
-from ef_common.errors import UnsupportedError
+from ef_common.errors import UnsupportedError, UsageError
 from tests.adapters.contract import check_stream
 
 datasets = pytest.importorskip("datasets", reason="datasets is not installed: pip install -e '.[streams]'")
@@ -57,7 +60,7 @@ def test_shards_are_its_own(name: str) -> None:
 def test_samples_are_those_that_the_data_set_yields() -> None:
     data = dataset().with_format("torch")
     stream = HuggingFaceShards(data)
-    for ours, theirs in zip(stream.open(0, 0), data, strict=False):
+    for ours, theirs in zip(stream.open(stream.shards()[0], 0), data, strict=False):
         assert ours.keys() == theirs.keys()
         assert torch.equal(ours["n"], theirs["n"])
         assert ours["text"] == theirs["text"]
@@ -86,8 +89,60 @@ def test_files_of_hugging_face_are_shards(tmp_path: Path) -> None:
     data = datasets.load_dataset(
         "text", data_files=f"{tmp_path}/*.txt", split="train", streaming=True, cache_dir=str(tmp_path / "cache")
     )
-    found = check_stream(HuggingFaceShards(data), lambda row: row["text"])
+    stream = HuggingFaceShards(data)
+    found = check_stream(stream, lambda row: row["text"])
     assert sorted(found) == [["a0", "a1", "a2"], ["b0", "b1", "b2"]]
+    assert sorted(shard.name for shard in stream.shards()) == [str(tmp_path / "a.txt"), str(tmp_path / "b.txt")]
+
+
+def concatenated() -> Any:
+    return datasets.concatenate_datasets([dataset(2), dataset(3)])
+
+
+def interleaved(seed: int | None) -> Any:
+    return datasets.interleave_datasets([dataset(), dataset()], probabilities=[0.5, 0.5], seed=seed)
+
+
+@pytest.mark.parametrize(
+    ("data", "other"),
+    [
+        (
+            lambda: dataset(3),
+            lambda: datasets.IterableDataset.from_generator(numbers, gen_kwargs={"starts": [5, 6, 7]}),
+        ),
+        (lambda: dataset().shuffle(seed=1), lambda: dataset().shuffle(seed=2)),
+        (lambda: dataset(1).shuffle(seed=1).map(raised), lambda: dataset(1).shuffle(seed=2).map(raised)),
+        (lambda: interleaved(1), lambda: interleaved(2)),
+        (concatenated, lambda: datasets.concatenate_datasets([dataset(3), dataset(2)])),
+    ],
+    ids=["other sources", "another order", "another buffer", "interleaved otherwise", "concatenated otherwise"],
+)
+def test_data_sets_with_other_samples_have_other_shards(data: Any, other: Any) -> None:
+    names = [digest(HuggingFaceShards(made()).shards()) for made in (data, data, other)]
+    assert names[0] == names[1] != names[2]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: dataset().shuffle(),
+        lambda: dataset(1).shuffle().map(raised),
+        lambda: interleaved(None),
+        lambda: datasets.concatenate_datasets([dataset(), dataset().shuffle()]),
+    ],
+    ids=["shuffled", "one shard", "interleaved", "shuffled in part"],
+)
+def test_data_set_that_is_shuffled_without_a_seed_is_refused(made: Any) -> None:
+    with pytest.raises(UsageError, match=r"`\.shuffle\(seed=0\)`"):
+        shards_of(made())
+
+
+def test_generator_is_a_seed() -> None:
+    first, second = (
+        HuggingFaceShards(pickle.loads(pickle.dumps(dataset().shuffle(generator=np.random.default_rng(7)))))  # noqa: S301
+        for _ in range(2)
+    )
+    assert first.shards() == second.shards()
 
 
 def test_data_set_that_is_divided_already_is_refused() -> None:

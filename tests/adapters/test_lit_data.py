@@ -25,4 +25,5 @@ def test_chunks_are_shards_whatever_the_rank_is(tmp_path: Path, monkeypatch: pyt
     stream, is_shuffled = shards_of(litdata.StreamingDataset(str(tmp_path), shuffle=shuffle)) or pytest.fail("?")
     assert is_shuffled == shuffle
     found = check_stream(stream, lambda sample: sample["n"])
+    assert [shard.name.split()[0] for shard in stream.shards()] == [f"chunk-0-{number}.bin" for number in range(5)]
     assert found == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11, 12, 13, 14], [15, 16, 17, 18, 19], [20, 21, 22]]

@@ -43,3 +43,5 @@ def test_file_that_is_cut_is_named(tmp_path: Path, size: int) -> None:
     assert next(samples) == b"one"
     with pytest.raises(UsageError, match=r"a\.tfrecord, record 1"):
         next(samples)
+    with pytest.raises(UsageError, match=r"a\.tfrecord, record 1"):
+        next(records.open(str(path), 2))

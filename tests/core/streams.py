@@ -31,12 +31,16 @@ def gathered(
 ) -> tuple[list[Any], View]:
     """What the members of a view report of their next batches, in which they find the ends and faults that there are.
 
+    Before that, they agree on their lanes, of which they want as many.
+
     Args:
         lengths: Of the shards.
         turns: The steps of a member.
         view: The members.
         bad: By member: samples that it cannot read.
     """
+    if turns.layout is None:
+        return [{"num_lanes": turns.plan.num_lanes, "ahead": turns.plan.ahead} for _ in view.ids], view
     found = [found_by(lengths, turns.stream.held[name], turns.plan.batch_size, bad.get(name, ())) for name in view.ids]
     return [{"ends": sorted(ends.items()), "faults": list(map(list, faults))} for ends, faults in found], view
 

@@ -73,6 +73,43 @@ def test_a_job_that_is_started_again_goes_on_in_the_middle_of_shards(
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize(("before", "after"), [(4, 2), (0, 3)])
+def test_a_job_that_is_started_again_may_have_other_data_workers(
+    make_job: Callable[..., TrainingJob], tmp_path: Path, before: int, after: int
+) -> None:
+    options = {**STREAM, "checkpoint": str(tmp_path / "store")}
+    job = make_job()
+    workers = job.start_world(2, job.train, {**options, "num_workers": before, "holds": {5: NEVER}})
+    job.wait_until(lambda _: saved(job, 4), "a checkpoint")
+    kill_all(workers)
+    again = make_job()
+    check_run(again, again.start_world(2, again.train, {**options, "num_workers": after}))
+    check_whole(again)
+
+
+@pytest.mark.thorough
+def test_workers_and_a_newcomer_with_other_numbers_of_data_workers_read_each_sample_once(
+    job: TrainingJob, finish: Finish
+) -> None:
+    options = {**STREAM, **job.patient}
+    workers = [
+        job.start(
+            job.train,
+            {**options, "num_workers": 2 * rank},
+            node="founders",
+            environ={"LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]
+    job.wait_for_step(3)
+    joiner = job.start(job.train, {**options, "num_workers": 3})
+    job.wait_for("admitted")
+    epoch = max(event["epoch"] for event in job.events("step"))
+    job.wait_until(lambda _: any(event["epoch"] > epoch for event in job.events("epoch_end")), "a whole epoch")
+    finish([*workers, joiner])
+
+
+@pytest.mark.thorough
 def test_workers_that_come_when_all_are_lost_read_the_stream_again(job: TrainingJob, finish: Finish) -> None:
     lose_all(job, finish, STREAM)
 

@@ -29,8 +29,9 @@ from ef_common.core.replay import FRESH
 from ef_common.core.resume_state import ResumeState
 from ef_common.core.room import NO_DEMAND
 from ef_common.core.streams import stream as streams
+from ef_common.core.streams.stream import Held
 from ef_common.data.stream_dealer import StreamDealer
-from ef_common.data.stream_turns import StreamTurns
+from ef_common.data.stream_turns import Layout, StreamTurns
 from ef_common.errors import Left
 from ef_common.protocol import liveness
 from ef_common.protocol.client import Client
@@ -765,6 +766,28 @@ def send_a_state_without_what_is_left(patch: Patch) -> None:
     patch.setattr(StreamDealer, "state", lambda self: {**state(self), "left": []})
 
 
+def keep_lanes_of_ones_own(patch: Patch) -> None:
+    """Members with other numbers of lanes compute different plans."""
+
+    def agree(self: Any) -> None:
+        self.begin(self.plan, self.stream, layout=Layout(self.plan.num_lanes, self.plan.ahead))
+
+    patch.setattr(StreamTurns, "_agree", agree)
+
+
+def forget_lanes_that_are_too_many(patch: Patch) -> None:
+    """After a new start with fewer lanes, nobody reads what was in the others."""
+
+    def with_lanes(stream: Any, num_lanes: int) -> Any:
+        held = {
+            member: Held(tuple(held.lanes[:num_lanes]) + ((),) * (num_lanes - len(held.lanes)), held.turn % num_lanes)
+            for member, held in stream.held.items()
+        }
+        return stream._replace(held=held)
+
+    patch.setattr(streams, "with_lanes", with_lanes)
+
+
 _OF_STREAMS = {
     mutation.__name__: mutation
     for mutation in (
@@ -775,6 +798,8 @@ _OF_STREAMS = {
         learn_too_late_that_it_was_the_last,
         trust_flags_of_other_members,
         send_a_state_without_what_is_left,
+        keep_lanes_of_ones_own,
+        forget_lanes_that_are_too_many,
     )
 }
 

@@ -1,6 +1,6 @@
 """The dealing of a stream of shards: which worker reads what of it, in each step of an epoch.
 
-Each data worker of a member has a *lane*: the pieces of shards that it reads, one after the other. In a step, each
+Each member has *lanes*: the pieces of shards that one of its data workers reads, one after the other. In a step, each
 member contributes the next `batch_size` samples of the lane that is in turn. Everybody computes the lanes of all
 members, so an ordinary step needs no message. Only the reader of a shard knows where it *ends*. The ends that the next
 batches have shown are exchanged before these batches are dealt, and nothing else is. The rules:
@@ -51,7 +51,7 @@ class Plan:
     Args:
         order: Which shard comes at each place.
         batch_size: Samples of a member in a step.
-        num_lanes: Lanes of each member, at least one.
+        num_lanes: Lanes of each member, at least one. A data worker may read several of them.
         ahead: Minimal number of samples in a lane, as long as there are any: the number that is read ahead.
         length: Returns the number of samples of a shard, or None if it is not known without reading the shard.
     """
@@ -202,6 +202,14 @@ def as_one_step(stream: Stream) -> Stream:
         for member, of_member in step.items():
             parts.setdefault(member, []).extend(of_member)
     return stream._replace(dealt=({member: joined(of_member) for member, of_member in parts.items()},))
+
+
+def with_lanes(stream: Stream, num_lanes: int) -> Stream:
+    """The stream for members with this number of lanes: what was in other lanes than these is left."""
+    if all(len(held.lanes) == num_lanes for held in stream.held.values()):
+        return stream
+    back = (piece for held in stream.held.values() for lane in held.lanes for piece in lane)
+    return stream._replace(left=joined((*stream.left, *back)), held={})
 
 
 def take_back(stream: Stream) -> Stream:

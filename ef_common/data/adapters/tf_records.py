@@ -51,7 +51,7 @@ class TFRecords:
             number = 0
             while header := file.read(_HEADER_BYTES):
                 if number < offset:
-                    file.seek(_length(header, shard, number) + _CHECKSUM_BYTES, 1)
+                    _skip(file, _length(header, shard, number), shard, number)
                 else:
                     data = _data(file, _length(header, shard, number), shard, number)
                     yield data if self._parse is None else self._parse(data)
@@ -69,6 +69,12 @@ def _data(file: IO[bytes], length: int, shard: str, number: int) -> bytes:
     if len(data) < length + _CHECKSUM_BYTES:
         raise _cut(shard, number)
     return data[:length]
+
+
+def _skip(file: IO[bytes], length: int, shard: str, number: int) -> None:
+    file.seek(length + _CHECKSUM_BYTES - 1, 1)
+    if not file.read(1):  # to seek behind the end of a file is no error
+        raise _cut(shard, number)
 
 
 def _cut(shard: str, number: int) -> UsageError:

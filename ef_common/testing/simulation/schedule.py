@@ -69,8 +69,10 @@ class Job:
         store: Of claims: "" for none, "one" for all, or one "apart" for each worker.
         trainings: Each epoch is a training of its own; the program does something else before it.
         shards: Samples of each shard, if the data are a stream of shards; `length` of them together.
-        num_lanes: Lanes of each worker.
+        num_lanes: Lanes that suit each worker: this number or fewer, another one in each worker.
         knows_lengths: The lengths of some shards are known before they are read.
+        reloads: After some steps, all workers go on from the place in the stream that a checkpoint holds, with other
+            numbers of lanes.
     """
 
     num_workers: int
@@ -96,6 +98,7 @@ class Job:
     shards: tuple[int, ...] = ()
     num_lanes: int = 1
     knows_lengths: bool = False
+    reloads: bool = False
 
     def store_of(self, worker: str) -> str:
         """What a worker reads in its store; "" if it has none."""
@@ -297,6 +300,7 @@ def streams_of(seed: int) -> Schedule:
     if standbys:
         themes += [_coordinator_lost, _coordinator_lost_at_place]
     faults = [fault for theme in draw.choices(themes, k=draw.choice((1, 1, 2, 2, 3))) for fault in theme(draw, job)]
+    job = replace(job, reloads=draw.random() < 0.4)
     return Schedule(seed, job, tuple(faults))
 
 

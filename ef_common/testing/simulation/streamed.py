@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate
 from typing import Any
+from zlib import crc32
 
 from ef_common.core.sharding import Range, Window
 from ef_common.core.streams.order import ShardOrder
@@ -18,6 +19,9 @@ from ef_common.events import EventLog
 from ef_common.session import Session
 from ef_common.testing.simulation.invariants import Violation
 from ef_common.testing.simulation.schedule import Job
+
+_RELOADED_EVERY = 5
+"""At each position that is a multiple of this, if one is at the end of a step."""
 
 
 class LaneReader:
@@ -77,6 +81,7 @@ class StreamedEpoch:
     def __init__(self, job: Job, session: Session, gather: Callable[[Any], tuple[list[Any], View]]) -> None:
         self._job = job
         self._worker = session.worker.id
+        self._num_lanes = self._suitable(0)
         self._first = [0, *accumulate(job.shards)]
         self.dealer = Dealer(session, log=EventLog(None, self._worker), batch_size=job.batch_size)
         reader = LaneReader(job.shards)
@@ -93,10 +98,14 @@ class StreamedEpoch:
         return Plan(
             ShardOrder(len(job.shards), seed=0, epoch=epoch, shuffled=True),
             batch_size=job.batch_size,
-            num_lanes=job.num_lanes,
-            ahead=job.batch_size * job.num_lanes,
+            num_lanes=self._num_lanes,
+            ahead=job.batch_size * self._num_lanes,
             length=lambda shard: job.shards[shard] if job.knows_lengths and shard % 2 else None,
         )
+
+    def _suitable(self, cursor: int) -> int:
+        """Lanes that suit this worker after a new start at this position, or at the start of the job."""
+        return 1 + crc32(f"{self._worker} {cursor}".encode()) % self._job.num_lanes
 
     def deal(self) -> tuple[Window, list[int]] | None:
         """The window of the next step, and the samples of this worker in it."""
@@ -116,7 +125,14 @@ class StreamedEpoch:
             for part in of_member
         ]
         self.dealer.commit(contributors)
+        if self._job.reloads and self.dealer.progress.cursor % _RELOADED_EVERY == 0:
+            self._reload()
         return tuple((self._first[shard] + start, self._first[shard] + stop) for shard, start, stop in parts)
+
+    def _reload(self) -> None:
+        progress = self.dealer.progress
+        self._num_lanes = self._suitable(progress.cursor)
+        self.dealing.load_state(self.state(), self._plan(progress.epoch), saved=True)
 
     def _samples(self, parts: Lane) -> list[int]:
         return [self._first[shard] + offset for shard, start, stop in parts for offset in range(start, stop)]
