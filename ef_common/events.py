@@ -418,6 +418,22 @@ def _spans(value: Any) -> bool:
     )
 
 
+def _rows(width: int) -> Check:
+    """Whether a value is a list of rows of this many integers."""
+    return lambda value: (
+        isinstance(value, list)
+        and all(isinstance(row, list) and len(row) == width and all(map(_integer, row)) for row in value)
+    )
+
+
+def _rest(value: Any) -> bool:
+    """Whether a value is the rest of a stream of shards."""
+    names = ("began", "shards", "begun")
+    if not isinstance(value, dict) or not all(_count(value.get(name)) for name in names):
+        return False
+    return (value.get("order") is None or _rows(2)([value["order"]])) and _rows(3)(value.get("unused"))
+
+
 def _shares(value: Any) -> bool:
     return isinstance(value, dict) and all(_spans(spans) for spans in value.values())
 
@@ -431,6 +447,12 @@ _OPTIONAL_FIELDS: dict[str, Check] = {
     "generation": _count,
     "samples": _count,
     "cursor_positions": _spans,
+    "skipped_positions": _spans,
+    "parts": _rows(4),
+    "ends": _rows(2),
+    "skipped": _rows(3),
+    "stop": _count,
+    "stream": _rest,
     "open": _flag,
     "lr_scale": _number,
     "epochs": _count,
@@ -474,12 +496,13 @@ _FIELDS: dict[str, dict[str, Check]] = {
     # What the worker has read at a position: a checksum of each part, or null where there is nothing to compare.
     "read": {"epoch": _count, "position": _count, "checksums": _checksums},
     # An epoch has ended; exact is false where a limit of the user (max_steps, limit_train_batches, drop_last) cut it
-    # short.
+    # short. The optional fields ends and skipped tell what was found in a stream of shards after the last step.
     "epoch_end": {"epoch": _count, "exact": _flag, "length": _count},
     # A reduction was committed: all its positions, this worker's part, and the positions returned by lost workers. If
     # the optional field samples is present, positions are batches that the workers share, and a part is a share of
     # their samples. In a stream of shards, the optional field parts says what positions of some workers were: the first
-    # position, the shard, and its first and last offset; and ends lists shards with the offset at which they ended.
+    # position, the shard, and its first and last offset; ends lists shards with the offset at which they ended; and
+    # skipped lists what could not be read and is left out, as (shard, start, stop).
     "step": {
         "step": _count,
         "epoch": _count,
@@ -490,7 +513,8 @@ _FIELDS: dict[str, dict[str, Check]] = {
         "returned": _spans,
         "loss": _number_or_null,
     },
-    # A shard could not be read from this offset on, and is left out (on_bad_shard="skip").
+    # A shard could not be read from this offset on, and is left out (on_bad_shard="skip"); with the optional field
+    # stop, it is left out up to there, where another worker goes on.
     "bad_shard": {"epoch": _count, "shard": _count, "name": _text, "offset": _count, "reason": _text},
     # A worker was lost in a step that had gathered its values; this worker repeats the step.
     "repeated": {"step": _count, "epoch": _count, "generation": _count},
@@ -506,6 +530,7 @@ _FIELDS: dict[str, dict[str, Check]] = {
     # Hash of all weights after a step (with ELASTICFLOW_AUDIT=1).
     "weights": {"step": _count, "hash": _text},
     # A pass over an evaluation loader is complete: which positions each worker evaluated, equal in the records of all.
+    # The optional field skipped_positions tells which could not be read.
     "evaluation": {
         "stage": _text,
         "run": _count,
@@ -516,7 +541,10 @@ _FIELDS: dict[str, dict[str, Check]] = {
     },
     # The n-th start of the job, counted in its checkpoint store; resumed names the checkpoint, or is null.
     "run": {"run": _count, "resumed": _text_or_null},
-    # Steps after step in generations before generation are void: the job has restarted from there.
+    # Steps after step in generations before generation are void: the job has restarted from there. The optional field
+    # stream tells what was left of a stream of shards: the epoch in which the pass began, the number of shards, how
+    # many were begun, the seed and epoch of which their order is a function (null if they come in the order of their
+    # numbers), and the unused parts of those that were begun, as (shard, start, stop); stop is 2^50 if it is unknown.
     "rollback": {"generation": _count, "step": _count, "epoch": _count},
     # An exception has come out of the training; or a test has injected a fault.
     "fault": {"what": _text},

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from ef_common.audit import Report, Violation, audit
 from ef_common.audit.spans import contains, first_difference, first_fault, first_outside, normal
+from ef_common.core.streams.order import ShardOrder
 from ef_common.events import EventLog, EventLogError
 
 Spans = list[list[int]]
@@ -698,7 +699,16 @@ def test_evaluation_cut_short_may_miss_but_not_repeat(run: Run) -> None:
     assert run.violation("evaluation").position == 1
 
 
-@pytest.mark.parametrize("changes", [{"length": 11}, {"exact": False}, {"shares": {"a": [[0, 10]]}}])
+def test_evaluation_that_leaves_out_what_could_not_be_read_holds(run: Run) -> None:
+    for worker in "ab":
+        run.evaluation(worker, shares={"a": [[0, 5]], "b": [[7, 10]]}, skipped_positions=[[5, 7]])
+    assert run.audit()["evaluation"].violation is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"length": 11}, {"exact": False}, {"shares": {"a": [[0, 10]]}}, {"skipped_positions": [[9, 10]]}],
+)
 def test_evaluation_of_which_two_workers_tell_different_things_is_a_violation(
     run: Run, changes: dict[str, Any]
 ) -> None:
@@ -827,14 +837,19 @@ class StreamRun:
             (0, 4, [[0, 0, 0, 2], [2, 1, 0, 2]], []),
             (6, 10, [[6, 0, 2, 5], [9, 1, 2, 3]], [[0, 5], [1, 3]]),  # 4 and 5 came back
         ]
+        self.length = 10
+        self.skipped: list[list[int]] = []
+        self.last: dict[str, Any] = {}
 
     def violation(self, *, exact: bool = True, witnesses: str = "ab") -> Violation | None:
         for number, (start, stop, parts, ends) in enumerate(self.steps, start=1):
             middle = (start + stop) // 2
             for worker, mine in (("a", [[start, middle]]), ("b", [[middle, stop]])):
-                told = {"parts": parts, "ends": ends} if worker in witnesses else {}
+                told: dict[str, Any] = {"parts": parts, "ends": ends} if worker in witnesses else {}
+                if self.skipped:
+                    told["skipped"] = self.skipped
                 self.run.step(worker, number, [[start, stop]], mine, **told)
-        self.run.both("epoch_end", epoch=0, exact=exact, length=10)
+        self.run.both("epoch_end", epoch=0, exact=exact, length=self.length, **self.last)
         return self.run.audit()["samples"].violation
 
 
@@ -880,6 +895,133 @@ def test_stream_that_was_cut_short_repeats_no_sample(run: Run) -> None:
 
     assert found is not None
     assert found.message == "shard 0: sample 1 was committed twice"
+
+
+def fault_before_others(run: Run) -> StreamRun:
+    """A worker cannot read shard 0 from sample 2 on, while another one has the samples from 4 on."""
+    stream = StreamRun(run)
+    stream.steps[1] = (6, 8, [[6, 0, 4, 5], [7, 1, 2, 3]], [[0, 5], [1, 3]])
+    stream.length, stream.skipped = 8, [[0, 2, 4]]
+    return stream
+
+
+def test_fault_of_one_worker_leaves_out_what_it_could_not_read(run: Run) -> None:
+    assert fault_before_others(run).violation() is None
+
+
+def test_fault_that_was_found_after_the_last_step_counts(run: Run) -> None:
+    stream = fault_before_others(run)
+    stream.last, stream.skipped = {"skipped": stream.skipped, "ends": stream.steps[1][3]}, []
+    stream.steps[1] = (*stream.steps[1][:3], [])
+    assert stream.violation() is None
+
+
+@pytest.mark.parametrize(
+    ("skipped", "message"),
+    [
+        ([], "shard 0: sample 2 was never committed"),
+        ([[0, 3, 4]], "shard 0: sample 2 was never committed"),
+        ([[0, 2, 9]], "shard 0: sample 4 was committed, but it was left out as well"),
+    ],
+)
+def test_what_was_left_out_and_what_was_committed_are_the_whole_shard(run: Run, skipped: Spans, message: str) -> None:
+    stream = fault_before_others(run)
+    stream.skipped = skipped
+    found = stream.violation()
+
+    assert found is not None
+    assert found.message == message
+
+
+def test_what_was_left_out_may_reach_behind_the_end_of_its_shard(run: Run) -> None:
+    stream = fault_before_others(run)
+    stream.steps[1] = (6, 8, [[6, 1, 2, 4]], [[0, 3], [1, 4]])
+    assert stream.violation() is None
+
+
+OPEN = 1 << 50
+
+
+def resumed_elsewhere(
+    run: Run, *, parts: Spans, begun: int = 2, unused: Spans | None = None, order: list[int] | None = None
+) -> Violation | None:
+    """A log without the first step of a :class:`StreamRun`, which continues from a checkpoint of another log."""
+    stream = {
+        "began": 0,
+        "shards": 2,
+        "begun": begun,
+        "order": order,
+        "unused": [[0, 2, 5], [1, 2, OPEN]] if unused is None else unused,
+    }
+    stop = 4 + sum(part[3] - part[2] for part in parts)
+    for worker in "ab":
+        run.log(worker, "start", pid=1, host="h")
+        run.view(worker, 1, "ab")
+        run.log(worker, "rollback", generation=1, step=1, epoch=0, cursor_positions=[[0, 4]], stream=stream)
+        run.log(worker, "epoch", epoch=0, length=OPEN, open=True, shards=2)
+    for worker, mine in (("a", [[4, 6]]), ("b", [[6, stop]])):
+        run.step(worker, 2, [[4, stop]], mine, parts=parts, ends=[[0, 5], [1, 3]])
+    run.both("epoch_end", epoch=0, exact=True, length=stop)
+    return run.audit()["samples"].violation
+
+
+def test_what_comes_after_a_checkpoint_of_another_log_is_what_it_had_left(run: Run) -> None:
+    assert resumed_elsewhere(run, parts=[[4, 0, 2, 5], [7, 1, 2, 3]]) is None
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ([[4, 0, 1, 5], [8, 1, 2, 3]], "shard 0: sample 1 was committed again that the resumed state had used"),
+        ([[4, 0, 3, 5], [6, 1, 2, 3]], "shard 0: sample 2 was never committed"),
+        ([[4, 0, 2, 5], [7, 1, 1, 3]], "shard 1: sample 1 was committed again that the resumed state had used"),
+        ([[4, 0, 2, 5]], "shard 1: sample 2 was never committed"),
+    ],
+)
+def test_what_a_checkpoint_of_another_log_had_left_is_committed_once(run: Run, parts: Spans, message: str) -> None:
+    found = resumed_elsewhere(run, parts=parts)
+
+    assert found is not None
+    assert found.message == message
+
+
+@pytest.mark.parametrize("order", [None, [0, 0], [1, 0]])
+def test_shards_that_a_checkpoint_had_not_begun_are_committed_from_their_start(
+    run: Run, order: list[int] | None
+) -> None:
+    seed, epoch = order or (0, 0)
+    first = ShardOrder(2, seed=seed, epoch=epoch, shuffled=order is not None)[0]
+    whole = [[0, 0, 5], [1, 0, 3]][1 - first]
+    unused = [[0, 2, 5], [1, 2, OPEN]][first]
+    parts = [[4, first, unused[1], [5, 3][first]]]
+    parts.append([4 + parts[0][3] - parts[0][2], *whole])
+
+    assert resumed_elsewhere(run, parts=parts, begun=1, unused=[unused], order=order) is None
+    second = Run(run.path / "again")
+    found = resumed_elsewhere(second, parts=parts, begun=2, unused=[unused], order=order)
+    assert found is not None
+    assert found.message == f"shard {whole[0]}: sample 0 was committed again that the resumed state had used"
+
+
+def test_shards_that_a_checkpoint_had_used_are_not_needed(run: Run) -> None:
+    assert resumed_elsewhere(run, parts=[[4, 0, 2, 5]], unused=[[0, 2, 5]]) is None
+
+
+def test_steps_before_a_rollback_count_with_what_it_had_left(run: Run) -> None:
+    stream = StreamRun(run)
+    stop, parts, ends = 10, [[6, 0, 2, 5], [9, 1, 2, 3]], [[0, 5], [1, 3]]
+    for worker, mine in (("a", [[0, 2]]), ("b", [[2, 4]])):
+        run.step(worker, 1, [[0, 4]], mine, parts=stream.steps[0][2])
+    rest = {"began": 0, "shards": 2, "begun": 2, "order": None, "unused": [[0, 2, OPEN], [1, 1, OPEN]]}
+    run.both("rollback", generation=2, step=1, epoch=0, cursor_positions=[[0, 4]], stream=rest)
+    run.both("epoch", epoch=0, length=OPEN, open=True, shards=2)
+    for worker, mine in (("a", [[6, 8]]), ("b", [[8, stop]])):
+        run.step(worker, 2, [[6, stop]], mine, generation=2, parts=parts, ends=ends)
+    run.both("epoch_end", epoch=0, exact=True, length=stop)
+    found = run.audit()["samples"].violation
+
+    assert found is not None
+    assert found.message == "shard 1: sample 1 was never committed"
 
 
 def two_epochs_of_a_pass(run: Run, *, second: Spans, began: int | None = 0) -> None:

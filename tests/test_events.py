@@ -250,6 +250,7 @@ def test_read_without_events_says_what_was_expected(tmp_path: Path) -> None:
         list(read(tmp_path / "nowhere"))
 
 
+_REST = {"began": 0, "shards": 2, "begun": 1, "order": [0, 0], "unused": [[0, 2, 5]]}
 _STEP = {
     "kind": "step",
     "step": 1,
@@ -290,6 +291,13 @@ _STEP = {
         _line(kind="view", generation=1, members="a", rank=0, world_size=1, reason="", pause_s=None),
         _line(kind="view", generation=1, members=[1], rank=0, world_size=1, reason="", pause_s=None),
         _line(kind="rollback", generation=1, step=0, epoch=0, cursor_positions=5),
+        _line(kind="rollback", generation=1, step=0, epoch=0, stream=[]),
+        _line(kind="rollback", generation=1, step=0, epoch=0, stream={**_REST, "begun": None}),
+        _line(kind="rollback", generation=1, step=0, epoch=0, stream={**_REST, "order": [1]}),
+        _line(kind="rollback", generation=1, step=0, epoch=0, stream={**_REST, "unused": [[0, 1]]}),
+        _line(**{**_STEP, "parts": [[0, 0, 0]]}),
+        _line(**{**_STEP, "ends": [0]}),
+        _line(**{**_STEP, "skipped": 3}),
         _line(kind="of another version", generation="1"),
         _line(kind="of another version", samples=-1),
         _line(**{**_STEP, "committed": [[0]]}),

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from ef_common.core.streams.pieces import OPEN, Lane, Piece
+from ef_common.core.streams.pieces import OPEN, Found, Lane, Piece
 from ef_common.core.streams.stream import Held
 from ef_common.data.lane_ahead import LaneAhead
 from ef_common.data.ordered_stream import OrderedStream
-from ef_common.data.stream_turns import Found
 from ef_common.errors import UsageError
 
 
@@ -155,7 +154,7 @@ def test_rest_of_a_shard_that_cannot_be_read_is_left_out_if_that_is_wanted() -> 
     read(lane, held((0, 0, 9)))
     lane.take(parts((0, 0, 4)))
     found = read(lane, held((0, 4, 9)))
-    assert found.ends == {0: 5}
+    assert found.ends == {}
     assert [fault[:2] for fault in found.faults] == [(0, 5)]
     lane.take(parts((0, 4, 5)))
     assert lane.batch == [(0, 4)]

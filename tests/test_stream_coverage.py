@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ef_common.collectives.codec import ARRAYS
-from ef_common.core.streams.pieces import Piece
+from ef_common.core.streams.pieces import OPEN, Piece
 from ef_common.core.view import Member, View
 from ef_common.data.stream_coverage import StreamCoverage
 from ef_common.data.stream_turns import StreamTurns
@@ -22,7 +22,7 @@ class Session(SimpleNamespace):
     """The session of worker "a". The other members find the ends that there are, and their results are their names."""
 
     def __init__(self) -> None:
-        super().__init__(worker=Member("a", "a", ""), newcomer=False, entering=False, completed=7)
+        super().__init__(worker=Member("a", "a", ""), newcomer=False, entering=False, completed=7, rank=0)
         self.when_confirmed = lambda act: act()
         self.see("a", "b")
 
@@ -39,18 +39,24 @@ class Session(SimpleNamespace):
 class Pass:
     """A pass over shards of these lengths."""
 
-    def __init__(self, *, num_lanes: int = 1) -> None:
+    def __init__(self, *, num_lanes: int = 1, bad: dict[str, set[tuple[int, int]]] | None = None) -> None:
+        self.bad = bad or {}
         self.session = Session()
         self.records: list[dict[str, Any]] = []
-        log: Any = SimpleNamespace(enabled=True, write=lambda kind, **record: self.records.append(record))
+        self.faults: list[dict[str, Any]] = []
+        log: Any = SimpleNamespace(
+            enabled=True,
+            write=lambda kind, **record: (self.faults if kind == "bad_shard" else self.records).append(record),
+        )
         session: Any = self.session
-        self.turns = StreamTurns(session, reader=LaneReader(LENGTHS), gather=lambda mine: self._gather())
+        reader = LaneReader(LENGTHS, self.bad.get("a", ()))
+        self.turns = StreamTurns(session, reader=reader, gather=lambda mine: self._gather())
         self.coverage = StreamCoverage(session, self.turns, log=log, stage="val")
         self.coverage.settle()
         self.coverage.begin(plan_of(len(LENGTHS), num_lanes=num_lanes), range(len(LENGTHS)), epoch=3)
 
     def _gather(self) -> tuple[list[Any], View]:
-        return gathered(LENGTHS, self.turns, self.session.completed_in)
+        return gathered(LENGTHS, self.turns, self.session.completed_in, bad=self.bad)
 
     def read(self) -> list[Piece]:
         """All that this worker gets until nothing is left."""
@@ -92,6 +98,28 @@ def test_what_a_lost_worker_has_read_is_dealt_again_once(num_lanes: int) -> None
     assert run.coverage.exchange("a") == (True, ["a"])
     assert samples(mine + again) == ALL
     assert [record["length"] for record in run.records] == [sum(LENGTHS)]
+
+
+@pytest.mark.parametrize("num_lanes", [1, 2])
+@pytest.mark.parametrize("member", ["a", "b"])
+def test_positions_that_a_worker_could_not_read_are_told_and_all_others_evaluated(member: str, num_lanes: int) -> None:
+    bad = {(0, 2), (2, 3), (2, 9), (3, 1)}
+    run = Pass(num_lanes=num_lanes, bad={member: bad})
+    run.read()
+
+    run.coverage.exchange("a")
+    (record,) = run.records
+    spans = [*(span for spans in record["shares"].values() for span in spans), *record.get("skipped_positions", ())]
+    positions = [place for start, stop in spans for place in range(start, stop)]
+    assert run.faults
+    assert sorted(positions) == list(range(record["length"]))
+    left_out = [
+        offset
+        for fault in run.faults
+        for offset in range(fault["offset"], min(fault.get("stop", OPEN), LENGTHS[fault["shard"]]))
+    ]
+    read = sum(stop - start for spans in record["shares"].values() for start, stop in spans)
+    assert read == sum(LENGTHS) - len(left_out)
 
 
 def test_pass_that_was_limited_deals_nothing_again() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ef_common.core.streams.pieces import Piece
 from ef_common.core.streams.stream import Plan
 from ef_common.core.view import SOLO
 from ef_common.data.dealer import Dealer
@@ -100,7 +101,7 @@ def test_ends_that_nobody_reports_are_recorded_once() -> None:
     found.begin(0, plan, len(LENGTHS))
     ends: list[tuple[int, int]] = []
     while found.deal() is not None:
-        ends += found.record(dealer.progress, SOLO)["ends"]
+        ends += found.record(dealer.progress, SOLO).get("ends", [])
         dealer.commit(SOLO)
 
     assert sorted(ends) == list(enumerate(LENGTHS))
@@ -113,3 +114,44 @@ def test_record_names_the_samples_at_the_positions_of_a_step() -> None:
     found.deal()
 
     assert found.record(dealer.progress, SOLO)["parts"] == [(4, 0, 4, 6), (6, 2, 0, 2)]
+
+
+@pytest.mark.parametrize("num_open", [0, 1])
+def test_rest_of_a_stream_is_what_is_committed_after_it(num_open: int) -> None:
+    before, dealer, plan = dealing()
+    before.begin(0, plan, len(LENGTHS))
+    read(before, 2)
+    read(before, num_open, commits=False)
+    after, other, _ = dealing()
+    other.load_state(dealer.state())
+    after.load_state(before.state(), plan)
+    rest = after.rest
+    begun = [plan.order[place] for place in range(rest["begun"])]
+    left = {shard: [(0, LENGTHS[shard])] for shard in range(rest["shards"]) if shard not in begun}
+    for shard, start, stop in rest["unused"]:
+        left.setdefault(shard, []).append((start, min(stop, LENGTHS[shard])))
+
+    assert (rest["began"], rest["shards"], rest["order"]) == (0, len(LENGTHS), plan.order.key)
+    assert sorted(read(after)) == sorted(
+        (shard, at) for shard, spans in left.items() for start, stop in spans for at in range(start, stop)
+    )
+
+
+def test_what_was_found_after_the_last_step_is_told_with_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, dealer, plan = dealing()
+    found.begin(0, plan, 0)
+    found.turns.skipped.append(Piece(0, 2, 4))
+    monkeypatch.setattr(found.turns, "deal", lambda: None)
+    told: list[Any] = []
+    monkeypatch.setattr(dealer, "end_at", lambda length, found: told.append((length, found)))
+
+    assert found.deal() is None
+    assert told == [(0, {"skipped": [Piece(0, 2, 4)]})]
+
+
+def test_ends_do_not_pile_up_where_nobody_logs_them() -> None:
+    found, _, plan = dealing()
+    found.begin(0, plan, len(LENGTHS))
+    read(found)
+
+    assert not found.turns.ends

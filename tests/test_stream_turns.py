@@ -18,13 +18,24 @@ from tests.core.streams import found_by, gathered, plan_of
 class Steps:
     """The worker "a" of a world, whose other members find the ends that there are."""
 
-    def __init__(self, *lengths: int, names: str = "a", num_lanes: int = 1, stream: Stream | None = None) -> None:
+    def __init__(
+        self,
+        *lengths: int,
+        names: str = "a",
+        num_lanes: int = 1,
+        stream: Stream | None = None,
+        bad: dict[str, set[tuple[int, int]]] | None = None,
+    ) -> None:
         self.session = SimpleNamespace(worker=Member("a", "a", ""), entering=False)
         self.see(names)
         self.lengths = lengths
         self.num_gathers = 0
         session: Any = self.session
-        self.turns = StreamTurns(session, reader=LaneReader(lengths), gather=lambda mine: self._gather())
+        self.bad = bad or {}
+        reader = LaneReader(lengths, self.bad.get("a", ()))
+        self.turns = StreamTurns(session, reader=reader, gather=lambda mine: self._gather())
+        self.faults: list[Piece] = []
+        self.turns.on_fault = lambda rest, why: self.faults.append(rest)
         plan = plan_of(len(lengths), num_lanes=num_lanes)
         self.turns.begin(plan, stream or Stream(len(lengths)))
 
@@ -33,7 +44,7 @@ class Steps:
 
     def _gather(self) -> tuple[list[Any], View]:
         self.num_gathers += self.turns.layout is not None
-        return gathered(self.lengths, self.turns, self.session.completed_in)
+        return gathered(self.lengths, self.turns, self.session.completed_in, bad=self.bad)
 
     def deal(self) -> int:
         """Deal a step; how often the members had to exchange ends."""
@@ -45,9 +56,9 @@ class Steps:
         """A reduction whose flags count the members that find an end."""
         turns = self.turns
         held = [turns.stream.held[name] for name in self.session.completed_in.ids if name in turns.stream.held]
-        found = [found_by(self.lengths, of_member, turns.plan.batch_size) for of_member in held]
-        assert turns.finds() == bool(found and found[0])
-        turns.heard(float(sum(map(bool, found))))
+        found = [found_by(self.lengths, of_member, turns.plan.batch_size, self.bad.get("a", ())) for of_member in held]
+        assert turns.finds() == bool(found and any(found[0]))
+        turns.heard(float(sum(map(any, found))))
         turns.commit(self.session.completed_in)
 
 
@@ -117,27 +128,6 @@ def test_lowest_of_the_ends_that_were_exchanged_is_told() -> None:
     assert steps.turns.ends == {0: 2}
 
 
-def test_fault_that_is_exchanged_twice_is_told_once() -> None:
-    steps = Steps(
-        100, names="ab", stream=Stream(1, 1, {"a": Held(((Piece(0, 0, 4),),)), "b": Held(((Piece(0, 4, OPEN),),))})
-    )
-    fault = [0, 2, "bad sector"]
-    told: list[tuple[int, int, str]] = []
-    steps.turns.on_fault = lambda *fault: told.append(fault)
-    steps.turns._agree()
-    steps.turns._gather = lambda mine: (
-        [{"ends": [], "faults": [fault]}, {"ends": [], "faults": []}],
-        steps.session.completed_in,
-    )
-    steps.turns._exchange()
-    steps.turns._exchange()
-
-    assert told == [(0, 2, "bad sector")]
-    steps.turns.begin(steps.turns.plan, Stream(1, 1, steps.turns.stream.held), layout=steps.turns.layout)
-    steps.turns._exchange()
-    assert len(told) == 2  # of another epoch
-
-
 def test_members_have_the_lanes_of_the_one_that_has_most_data_workers() -> None:
     steps = Steps(*[9] * 20, names="ab")
     wishes = [{"num_lanes": 1, "ahead": 8}, {"num_lanes": 3, "ahead": 6}]
@@ -153,3 +143,58 @@ def test_what_was_in_lanes_that_are_no_more_is_left() -> None:
     steps.turns._agree()
 
     assert (dict(steps.turns.stream.held), steps.turns.stream.left) == ({}, pieces)
+
+
+# ---------------------------------------------------------------- faults
+
+CUT = {"a": Held(((Piece(0, 0, 8),),)), "b": Held(((Piece(0, 8, OPEN),),))}
+
+
+def test_fault_is_exchanged_though_nobody_has_found_an_end() -> None:
+    steps = Steps(100, bad={"a": {(0, 6)}})
+    steps.deal()
+    assert steps.turns.finds()
+
+
+def test_fault_leaves_out_the_rest_of_its_piece_and_others_read_theirs() -> None:
+    steps = Steps(12, names="ab", stream=Stream(1, 1, CUT), bad={"a": {(0, 2)}})
+    dealt = []
+    while (parts := steps.turns.deal()) is not None:
+        dealt += [piece for of_member in parts.values() for piece in of_member]
+        steps.turns.commit(steps.session.completed_in)
+
+    assert sorted(dealt) == [Piece(0, 0, 2), Piece(0, 8, 12)]
+    assert steps.faults == [Piece(0, 2, 8)]
+    assert steps.turns.told() == {"ends": [(0, 12)], "skipped": [Piece(0, 2, 8)]}
+    assert steps.turns.told() == {}
+
+
+def test_fault_in_a_piece_without_a_known_end_is_the_end_of_its_shard() -> None:
+    steps = Steps(12, names="ab", stream=Stream(1, 1, CUT), bad={"b": {(0, 9)}})
+    steps.deal()
+
+    assert steps.faults == [Piece(0, 9, OPEN)]
+    assert steps.turns.told() == {"ends": [(0, 9)]}
+
+
+def test_fault_that_is_exchanged_twice_counts_once() -> None:
+    steps = Steps(12, names="ab", stream=Stream(1, 1, CUT))
+    told = [{"ends": [], "faults": [[0, 2, "bad sector"]]}, {"ends": [], "faults": []}]
+    steps.turns._agree()
+    steps.turns._gather = lambda mine: (told, steps.session.completed_in)
+
+    assert steps.turns._exchange()
+    assert steps.turns._exchange()  # a batch that still fits is not read again, and told as it was
+    assert steps.faults == steps.turns.skipped == [Piece(0, 2, 8)]
+
+
+def test_samples_behind_the_length_of_a_shard_are_told() -> None:
+    steps = Steps(4)
+    steps.turns.begin(plan_of(1, length=lambda shard: 4), Stream(1))
+    told = [{"ends": [], "faults": [[0, 4, "it has more samples than expected"]]}]
+    steps.turns._agree()
+    steps.turns._gather = lambda mine: (told, steps.session.completed_in)
+    steps.deal()
+
+    assert steps.faults == [Piece(0, 4, OPEN)]
+    assert steps.turns.told() == {"ends": [(0, 4)]}

@@ -262,8 +262,20 @@ def test_rest_of_a_shard_that_cannot_be_read_is_left_out_if_asked_for() -> None:
 
     assert samples == [6, 7, 100, 101]
     assert parts == (Piece(0, 6, 8), Piece(1, 0, 2))
-    assert ends == {0: 8}
+    assert ends == {}
     assert faults == [(0, 8, "OSError: bad sector")]
+
+
+def test_fault_ends_only_the_piece_in_which_it_was() -> None:
+    stream = Broken("0:20")
+    reader = reader_of(stream, skips=True)
+    follow(reader, stream, (Piece(0, 6, 10), Piece(0, 12, OPEN)))
+
+    samples, parts, ends, faults = reader.read(4)
+
+    assert samples == [6, 7, 12, 13]
+    assert parts == (Piece(0, 6, 8), Piece(0, 12, 14))
+    assert (ends, [fault[:2] for fault in faults]) == ({}, [(0, 8)])
 
 
 def test_fault_is_told_once_when_the_lane_goes_on() -> None:
@@ -301,7 +313,7 @@ def lanes_of(stream: Numbers, num_workers: int = 0, **settings: Any) -> LaneLoad
 def deal(lanes: LaneLoader, held: Held) -> tuple[list[int], dict[int, int], Held]:
     """Read and take the next batch; the lanes afterwards."""
     found = lanes.read(held, 2)
-    lane = clipped(held.lanes[held.turn], found.ends)
+    lane = clipped(held.lanes[held.turn], found)
     parts, rest = taken(lane, 2)
     lanes.take(parts)
     after = tuple(rest if number == held.turn else other for number, other in enumerate(held.lanes))

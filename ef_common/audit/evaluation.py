@@ -39,6 +39,10 @@ def _passes(history: History) -> list[list[Evaluation]]:
     return list(found.values())
 
 
+def _claim(part: Evaluation) -> tuple[object, ...]:
+    return part.length, part.exact, part.shares, part.skipped
+
+
 def _check_pass(parts: list[Evaluation]) -> Violation | None:
     first = parts[0]
     name = f"{first.stage} pass {first.run}, dataloader {first.loader}"
@@ -47,10 +51,10 @@ def _check_pass(parts: list[Evaluation]) -> Violation | None:
         if part.worker in writers:
             return Violation(f"{name}: the worker logged the pass twice", worker=part.worker, step=part.step)
         writers.add(part.worker)
-        if (part.length, part.exact, part.shares) != (first.length, first.exact, first.shares):
+        if _claim(part) != _claim(first):
             message = f"{name}: length, exactness or shares differ from what worker {first.worker} logged"
             return Violation(message, worker=part.worker, step=part.step)
-    spans = [span for share in first.shares.values() for span in share]
+    spans = [span for share in (*first.shares.values(), first.skipped) for span in share]
     fault = first_fault(spans, length=first.length, exact=first.exact)
     if fault is None:
         return None

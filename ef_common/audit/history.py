@@ -11,11 +11,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ef_common.audit.spans import Spans, normal
 from ef_common.events import EventLogError, Record, read
 
-__all__ = ["Epoch", "Evaluation", "History", "Read", "Rollback", "Step", "View", "Weights", "load"]
+__all__ = ["Epoch", "Evaluation", "History", "Read", "Rest", "Rollback", "Step", "View", "Weights", "load"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,8 @@ class Step:
 
     `after` is the step that its log says it stood at, if it says so. With `samples`, the workers have shared so many
     samples in the batches that were committed, and `mine` are numbers of those. In a stream of shards, `parts` says
-    what positions of some workers were, as (position, shard, start, stop), and `ends` which shards have ended, and
-    where.
+    what positions of some workers were, as (position, shard, start, stop), `ends` which shards have ended, and where,
+    and `skipped` what could not be read, as (shard, start, stop).
     """
 
     worker: str
@@ -51,6 +52,7 @@ class Step:
     samples: int | None = None
     parts: tuple[tuple[int, int, int, int], ...] = ()
     ends: tuple[tuple[int, int], ...] = ()
+    skipped: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,10 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """The start (`exact` is None) or the end of an epoch; `open` if its length at the start is an upper bound."""
+    """The start (`exact` is None) or the end of an epoch; `open` if its length at the start is an upper bound.
+
+    `ends` and `skipped` are what was found in a stream of shards after the last step, as in a :class:`Step`.
+    """
 
     worker: str
     epoch: int
@@ -76,6 +81,8 @@ class Epoch:
     open: bool = False
     shards: int | None = None
     began: int | None = None
+    ends: tuple[tuple[int, int], ...] = ()
+    skipped: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +99,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """An evaluation pass, as one of its workers logged it: what each worker did."""
+    """An evaluation pass, as one of its workers logged it: what each worker did, and what nobody could read."""
 
     worker: str
     stage: str
@@ -103,17 +110,37 @@ class Evaluation:
     shares: dict[str, Spans]
     step: int
     generation: int
+    skipped: Spans = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What no update had used of a pass through a stream of shards, which began in an epoch.
+
+    The first `begun` shards of the order were begun, of which parts are `unused`, as (shard, start, stop). The order is
+    a function of seed and epoch, if it is not that of the numbers.
+    """
+
+    began: int
+    num_shards: int
+    begun: int
+    order: tuple[int, int] | None
+    unused: tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """A start from an earlier step; `committed` is what its epoch already held there, if known."""
+    """A start from an earlier step.
+
+    `committed` is what its epoch already held there, if known, and `rest` what was left of a stream of shards.
+    """
 
     worker: str
     generation: int
     step: int
     epoch: int
     committed: Spans
+    rest: Rest | None = None
 
 
 @dataclass(slots=True)
@@ -270,9 +297,14 @@ def _step(record: Record, place: _Place) -> Step:
         returned=normal(record["returned"]),
         after=place.step,
         samples=record.get("samples"),
-        parts=tuple(tuple(part) for part in record.get("parts", ())),
-        ends=tuple(tuple(end) for end in record.get("ends", ())),
+        parts=_rows(record, "parts"),
+        ends=_rows(record, "ends"),
+        skipped=_rows(record, "skipped"),
     )
+
+
+def _rows(record: Mapping[str, Any], name: str) -> tuple[Any, ...]:
+    return tuple(map(tuple, record.get(name, ())))
 
 
 def _epoch(record: Record, place: _Place) -> Epoch:
@@ -286,6 +318,8 @@ def _epoch(record: Record, place: _Place) -> Epoch:
         open=record.get("open", False),
         shards=record.get("shards"),
         began=record.get("began"),
+        ends=_rows(record, "ends"),
+        skipped=_rows(record, "skipped"),
     )
 
 
@@ -300,6 +334,7 @@ def _evaluation(record: Record, place: _Place) -> Evaluation:
         shares={worker: normal(spans) for worker, spans in record["shares"].items()},
         step=place.step or 0,
         generation=place.generation,
+        skipped=normal(record.get("skipped_positions", ())),
     )
 
 
@@ -310,4 +345,16 @@ def _rollback(record: Record) -> Rollback:
         step=record["step"],
         epoch=record["epoch"],
         committed=normal(record.get("cursor_positions", ())),
+        rest=_rest(record["stream"]) if "stream" in record else None,
+    )
+
+
+def _rest(stream: Mapping[str, Any]) -> Rest:
+    order = stream["order"]
+    return Rest(
+        began=stream["began"],
+        num_shards=stream["shards"],
+        begun=stream["begun"],
+        order=None if order is None else (order[0], order[1]),
+        unused=_rows(stream, "unused"),
     )

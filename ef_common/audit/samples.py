@@ -6,8 +6,9 @@ A position is the same sample for all workers: where they have compared what the
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 
 from ef_common.audit import shards
@@ -28,6 +29,7 @@ class _Ledger:
     lengths: dict[int, Epoch] = field(default_factory=dict)
     bounds: dict[int, Epoch] = field(default_factory=dict)
     ends: dict[bool, Epoch] = field(default_factory=dict)
+    ended: list[Epoch] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     records: list[list[Step]] = field(default_factory=list)
     shards: int | None = None
@@ -41,9 +43,9 @@ class _Ledger:
 
 def check(history: History) -> Property:
     """Check every epoch; the first violation is the one of the earliest epoch."""
-    ledgers = _ledgers(history)
+    ledgers, rollbacks = _ledgers(history), history.standing_rollbacks()
     for epoch, ledger in sorted(ledgers.items()):
-        if violation := _check_epoch(epoch, ledger) or _check_shards(epoch, ledgers):
+        if violation := _check_epoch(epoch, ledger) or _check_shards(epoch, ledgers, rollbacks):
             return Property.failed(NAME, violation)
     if not ledgers:
         return Property.not_recorded(NAME, "no epochs recorded")
@@ -86,6 +88,7 @@ def _ledgers(history: History) -> dict[int, _Ledger]:
         elif mark.exact is not None and mark.step <= limit:
             found[mark.epoch].lengths.setdefault(mark.length, mark)
             found[mark.epoch].ends.setdefault(mark.exact, mark)
+            found[mark.epoch].ended.append(mark)
     for records in history.standing_steps().values():
         found[records[0].epoch].steps.append(records[0])
         found[records[0].epoch].records.append(records)
@@ -114,8 +117,11 @@ def _check_epoch(epoch: int, ledger: _Ledger) -> Violation | None:
     return None if fault is None else _explain(epoch, ledger, length, fault)
 
 
-def _check_shards(epoch: int, ledgers: Mapping[int, _Ledger]) -> Violation | None:
-    """Check a pass through a stream of shards, which may have begun in an earlier epoch, in its last epoch."""
+def _check_shards(epoch: int, ledgers: Mapping[int, _Ledger], rollbacks: Iterable[Rollback]) -> Violation | None:
+    """Check a pass through a stream of shards, which may have begun in an earlier epoch, in its last epoch.
+
+    What comes after each start of the job must be what its checkpoint had left, also if this log has nothing before it.
+    """
     last, following = ledgers[epoch], ledgers.get(epoch + 1)
     began = epoch if last.began is None else last.began
     if last.shards is None or (following is not None and following.began == began):
@@ -123,7 +129,16 @@ def _check_shards(epoch: int, ledgers: Mapping[int, _Ledger]) -> Violation | Non
     parts = [ledgers[number] for number in range(began, epoch + 1) if number in ledgers]
     whole = last.exact and len(parts) == epoch + 1 - began and not any(map(_unlogged, parts))
     records = [record for ledger in parts for record in ledger.records]
-    return shards.check(records, epoch=epoch, num_shards=last.shards, whole=whole)
+    of_pass = partial(shards.check, ended=last.ended, epoch=epoch, num_shards=last.shards)
+    violation = of_pass(records, whole=whole)
+    starts = {(back.step, back.rest): back for back in rollbacks}  # each worker tells of it
+    for back in starts.values():
+        if violation is None and back.rest is not None and back.rest.began == began and began <= back.epoch <= epoch:
+            after = [record for record in records if record[0].step > back.step]
+            has_all = not after or len(after) == after[-1][0].step - back.step
+            has_all = has_all and all(number in ledgers for number in range(back.epoch, epoch + 1))
+            violation = of_pass(after, whole=last.exact and has_all, rest=back.rest)
+    return violation
 
 
 def _unlogged(ledger: _Ledger) -> list[tuple[int, int]]:

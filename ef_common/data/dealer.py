@@ -6,7 +6,7 @@ A *position* is a place in the order of the epoch: of a sample, or of a batch wh
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -40,6 +40,10 @@ class Parts(Protocol):
 
     def record(self, before: EpochProgress, contributors: View) -> dict[str, Any]:
         """What the event log tells of a step that is being committed, before `commit`."""
+
+    @property
+    def rest(self) -> dict[str, Any]:
+        """What the event log tells of the place from which a training continues; empty if it continues from none."""
 
 
 class Rest(NamedTuple):
@@ -222,11 +226,16 @@ class Dealer:
         self.progress = progress._replace(cursor=window.start, uncommitted=tuple(before), steps=progress.steps - 1)
         self._session.crash_record.end()
 
-    def end_at(self, length: int) -> None:
-        """The epoch's data have ended after this many positions; no more of them have been dealt."""
+    def end_at(self, length: int, told: Mapping[str, Any] | None = None) -> None:
+        """The epoch's data have ended after this many positions; no more of them have been dealt.
+
+        Args:
+            length: Number of positions.
+            told: What the event log tells of the end.
+        """
         self.progress = progress = self.progress._replace(length=length)
         if not progress.remaining and not progress.uncommitted:
-            self._session.when_confirmed(lambda: self._log_end(progress, exact=True))
+            self._session.when_confirmed(lambda: self._log_end(progress, exact=True, told=told))
 
     def next_window(self, progress: EpochProgress, members: Sequence[str]) -> tuple[EpochProgress, Window]:
         """The window that would be dealt next to these members."""
@@ -341,8 +350,8 @@ class Dealer:
         if complete:
             self._log_end(after, exact=exact)
 
-    def _log_end(self, progress: EpochProgress, *, exact: bool) -> None:
-        self._log.write("epoch_end", epoch=progress.epoch, exact=exact, length=progress.length)
+    def _log_end(self, progress: EpochProgress, *, exact: bool, told: Mapping[str, Any] | None = None) -> None:
+        self._log.write("epoch_end", epoch=progress.epoch, exact=exact, length=progress.length, **(told or {}))
 
     def _rest_of_epochs(self) -> Rest | None:
         num_epochs, progress = self.num_epochs(), self.progress
@@ -381,12 +390,14 @@ class Dealer:
     def log_rollback(self, *, epoch: int | None = None) -> None:
         """Log that the training continues from a checkpoint, in the middle of its epoch or with another one."""
         positions = {} if epoch is not None else {"cursor_positions": _done(self.progress)}
+        rest = None if self.parts is None else self.parts.rest
         self._log.write(
             "rollback",
             generation=self._session.view.generation,
             step=self.num_updates,
             epoch=self.progress.epoch if epoch is None else epoch,
             **positions,
+            **({"stream": rest} if rest else {}),
         )
 
     def log_weights(self, parts: Iterable[Any]) -> None:

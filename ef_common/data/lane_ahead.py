@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from ef_common.core.streams.pieces import Lane, clipped, taken, upcoming
+from ef_common.core.streams.pieces import Found, Lane, clipped, taken, upcoming
 from ef_common.core.streams.stream import Held
 from ef_common.data.lane_reader import LaneReader, Reading, changed, misread, source_of
 from ef_common.data.ordered_stream import OrderedStream
-from ef_common.data.stream_turns import Found
 
 _NOTHING = Reading([], (), {}, [])
 
@@ -89,7 +88,7 @@ class LaneAhead:
         found = self._read.reading
         if not self._fits(found):
             raise misread(self._shards, expected=self._wanted(found), received=found.parts)
-        return Found(found.ends, found.faults)
+        return found.found
 
     def take(self, parts: Lane) -> None:
         """See :class:`~ef_common.data.stream_turns.Reader`."""
@@ -98,7 +97,7 @@ class LaneAhead:
             raise changed(self._shards, expected=parts, received=() if read is None else read.reading.parts)
         samples = read.reading.samples
         self.batch = self._collate(samples) if samples and read.batch is None else read.batch
-        rest = taken(clipped(self._lane, read.reading.ends), len(samples))[1]
+        rest = taken(clipped(self._lane, read.reading.found), len(samples))[1]
         if rest:
             self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="reads-ahead")
             self._pending = self._pool.submit(self._more, rest, _NOTHING)
@@ -111,7 +110,7 @@ class LaneAhead:
 
     def _more(self, lane: Lane, before: Reading) -> _Read:
         """Read the rest of a batch: what follows these samples in a lane."""
-        rest = taken(clipped(lane, before.ends), len(before.samples))[1]
+        rest = taken(clipped(lane, before.found), len(before.samples))[1]
         self._num_plans += 1
         self._reader.follow(self._num_plans, rest, [self._shards[piece.shard] for piece in rest])
         more = self._reader.read(self._size - len(before.samples))
@@ -121,8 +120,8 @@ class LaneAhead:
         return _Read(Reading(samples, before.parts + more.parts, ends, faults), batch)
 
     def _wanted(self, reading: Reading) -> Lane:
-        """The parts of the next batch, with the ends that were found in it."""
-        return upcoming(self._lane, self._size, reading.ends)
+        """The parts of the next batch, with the ends and faults that were found in it."""
+        return upcoming(self._lane, self._size, reading.found)
 
     def _fits(self, reading: Reading) -> bool:
         return self._wanted(reading) == reading.parts

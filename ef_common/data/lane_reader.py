@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ef_common.core.streams.pieces import OPEN, Lane, Piece
+from ef_common.core.streams.pieces import OPEN, Found, Lane, Piece, clipped
 from ef_common.data.ordered_stream import OrderedStream
 from ef_common.errors import UsageError
 
@@ -46,13 +46,18 @@ class Reading(NamedTuple):
         samples: The samples.
         parts: The parts of shards that they are.
         ends: By shard: the offset at which there was no sample.
-        faults: Shards that could not be read further: shard, offset, and why.
+        faults: Pieces that could not be read further: shard, offset, and why.
     """
 
     samples: list[Any]
     parts: Lane
     ends: dict[int, int]
     faults: list[tuple[int, int, str]]
+
+    @property
+    def found(self) -> Found:
+        """Ends and faults."""
+        return Found(self.ends, self.faults)
 
 
 class LaneReader:
@@ -112,9 +117,13 @@ class LaneReader:
             close()
 
     def _read_piece(self, found: Reading, room: int) -> list[Any]:
-        """Samples of the first piece. It is gone when it is used up, and so are all of its shard if that has ended."""
+        """Samples of the first piece. It is gone when it is used up or cannot be read further.
+
+        If its shard has ended, all pieces of the shard behind this end are gone.
+        """
         shard, start, stop = self._pieces[0]
         samples: list[Any] = []
+        has_ended = is_broken = False
         try:
             self._open(shard, start)
             while len(samples) < min(room, stop - start):
@@ -126,13 +135,13 @@ class LaneReader:
             has_ended = offset < min(stop, OPEN) and self._peek() is _END
             self._check(offset, has_ended=has_ended, stop=stop)
         except Exception as error:
-            offset, has_ended = start + len(samples), True
+            offset, has_ended, is_broken = start + len(samples), False, True
             found.faults.append((shard, offset, self._fault(shard, offset, error)))
         self._at = (shard, offset)
         if has_ended:
             found.ends[shard] = offset
-            self._pieces = [piece for piece in self._pieces if piece.shard != shard]
-        elif offset == stop:
+            self._pieces = list(clipped(self._pieces[1:], Found(found.ends)))
+        elif is_broken or offset == stop:
             del self._pieces[0]
         else:
             self._pieces[0] = Piece(shard, offset, stop)

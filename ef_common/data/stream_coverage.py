@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from ef_common.collectives import operations
 from ef_common.collectives.codec import ARRAYS, Codec
 from ef_common.core.streams import stream as streams
-from ef_common.core.streams.pieces import Lane
+from ef_common.core.streams.pieces import Found, Lane, clipped
 from ef_common.core.streams.stream import Plan, Stream
 from ef_common.data.bad_shards import note_bad_shard
 from ef_common.data.stream_turns import StreamTurns
@@ -66,8 +67,8 @@ class StreamCoverage:
         """Begin a pass over these shards, after this epoch of the training."""
         self._turns.begin(plan, Stream(len(shards)))
         self._logged = logged
-        self._turns.on_fault = lambda shard, offset, why: note_bad_shard(
-            self._session, self._log, epoch=epoch, shard=shard, name=shards[shard], offset=offset, reason=why
+        self._turns.on_fault = lambda rest, why: note_bad_shard(
+            self._session, self._log, epoch=epoch, rest=rest, name=shards[rest.shard], reason=why
         )
 
     def deal(self) -> Mapping[str, Lane] | None:
@@ -101,29 +102,29 @@ class StreamCoverage:
         if self._session.newcomer or not self._logged or not self._log.enabled:
             return
         done = self._turns.stream.dealt[-1] if self._turns.stream.dealt else {}
-        first, length = self._positions(done)
+        lengths = self._lengths(done)
+        first = dict(zip(lengths, accumulate(lengths.values(), initial=0), strict=False))
         record = {
             "stage": self._stage,
             "run": self._run,
             "loader": self._index,
-            "length": length,
+            "length": sum(lengths.values()),
             "shares": {
                 member: [(first[shard] + start, first[shard] + stop) for shard, start, stop in pieces]
                 for member, pieces in done.items()
             },
             "exact": whole,
         }
+        if skipped := clipped(self._turns.skipped, Found(lengths)):
+            record["skipped_positions"] = [
+                (first[shard] + start, first[shard] + stop) for shard, start, stop in skipped
+            ]
         self._session.when_confirmed(lambda: self._log.write("evaluation", **record))
 
-    def _positions(self, done: Mapping[str, Lane]) -> tuple[dict[int, int], int]:
-        """The first position of each shard if one comes after the other, and the number of positions."""
-        pieces = [piece for of_member in done.values() for piece in of_member]
+    def _lengths(self, done: Mapping[str, Lane]) -> dict[int, int]:
+        """The number of samples of each shard, in the order of the positions: one shard comes after the other."""
         lengths: dict[int, int] = {}
-        for shard, _, stop in pieces:
+        for shard, _, stop in (*(piece for of_member in done.values() for piece in of_member), *self._turns.skipped):
             lengths[shard] = max(stop, lengths.get(shard, 0))
         lengths |= {shard: end for shard, end in self._turns.ends.items() if end or shard in lengths}
-        first, length = {}, 0
-        for shard in sorted(lengths):
-            first[shard] = length
-            length += lengths[shard]
-        return first, length
+        return dict(sorted(lengths.items()))

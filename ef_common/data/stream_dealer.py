@@ -12,7 +12,7 @@ import numpy as np
 
 from ef_common.core.sharding import EpochProgress, Window
 from ef_common.core.streams import stream as streams
-from ef_common.core.streams.pieces import OPEN, Lane, Piece
+from ef_common.core.streams.pieces import OPEN, Lane, Piece, joined
 from ef_common.core.streams.stream import Held, Plan, Stream
 from ef_common.core.view import View
 from ef_common.data.dealer import Dealer
@@ -35,6 +35,7 @@ class StreamDealer:
 
     Attributes:
         began: The epoch in which this pass through the stream began.
+        rest: See the port `Parts`. Its size grows with the number of lanes, not of shards.
         limit: Positions after which an epoch is over although the stream is not; `go_on` then begins the next one.
     """
 
@@ -43,6 +44,7 @@ class StreamDealer:
         self._session = session
         self.turns = turns
         self.began = -1
+        self.rest: dict[str, Any] = {}
         self.limit: int | None = None
         self._num_told = 0
         dealer.parts = self
@@ -74,7 +76,8 @@ class StreamDealer:
         self.turns.resize(self._dealer.local_batch(self._session.completed_in.world_size))
         parts = self.turns.deal()
         if parts is None:
-            self._dealer.end_at(self._dealer.progress.cursor)
+            progress = self._dealer.progress
+            self._dealer.end_at(progress.cursor, {} if progress.uncommitted else self.turns.told())
             return None
         window = self._dealer.deal_counts(tuple(parts), streams.counts(parts))
         self._dealer.progress = self._with_length(self._dealer.progress)
@@ -89,6 +92,7 @@ class StreamDealer:
     def commit(self, progress: EpochProgress, contributors: View) -> EpochProgress:
         """See the port `Parts`."""
         self.turns.commit(contributors)
+        self.turns.told()  # to nobody, if there is no log: what was found must not pile up
         return self._with_length(progress._replace(returned=()))
 
     def _with_length(self, progress: EpochProgress) -> EpochProgress:
@@ -118,8 +122,7 @@ class StreamDealer:
                     parts.append((position, shard, start, stop))
                     position += stop - start
         self._find_known_ends()
-        ends, self.turns.ends = sorted(self.turns.ends.items()), {}
-        return {"parts": parts, "ends": ends}
+        return {"parts": parts, **self.turns.told()}
 
     def _find_known_ends(self) -> None:
         """Shards whose length is known end without being reported; those without a sample are not even dealt."""
@@ -127,6 +130,7 @@ class StreamDealer:
         for dealt in self.stream.dealt:
             for parts in dealt.values():
                 ends |= {shard: stop for shard, _, stop in parts if stop == plan.length(shard)}
+        ends |= {shard: stop for shard, _, stop in self.turns.skipped if stop == plan.length(shard)}
         empty = (plan.order[place] for place in range(self._num_told, self.stream.begun))
         ends |= {shard: 0 for shard in empty if plan.length(shard) == 0}
         self._num_told = self.stream.begun
@@ -176,8 +180,16 @@ class StreamDealer:
         ended = (int(state["ended"][0]), int(state["ended"][1]))
         left = [Piece(*piece) for name in ("left", "dealt") for piece in np.asarray(state[name]).tolist()]
         stream = Stream(int(state["shards"]), int(state["begun"]), held, tuple(sorted(left)), ended=ended)
+        self.rest = _rest_of(state, plan)
         self.turns.begin(plan, stream, layout=layout)
         self._dealer.progress = self._with_length(self._dealer.progress)
+
+
+def _rest_of(state: dict[str, Any], plan: Plan) -> dict[str, Any]:
+    """What a state says that no update has used."""
+    unused = joined(Piece(*row[-3:]) for name in ("left", "dealt", "lanes") for row in np.asarray(state[name]).tolist())
+    numbers = {name: int(state[name]) for name in ("began", "shards", "begun")}
+    return {**numbers, "order": plan.order.key, "unused": unused}
 
 
 def _pieces_of(dealt: Sequence[Any]) -> list[Piece]:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from ef_common.collectives import operations
+from ef_common.core.streams.pieces import Piece
 from ef_common.core.streams.stream import Plan
 from ef_common.data.bad_shards import note_bad_shard
 from ef_common.data.dealer import Dealer
@@ -126,9 +127,9 @@ class StreamEpochs:
     def _plan(self) -> Plan:
         return plan_of(self._stream, self._shards, self._lanes, batch_size=self._dealer.batch_size)
 
-    def _note_fault(self, shard: int, offset: int, why: str) -> None:
-        name, epoch = self._shards[shard], self._dealer.progress.epoch
-        note_bad_shard(self._session, self._log, epoch=epoch, shard=shard, name=name, offset=offset, reason=why)
+    def _note_fault(self, rest: Piece, why: str) -> None:
+        name, epoch = self._shards[rest.shard], self._dealer.progress.epoch
+        note_bad_shard(self._session, self._log, epoch=epoch, rest=rest, name=name, reason=why)
 
     # ------------------------------------------------------------ state
 

@@ -1,35 +1,23 @@
 """The steps of a stream: what all members must know of each other's batches, and when they tell it.
 
 Nobody but the reader of a shard knows where it ends. Each worker therefore reads its next batch before the reduction of
-the step before has ended, and the flags of that reduction say how many have found an end (`finds`, `heard`). If nobody
-has, nothing more is sent. Otherwise, and whenever the members have changed or no reduction has come in between, all
-members exchange the ends before they deal the step. That is one small gather.
+the step before has ended, and the flags of that reduction say how many have found an end or a fault (`finds`,
+`heard`). If nobody has, nothing more is sent. Otherwise, and whenever the members have changed or no reduction has come
+in between, all members exchange what they have found before they deal the step. That is one small gather.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from ef_common.core.streams import stream as streams
-from ef_common.core.streams.pieces import Ends, Lane
+from ef_common.core.streams.pieces import OPEN, Found, Lane, Piece
 from ef_common.core.streams.stream import Held, Plan, Stream
 from ef_common.core.view import View
 from ef_common.errors import ProtocolError
 from ef_common.session import Session
-
-
-class Found(NamedTuple):
-    """What reading a batch has shown.
-
-    Args:
-        ends: By shard: the offset at which there was no sample.
-        faults: Shards that could not be read further: shard, offset, and why.
-    """
-
-    ends: Ends
-    faults: Sequence[tuple[int, int, str]] = ()
 
 
 class Layout(NamedTuple):
@@ -73,8 +61,9 @@ class StreamTurns:
         stream: How far it is.
         certain: All members know the ends in the next batches of all.
         layout: The lanes on which all members have agreed; None before they have.
-        ends: The ends that were exchanged since this was emptied.
-        on_fault: Called in all workers, once, with each shard that some worker could not read: shard, offset, why.
+        ends: The ends that were exchanged since this was emptied, also where nobody knows how far a fault reaches.
+        skipped: What faults have left out since this was emptied, of pieces that ended where others begin.
+        on_fault: Called in all workers with what a worker could not read, and why.
     """
 
     def __init__(self, session: Session, *, reader: Reader, gather: Gather) -> None:
@@ -85,9 +74,9 @@ class StreamTurns:
         self.certain = False
         self.layout: Layout | None = None
         self.ends: dict[int, int] = {}
-        self.on_fault: Callable[[int, int, str], None] = lambda shard, offset, why: None
+        self.skipped: list[Piece] = []
+        self.on_fault: Callable[[Piece, str], None] = lambda piece, why: None
         self._plan: Plan | None = None
-        self._told: set[tuple[int, int]] = set()
 
     @property
     def plan(self) -> Plan:
@@ -111,8 +100,13 @@ class StreamTurns:
         self._plan, self.stream, self.certain, self.layout = plan, stream, False, layout
         if layout is not None:
             self._plan = replace(plan, **layout._asdict())
-        self.ends = {}
-        self._told = set()
+        self.ends, self.skipped = {}, []
+
+    def told(self) -> dict[str, Any]:
+        """What the event log tells of ends and faults that were exchanged since the last call."""
+        found = {"ends": sorted(self.ends.items()), "skipped": self.skipped}
+        self.ends, self.skipped = {}, []
+        return {name: rows for name, rows in found.items() if rows}
 
     def resize(self, batch_size: int) -> None:
         """From the next step on, all members have batches of this size."""
@@ -140,7 +134,7 @@ class StreamTurns:
         is_changing = self.layout is None or self._session.worker.id not in self.stream.held
         if self.certain or self.stream.is_over or is_changing:
             return False
-        return bool(self._read().ends)
+        return any(self._read())
 
     def heard(self, num_finds: float) -> None:
         """A reduction has completed in which this many members had found an end."""
@@ -191,17 +185,31 @@ class StreamTurns:
         mine = {"ends": sorted(found.ends.items()), "faults": [list(fault) for fault in found.faults]}
         self._session.entering = False  # a newcomer has read its first batch, and meets the others here
         everybody, view = self._gather(mine)
-        ends = [{int(shard): int(end) for shard, end in of_member["ends"]} for of_member in everybody]
-        for of_member in ends:
-            for shard, end in of_member.items():
-                self.ends[shard] = min(end, self.ends.get(shard, end))
-        for of_member in everybody:
-            for shard, offset, why in of_member["faults"]:
-                if (
-                    int(shard),
-                    int(offset),
-                ) not in self._told:  # a batch is told again if another one has to be read anew
-                    self._told.add((int(shard), int(offset)))
-                    self.on_fault(int(shard), int(offset), str(why))
-        self.stream, agreed = streams.settle(self.stream, self.plan, dict(zip(view.ids, ends, strict=True)))
+        of_members = dict(zip(view.ids, map(_found, everybody), strict=True))
+        for member, of_member in of_members.items():
+            for shard, end in of_member.ends.items():
+                self._note_end(shard, end)
+            for shard, offset, why in of_member.faults:
+                self._note_fault(member, shard, offset, why)
+        self.stream, agreed = streams.settle(self.stream, self.plan, of_members)
         return agreed
+
+    def _note_end(self, shard: int, end: int) -> None:
+        self.ends[shard] = min(end, self.ends.get(shard, end))
+
+    def _note_fault(self, member: str, shard: int, offset: int, why: str) -> None:
+        rest = streams.behind(self.stream, member, shard, offset)
+        if rest is None:
+            if offset != self.plan.length(shard) or shard in self.ends:
+                return  # known already, as batches may be exchanged twice, or behind a cut, and so another's to find
+            rest = Piece(shard, offset, OPEN)  # it has more samples than its length
+        if rest.stop == OPEN:
+            self._note_end(shard, offset)
+        else:
+            self.skipped.append(rest)
+        self.on_fault(rest, why)
+
+
+def _found(told: Any) -> Found:
+    ends = {int(shard): int(end) for shard, end in told["ends"]}
+    return Found(ends, [(int(shard), int(offset), str(why)) for shard, offset, why in told["faults"]])

@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 from torch.utils.data import DataLoader
 
 from ef_common.core.sharding import MIN_SHARE
-from ef_common.core.streams.pieces import Lane, num_samples, upcoming
+from ef_common.core.streams.pieces import Found, Lane, num_samples, upcoming
 from ef_common.core.streams.stream import Held
 from ef_common.data.lane_reader import LaneReader, changed, misread, source_of
-from ef_common.data.stream_turns import Found
 from ef_common.data.torch_loader import PlannedLoader
 from ef_common.data.torch_stream import StreamDataset, stream_dataset_of
 
@@ -274,5 +273,5 @@ class LaneLoader:
 
 
 def _fits(trace: Trace, lane: Lane, size: int) -> bool:
-    """Whether a batch is what comes next in a lane, with the ends that were found in it."""
-    return upcoming(lane, size, dict(trace.ends)) == trace.parts
+    """Whether a batch is what comes next in a lane, with the ends and faults that were found in it."""
+    return upcoming(lane, size, Found(dict(trace.ends), trace.faults)) == trace.parts

@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 from lightning.pytorch import Callback, Trainer
+from torch.utils.data import DataLoader
 
 from ef_lightning import ElasticFlowStrategy
 from tests.benchmarks.lightning_module import Module, trainer
@@ -40,14 +41,14 @@ class LogSteps(Callback):
         self._log.write(world_size=session.completed_in.world_size, number=trainer.global_step)
 
 
-def main() -> None:
-    """Train."""
+def train(data: DataLoader[Any]) -> None:
+    """Train on these data."""
     die_with_parent()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     size, sleep_s = sys.argv[1], float(sys.argv[2])
     fit = trainer(LogSteps(), strategy=ElasticFlowStrategy(), max_epochs=1)
-    fit.fit(Module(size, sleep_s=sleep_s), loader(1_000_000))
+    fit.fit(Module(size, sleep_s=sleep_s), data)
 
 
 if __name__ == "__main__":
-    main()
+    train(loader(1_000_000))

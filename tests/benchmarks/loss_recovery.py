@@ -50,7 +50,7 @@ def measure(side: Side, dice: random.Random) -> list[Loss]:
             losses.append(_lose_one(job))
             loss = losses[-1]
             print(f"{side.name}: {loss.num_nodes} nodes, one killed: {loss.recovery_s:.3f} s", flush=True)
-        if side is OURS:
+        if side is not PEER:
             losses = _check(job, losses)
     return losses
 
@@ -68,12 +68,12 @@ def _lose_one(job: ElasticJob) -> Loss:
 
 
 def _check(job: ElasticJob, losses: list[Loss]) -> list[Loss]:
-    """Our event log must say the same: no rollback, and each step and sample once."""
+    """The event log must say the same: no rollback, and each step and sample once."""
     report = audit(job.run_dir)
     problems = [f"{found.name}: {found.detail}" for found in report.properties if not found.ok]
     problems += ["rollback" for record in read(job.run_dir) if record["kind"] == "rollback"]
     for problem in problems:
-        print(f"ours: the event log shows {problem}", flush=True)
+        print(f"{job.side.name}: the event log shows {problem}", flush=True)
     if not problems:
         return losses
     return [Loss(loss.num_nodes, loss.recovery_s, loss.kept, max(1, loss.num_lost)) for loss in losses]

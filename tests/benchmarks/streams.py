@@ -1,9 +1,9 @@
-"""Streams of shards: reading against files split by hand, a step against map-style data, and the plan at scale.
+"""Streams of shards: reading against files split by hand, steps and losses against map-style data, the plan at scale.
 
 Two workers read the same files of lines, once as a stream and once under `DDPStrategy` with a data set that each of
-them splits by its rank. A step of a stream is compared with one of a map-style data set, both ours. The plan of ten
-million shards is measured with the real core, without processes: its memory, and the processor time of a change among
-1,000 workers.
+them splits by its rank. A step of a stream is compared with one of a map-style data set, both ours, and so is the time
+from the SIGKILL of a node to the survivors' next step. The plan of ten million shards is measured with the real core,
+without processes: its memory, and the processor time of a change among 1,000 workers.
 """
 
 from __future__ import annotations
@@ -13,20 +13,26 @@ import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from ef_common.core.streams import stream as streams
 from ef_common.core.streams.order import ShardOrder
+from ef_common.core.streams.pieces import Found
 from ef_common.core.streams.stream import Plan, Stream
+from tests.benchmarks.elastic_job import OURS
 from tests.benchmarks.figure import Figure, emit, is_quick, of_samples
+from tests.benchmarks.loss_recovery import Loss, measure
 from tests.benchmarks.pair import run_pair
 
 TARGET_READING = 1 / 0.98
 TARGET_STEP = 1.02
+TARGET_LOSS = 1.10
 BUDGET_MIB = 100.0
 BUDGET_MS = 10.0
 NUM_SHARDS = 10_000_000
 NUM_WORKERS = 1_000
+STREAMED = replace(OURS, name="streamed", worker="tests.benchmarks.streamed_loss_worker")
 _WORKER = "tests.benchmarks.streams_worker"
 _TIMEOUT_S = 1200.0
 
@@ -52,6 +58,18 @@ def step(num_turns: int) -> Figure:
     return of_samples(times["ours"], times["peer"], target=TARGET_STEP, unit="ms")
 
 
+def loss(num_jobs: int) -> Figure:
+    """Seconds from the SIGKILL of a node to the survivors' next step, of jobs of four nodes which lose all but one."""
+    dice = random.Random(0)
+    found: dict[str, list[Loss]] = {STREAMED.name: [], OURS.name: []}
+    for turn in range(num_jobs):
+        for side in (STREAMED, OURS) if turn % 2 == 0 else (OURS, STREAMED):
+            found[side.name] += measure(side, dice)
+    times = {name: [one.recovery_s for one in losses] for name, losses in found.items()}
+    lost = {name: max(one.num_lost for one in losses) for name, losses in found.items()}
+    return of_samples(times[STREAMED.name], times[OURS.name], target=TARGET_LOSS, unit="s", steps_lost=lost)
+
+
 def plan_memory() -> Figure:
     """What a worker holds of ten million shards among 1,000 workers, at most."""
     tracemalloc.start()
@@ -67,12 +85,12 @@ def changes() -> Figure:
     stream = streams.admit(Stream(NUM_SHARDS), plan, members)
     lost = streams.admit(stream, plan, members[1:])
     first = stream.held[members[0]].lanes[0][0]
-    ends = {member: {} for member in members} | {members[0]: {first.shard: first.start + 7}}
+    ended = {member: Found() for member in members} | {members[0]: Found({first.shard: first.start + 7})}
     acts: dict[str, Callable[[], object]] = {
         "begin": lambda: streams.admit(Stream(NUM_SHARDS), plan, members),
         "loss": lambda: streams.admit(stream, plan, members[1:]),
         "join": lambda: streams.admit(lost, plan, (*members[1:], "newcomer")),
-        "end": lambda: streams.deal(streams.settle(stream, plan, ends)[0], plan),
+        "end": lambda: streams.deal(streams.settle(stream, plan, ended)[0], plan),
     }
     found = {name: _milliseconds(act) for name, act in acts.items()}
     ordinary = _milliseconds(lambda: streams.deal(stream, plan))
@@ -103,6 +121,7 @@ def run(*, quick: bool) -> dict[str, Figure]:
     return {
         "stream_reading": reading(num_turns),
         "stream_step": step(num_turns),
+        "stream_loss": loss(1 if quick else 5),
         "stream_plan_10m_shards": plan_memory(),
         "stream_change_1000_workers": changes(),
     }

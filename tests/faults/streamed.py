@@ -19,6 +19,17 @@ def check_whole(job: TrainingJob) -> None:
     assert {event["exact"] for event in job.events("epoch_end")} == {True}
 
 
+def check_rest(job: TrainingJob, *, step: int) -> None:
+    """A job that was started again has logged what its checkpoint had left, which the audit holds against its steps."""
+    rollbacks = job.events("rollback")
+    assert {event["step"] for event in rollbacks} == {step}
+    for event in rollbacks:
+        rest = event["stream"]
+        assert rest["unused"]
+        assert 0 < rest["begun"] <= rest["shards"]
+        assert rest["began"] <= event["epoch"]
+
+
 def lose_and_join(job: TrainingJob, finish: Finish, options: dict[str, Any]) -> None:
     """A worker is lost in a step, and a newcomer is there for a whole epoch."""
     options = {**options, **job.patient}

@@ -11,7 +11,7 @@ import pytest
 from tests.faults.conftest import TrainingJob, check_run, struck
 from tests.faults.holding import NEVER
 from tests.faults.hosts import HOSTS
-from tests.faults.streamed import Finish, check_whole, leave, lose_all, lose_and_join, share_few_shards
+from tests.faults.streamed import Finish, check_rest, check_whole, leave, lose_all, lose_and_join, share_few_shards
 from tests.faults.test_kill import start_with_fault
 from tests.faults.test_restart import kill_all, saved
 
@@ -68,8 +68,7 @@ def test_a_job_that_is_started_again_goes_on_in_the_middle_of_shards(
     kill_all(workers)
     again = make_job()
     check_run(again, again.start_world(after, again.train, options))
-    (back,) = {event["step"] for event in again.events("rollback")}
-    assert back == 4
+    check_rest(again, step=4)
     assert {event["exact"] for event in again.events("epoch_end")} == {True}
 
 

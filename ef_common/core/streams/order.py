@@ -23,11 +23,15 @@ class ShardOrder:
         seed: Seed of the run.
         epoch: Index of the epoch.
         shuffled: Whether the order is shuffled; otherwise the shards come in the order of their numbers.
+
+    Attributes:
+        key: Seed and epoch; None if the order is not shuffled.
     """
 
     def __init__(self, num_shards: int, *, seed: int, epoch: int, shuffled: bool) -> None:
         self.num_shards = num_shards
         self.shuffled = shuffled
+        self.key = (seed, epoch) if shuffled else None
         self._half = np.uint64(max(1, ((num_shards - 1).bit_length() + 1) // 2))
         self._keys = np.random.PCG64([seed, epoch, num_shards]).random_raw(_ROUNDS)
         self._block_of = lru_cache(4)(self._block)

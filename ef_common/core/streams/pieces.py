@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 OPEN = 1 << 50
@@ -24,6 +24,19 @@ Ends = Mapping[int, int]
 """The end of each shard, by its index: the lowest offset at which a reader has found no sample."""
 
 
+class Found(NamedTuple):
+    """What reading a lane has shown.
+
+    Args:
+        ends: By shard: the offset at which there was no sample. An end concerns all pieces of its shard.
+        faults: Pieces of the lane that could not be read further: shard, offset, and why. A fault ends only the piece
+            that contains the offset: others may well be able to read the rest of the shard.
+    """
+
+    ends: Mapping[int, int] = {}
+    faults: Sequence[tuple[int, int, str]] = ()
+
+
 def taken(lane: Lane, num_samples: int) -> tuple[Lane, Lane]:
     """The first samples of a lane (fewer if it has no more), and what is left of it.
 
@@ -41,22 +54,26 @@ def taken(lane: Lane, num_samples: int) -> tuple[Lane, Lane]:
     return tuple(parts), ()
 
 
-def clipped(pieces: Iterable[Piece], ends: Ends) -> Lane:
-    """The pieces without the parts behind the ends that were found."""
-    found = []
+def clipped(pieces: Iterable[Piece], found: Found) -> Lane:
+    """The pieces of a lane without the parts behind the ends and faults that were found.
+
+    >>> clipped((Piece(7, 0, 4), Piece(7, 8, 12)), Found(faults=[(7, 2, "bad sector")]))
+    (Piece(shard=7, start=0, stop=2), Piece(shard=7, start=8, stop=12))
+    """
+    left = []
     for piece in pieces:
-        end = ends.get(piece.shard)
-        if end is not None and end < piece.stop:
-            if end <= piece.start:
-                continue
-            piece = piece._replace(stop=end)
-        found.append(piece)
-    return tuple(found)
+        stop = min(piece.stop, found.ends.get(piece.shard, OPEN))
+        for shard, offset, _ in found.faults:
+            if shard == piece.shard and piece.start <= offset:
+                stop = min(stop, offset)
+        if piece.start < stop:
+            left.append(piece if stop == piece.stop else piece._replace(stop=stop))
+    return tuple(left)
 
 
-def upcoming(lane: Lane, num_samples: int, ends: Ends | None = None) -> Lane:
-    """The first samples of a lane, if its shards end at these offsets and nowhere before."""
-    return taken(clipped(lane, ends) if ends else lane, num_samples)[0]
+def upcoming(lane: Lane, num_samples: int, found: Found | None = None) -> Lane:
+    """The first samples of a lane, if its pieces end where this was found and nowhere before."""
+    return taken(clipped(lane, found) if found and any(found) else lane, num_samples)[0]
 
 
 def joined(pieces: Iterable[Piece]) -> Lane:

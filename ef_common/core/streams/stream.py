@@ -13,8 +13,10 @@ batches have shown are exchanged before these batches are dealt, and nothing els
 * A lane that runs out of pieces takes some of the longest lane: its last piece, or half of its only one. A shard of
   unknown length is cut at a guess. A reader that finds nothing at its cut reports that as an end, too.
 * An end concerns all pieces of its shard, in all lanes. The lowest one counts.
+* A *fault*, at which a reader could not go on, ends nothing but the piece in which it was.
 
-Every sample is therefore in one lane, in `left`, among what was dealt, committed, or in a shard that nobody has begun.
+Every sample is therefore in one lane, in `left`, among what was dealt, committed, behind a fault, or in a shard that
+nobody has begun.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from ef_common.core.streams import pieces
-from ef_common.core.streams.pieces import OPEN, Ends, Lane, Piece, clipped, joined, num_samples, taken
+from ef_common.core.streams.pieces import OPEN, Ends, Found, Lane, Piece, clipped, joined, num_samples, taken
 
 _GUESS = 64
 """Number of batches that a shard is assumed to have until the first shard has ended."""
@@ -34,6 +36,10 @@ _GUESS = 64
 
 class Order(Protocol):
     """Which shard comes at each place of the epoch."""
+
+    @property
+    def key(self) -> tuple[int, int] | None:
+        """Seed and epoch, of which it is a function; None if shards come in the order of their numbers."""
 
     def __getitem__(self, place: int) -> int: ...
 
@@ -97,10 +103,17 @@ class Stream(NamedTuple):
         return joined(piece for some in (self.left, *lanes, *parts) for piece in some)
 
 
-def upcoming(stream: Stream, plan: Plan, member: str, ends: Ends | None = None) -> Lane:
-    """The parts of a member's next batch, if the shards in its lane end there and nowhere before."""
+def upcoming(stream: Stream, plan: Plan, member: str, found: Found | None = None) -> Lane:
+    """The parts of a member's next batch, if the pieces in its lane end where this was found and nowhere before."""
     held = stream.held[member]
-    return pieces.upcoming(held.lanes[held.turn], plan.batch_size, ends)
+    return pieces.upcoming(held.lanes[held.turn], plan.batch_size, found)
+
+
+def behind(stream: Stream, member: str, shard: int, offset: int) -> Piece | None:
+    """What a fault of a member at this offset leaves out: the rest of its piece there, None if it has none."""
+    lanes = stream.held[member].lanes if member in stream.held else ()
+    held = (piece for lane in lanes for piece in lane if piece.shard == shard and piece.start <= offset < piece.stop)
+    return next((piece._replace(start=offset) for piece in held), None)
 
 
 def admit(stream: Stream, plan: Plan, members: Sequence[str]) -> Stream:
@@ -111,8 +124,8 @@ def admit(stream: Stream, plan: Plan, members: Sequence[str]) -> Stream:
     return _filled(_with_members(stream, plan, members), plan)
 
 
-def settle(stream: Stream, plan: Plan, found: Mapping[str, Ends]) -> tuple[Stream, bool]:
-    """The present members have told each other the ends that they have found in their next batches.
+def settle(stream: Stream, plan: Plan, found: Mapping[str, Found]) -> tuple[Stream, bool]:
+    """The present members have told each other the ends and faults that they have found in their next batches.
 
     Returns:
         The stream with these ends, and whether all batches are still what was read. A batch is not if another member
@@ -121,13 +134,15 @@ def settle(stream: Stream, plan: Plan, found: Mapping[str, Ends]) -> tuple[Strea
     stream = _with_members(stream, plan, tuple(found))
     ends: dict[int, int] = {}
     for of_member in found.values():
-        for shard, end in of_member.items():
+        for shard, end in of_member.ends.items():
             ends[shard] = min(end, ends.get(shard, end))
-    if not ends:
-        return stream, True
-    touched = [member for member, held in stream.held.items() if _touches(held.lanes, ends)]
+    touched = {
+        member: Found(ends, found[member].faults)
+        for member, held in stream.held.items()
+        if found[member].faults or _touches(held.lanes, ends)
+    }
     read = {member: upcoming(stream, plan, member, found[member]) for member in touched}
-    stream = _ended(stream, touched, ends)
+    stream = _ended(stream, touched, Found(ends)) if ends or touched else stream
     return stream, all(upcoming(stream, plan, member) == parts for member, parts in read.items())
 
 
@@ -226,17 +241,17 @@ def _touches(lanes: Iterable[Lane], ends: Ends) -> bool:
     return any(piece.shard in ends for lane in lanes for piece in lane)
 
 
-def _ended(stream: Stream, touched: Iterable[str], ends: Ends) -> Stream:
-    """The stream with these ends, which concern what is left and the lanes of these members."""
+def _ended(stream: Stream, touched: Mapping[str, Found], of_all: Found) -> Stream:
+    """The stream with what concerns the lanes of each of these members, and with the ends, which concern all."""
     held = dict(stream.held)
     unknown = {piece.shard for piece in stream.left if piece.stop == OPEN}
-    for member in touched:
+    for member, found in touched.items():
         lanes, turn = held[member]
         unknown |= {piece.shard for lane in lanes for piece in lane if piece.stop == OPEN}
-        held[member] = Held(tuple(clipped(lane, ends) for lane in lanes), turn)
-    found = [end for shard, end in ends.items() if shard in unknown]
-    ended = (stream.ended[0] + len(found), stream.ended[1] + sum(found))
-    return stream._replace(held=held, left=clipped(stream.left, ends), ended=ended)
+        held[member] = Held(tuple(clipped(lane, found) for lane in lanes), turn)
+    lengths = [end for shard, end in of_all.ends.items() if shard in unknown]
+    ended = (stream.ended[0] + len(lengths), stream.ended[1] + sum(lengths))
+    return stream._replace(held=held, left=clipped(stream.left, of_all), ended=ended)
 
 
 def _filled(stream: Stream, plan: Plan) -> Stream:

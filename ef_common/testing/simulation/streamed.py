@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate
 from typing import Any
 from zlib import crc32
 
 from ef_common.core.sharding import Range, Window
 from ef_common.core.streams.order import ShardOrder
-from ef_common.core.streams.pieces import Lane, Piece
+from ef_common.core.streams.pieces import Found, Lane, Piece
 from ef_common.core.streams.stream import Held, Plan
 from ef_common.core.view import View
 from ef_common.data.dealer import Dealer
 from ef_common.data.stream_dealer import StreamDealer
-from ef_common.data.stream_turns import Found, StreamTurns
+from ef_common.data.stream_turns import StreamTurns
 from ef_common.events import EventLog
 from ef_common.session import Session
 from ef_common.testing.simulation.invariants import Violation
@@ -25,28 +25,38 @@ _RELOADED_EVERY = 5
 
 
 class LaneReader:
-    """Reads lanes of shards of these lengths, and looks one sample ahead."""
+    """Reads lanes of shards of these lengths, and looks one sample ahead.
 
-    def __init__(self, lengths: Sequence[int]) -> None:
+    Args:
+        lengths: Of the shards.
+        bad: Samples that cannot be read, as (shard, offset).
+    """
+
+    def __init__(self, lengths: Sequence[int], bad: Collection[tuple[int, int]] = ()) -> None:
         self._lengths = lengths
+        self._bad = bad
         self._parts: Lane = ()
 
     def read(self, held: Held, size: int) -> Found:
         """See the port."""
         parts: list[Piece] = []
         ends: dict[int, int] = {}
+        faults: list[tuple[int, int, str]] = []
         room = size
         for shard, start, stop in held.lanes[held.turn]:
             if not room:
                 break
-            end = min(start + room, stop, max(start, self._lengths[shard]))
+            bad = min((at for of_shard, at in self._bad if of_shard == shard and start <= at < stop), default=stop)
+            end = min(start + room, bad, max(start, self._lengths[shard]))
             if end > start:
                 parts.append(Piece(shard, start, end))
-            if end < stop and self._lengths[shard] <= end:
+            if end == bad < stop:
+                faults.append((shard, end, "bad sector"))
+            elif end < stop and self._lengths[shard] <= end:
                 ends[shard] = min(end, ends.get(shard, end))
             room -= end - start
         self._parts = tuple(parts)
-        return Found(ends)
+        return Found(ends, faults)
 
     def take(self, parts: Lane) -> None:
         """See the port."""
