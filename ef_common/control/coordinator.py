@@ -53,6 +53,7 @@ class Coordinator:
         standby: It leads nobody until members of a job come to it that have lost their coordinator.
         endpoints: Where newcomers look for the job; if it leads, it tells whoever is there instead.
         credentials: Its identity, if connections are encrypted.
+        job: Name of the job; "" if it has none.
 
     Raises:
         UsageError: The heartbeat timeout is not positive, or the credentials cannot be used.
@@ -69,6 +70,7 @@ class Coordinator:
         standby: bool = False,
         endpoints: Sequence[Address] = (),
         credentials: Credentials | None = None,
+        job: str = "",
     ) -> None:
         if not 0.1 <= heartbeat_timeout_s <= 3600:
             raise UsageError(
@@ -85,6 +87,7 @@ class Coordinator:
         self._standby = standby
         self._endpoints = endpoints
         self._name = secrets.token_hex(8)
+        self._job = job
         self._announcer: LeaderAnnouncer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -175,6 +178,7 @@ class Coordinator:
             limits=self._limits,
             standby=self._standby,
             name=self._name,
+            job=self._job,
         )
         self._serving = ServerLoop(self._loop, listener, self._server, self._note_population, self._tls)
         announcer = Announcer(port=port, endpoints=self._endpoints)

@@ -222,7 +222,14 @@ def find_leader(
 
 
 def seek(
-    address: Address, member: Member, token: Token | None, *, door: str, wish: str, tls: Tls | None = None
+    address: Address,
+    member: Member,
+    token: Token | None,
+    *,
+    door: str,
+    wish: str,
+    job: str = "",
+    tls: Tls | None = None,
 ) -> Standing | None:
     """Ask a coordinator who leads; each step takes at most `ANSWER_S`.
 
@@ -232,17 +239,18 @@ def seek(
         token: The job token, or None.
         door: Where the coordinator of the one that asks listens; "" for nowhere.
         wish: Whose support it wants; see :mod:`ef_common.core.doors`.
+        job: Name of the job that it looks for; "" for any.
         tls: The identity of the one that asks, if connections are encrypted.
 
     Returns:
         What it knows; None if nobody answers.
 
     Raises:
-        AuthenticationError: Somebody is there whose token is another one.
+        AuthenticationError: Somebody is there whose token is another one, or who is of another job.
         ProtocolError: Somebody is there who is no coordinator, or one of another version.
     """
     try:
-        answer = _ask(address, member, token, wire.Seek(door, wish), tls)
+        answer = _ask(address, member, token, wire.Seek(door, wish, job), tls)
     except OSError as error:
         logger.debug("no coordinator at %s: %s", format_address(address), error)
         return None
@@ -298,6 +306,11 @@ def _ask(
         deadline = time.monotonic() + ANSWER_S
         while time.monotonic() < deadline:
             answer = conversation.receive()
+            if isinstance(answer, wire.Error) and answer.code == "job":
+                raise AuthenticationError(
+                    f"the coordinator at {format_address(address)} is another job's: {answer.reason}. Give each job an "
+                    "endpoint of its own, and all nodes of a job the same --rdzv-id"
+                )
             if answer is None or isinstance(answer, _ANSWERS):
                 return answer
         return None

@@ -25,11 +25,14 @@ from ef_common.launch.registry import Registration, Registry
 from ef_common.launch.rendezvous_options import Options
 from ef_common.protocol.addresses import LOOPBACK, Address, format_address, is_loopback
 from ef_common.protocol.auth import Token
+from ef_common.protocol.fields import MAX_NAME_CHARS
 from ef_common.storage.claims import place_for
 from ef_common.tls import Tls
 
 logger = logging.getLogger(__name__)
 
+_UNNAMED = "none"
+"""torchrun's id of a job that the user has not named."""
 LINGER_S = 30 * 24 * 3600.0
 """How long a hosting agent whose own workers have ended waits for those of other nodes if there is no coordinator to
 which it could hand over: without it, no loss could be survived there. A worker that hangs is evicted, so it is no
@@ -61,6 +64,7 @@ class Hosting:
         self._options = options
         self._set_trust(options.token)
         self._run_id = run_id
+        self._job = run_id if run_id != _UNNAMED and len(run_id) <= MAX_NAME_CHARS and run_id.isprintable() else ""
         self._node = node
         self._local_addr = local_addr
         self._founds = founds and not options.joins
@@ -118,7 +122,7 @@ class Hosting:
         patience = Patience(limit_s, setting=setting, quiet_s=QUIET_S)
         while True:
             try:
-                standing = seek(at, self._agent(), self._trust.token, door="", wish=LOOK, tls=self._tls)
+                standing = seek(at, self._agent(), self._trust.token, door="", wish=LOOK, job=self._job, tls=self._tls)
             except ProtocolError as error:
                 raise ProtocolError(f"no coordinator of this version is at {format_address(at)}: {error}") from error
             if standing is None:
@@ -147,7 +151,7 @@ class Hosting:
             if self.coordinator is not None and address in own:
                 bound, port = self.coordinator.address
                 at = (bound if is_loopback(bound) else LOOPBACK, port)
-            return seek(at, self._agent(), self._trust.token, door=door, wish=wish, tls=self._tls)
+            return seek(at, self._agent(), self._trust.token, door=door, wish=wish, job=self._job, tls=self._tls)
 
         def lead() -> None:
             if self.coordinator is None or not self.coordinator.lead():
@@ -197,7 +201,9 @@ class Hosting:
             trust_start(nonce)
             leader = find_leader(addresses, self._agent(), self._trust.token, tls=self._tls)
             if leader is not None:
-                standing = seek(leader, self._agent(), self._trust.token, door="", wish=LOOK, tls=self._tls)
+                standing = seek(
+                    leader, self._agent(), self._trust.token, door="", wish=LOOK, job=self._job, tls=self._tls
+                )
                 if standing is not None and standing.over:  # it waits for others to end before it records that
                     raise JobFinished(NOTHING_TO_JOIN)
             return leader
@@ -280,6 +286,7 @@ class Hosting:
             hang_timeout_s=self._options.hang_timeout_s,
             standby=standby,
             endpoints=self._endpoints if standby else (),
+            job=self._job,
         )
 
     def _keep(self, coordinator: Coordinator) -> None:

@@ -88,6 +88,7 @@ class CoordinatorServer:
         limits: When a worker counts as hung.
         standby: Whether it begins as a standby.
         name: Ranks it among those that gather members at the same time: the first in order is to be preferred.
+        job: Name of the job; "" if it has none.
 
     Attributes:
         outputs: What is to be done, the oldest first; whoever does it removes it.
@@ -106,6 +107,7 @@ class CoordinatorServer:
         limits: Limits,
         standby: bool = False,
         name: str = "",
+        job: str = "",
     ) -> None:
         self.outputs: deque[Output] = deque()
         self.state: Membership = Idle() if standby else Forming()
@@ -116,6 +118,7 @@ class CoordinatorServer:
         self._timeout_s = heartbeat_timeout_s
         self._settings = settings
         self._name = name
+        self._job = job
         self._supporter = Supporter()
         self._leader = ""  # address of the coordinator that leads, as far as it has told
         self._strangers: dict[Peer, None] = {}  # ordered by age
@@ -408,6 +411,9 @@ class CoordinatorServer:
             case wire.Inquire(asked):
                 why = self._why_out(asked)
                 self._write(peer, wire.encode(wire.Evicted(_clip(why))) if why else _ALIVE)
+            case wire.Seek(job=job) if job and self._job and job != self._job:
+                why = f"it is of the job {self._job!r}, and not of {job!r}"
+                self._write(peer, wire.encode(wire.Error("job", _clip(why))))
             case wire.Seek(door, wish):
                 candidate = "" if peer.member is None else peer.member.node
                 standing = self._standing(candidate, door, wish) if peer.may_lead else self._standing("", "", LOOK)

@@ -41,6 +41,7 @@ from ef_common.protocol.fields import (
     Failure,
     Flag,
     Ids,
+    JobName,
     MemberField,
     Name,
     Names,
@@ -156,11 +157,13 @@ class Inquire:
 class Seek:
     """From an agent that looks for its job: who leads? It listens at this door, or at none (""), and may want support.
 
-    The answer is `standing`; :mod:`ef_common.core.doors` has the rule.
+    The answer is `standing`; :mod:`ef_common.core.doors` has the rule. A coordinator of another `job` answers with an
+    `error`. A job without a name is any.
     """
 
     door: Endpoint
     wish: Wish
+    job: JobName = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,17 @@ def test_leader_says_that_the_training_is_over(form):
     assert (answer.leads, answer.over) == (True, True)
 
 
+@pytest.mark.parametrize("standby", [False, True])
+def test_one_that_looks_for_another_job_is_told_so(serve, standby):
+    found = serve(job="digits", standby=standby)
+    member = Member("n-agent", "n", "")
+    for job in ("", "digits"):
+        assert seek(found.address, member, None, door="", wish=LOOK, job=job) is not None
+    with pytest.raises(AuthenticationError, match="is another job's: it is of the job 'digits', and not of 'words'"):
+        seek(found.address, member, None, door="", wish=PROMISE, job="words")
+    assert seek(serve().address, member, None, door="", wish=LOOK, job="words") is not None
+
+
 def test_one_with_another_token_is_refused(serve):
     with pytest.raises(AuthenticationError):
         ask(serve(), token=Token("hunter2"))

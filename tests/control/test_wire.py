@@ -56,7 +56,7 @@ FROM_WORKER = [
     membership.Failed("", "w raised E: m", fatal=True),
     wire.Inquire("ü-1"),
     wire.Seek("h1:29400", "promise"),
-    wire.Seek("", "look"),
+    wire.Seek("", "look", "digits"),
     wire.Bye(),
     wire.Relay(3, "address/0", b"\x00\xff"),
 ]

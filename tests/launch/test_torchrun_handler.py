@@ -36,8 +36,8 @@ from ef_common.tls import Tls
 from tests.waiting import poll_until
 
 
-def parameters(endpoint: str = "127.0.0.1:29400", **config: object) -> RendezvousParameters:
-    return RendezvousParameters("elasticflow", endpoint, "run-1", 2, 5, **config)
+def parameters(endpoint: str = "127.0.0.1:29400", *, run_id: str = "run-1", **config: object) -> RendezvousParameters:
+    return RendezvousParameters("elasticflow", endpoint, run_id, 2, 5, **config)
 
 
 @pytest.fixture(autouse=True)
@@ -405,6 +405,21 @@ def test_handler_with_another_token_than_the_coordinator_says_so_and_ends(tmp_pa
     try:
         port = os.environ["ELASTICFLOW_COORDINATOR"].split(":")[1]
         assert_refused(capfd, "token", f"localhost:{port}", is_host="0", token_file=str(tokens[1]))
+    finally:
+        assert handler.shutdown()
+
+
+@pytest.mark.parametrize("how", ["one host", "the same host", "a list"])
+def test_handler_at_whose_endpoint_another_job_is_led_says_so_and_ends(capfd, how):
+    handler = create_handler(parameters("localhost:0"))
+    try:
+        door = f"localhost:{os.environ['ELASTICFLOW_COORDINATOR'].split(':')[1]}"
+        config = {"is_host": "0"} if how == "one host" else {}
+        endpoint = f"{door},localhost:{free_ports(1)[0]}" if how == "a list" else door
+        text = "is another job's: it is of the job 'run-1', and not of 'run-2'"
+        assert_refused(capfd, text, endpoint, run_id="run-2", **config)
+        same = create_handler(parameters(door, run_id="none", is_host="0"))
+        assert same.shutdown()
     finally:
         assert handler.shutdown()
 
