@@ -155,9 +155,9 @@ class Api:
             body["gracePeriodSeconds"] = grace_s
         return self._ask("DELETE", kind.path(namespace, name), body=body)
 
-    def log(self, namespace: str, pod: str, *, follow: bool = False) -> Iterator[str]:
-        """The lines that a pod has written."""
-        params = {"follow": "true"} if follow else {}
+    def log(self, namespace: str, pod: str, container: str, *, follow: bool = False) -> Iterator[str]:
+        """The lines that a container of a pod has written."""
+        params = {"container": container, **({"follow": "true"} if follow else {})}
         timeout = httpx2.Timeout(_TIMEOUT_S, read=None if follow else _TIMEOUT_S)
         try:
             with self._client.stream("GET", PODS.path(namespace, pod, "log"), params=params, timeout=timeout) as answer:

@@ -32,16 +32,16 @@ def lines(api: Api, namespace: str, job: str, *, follow: bool) -> Iterator[tuple
         ClusterNotFound: There is no such job.
         ThreadFailed: A thread that reads has failed.
     """
-    api.get(JOBS, namespace, job)
+    container = api.get(JOBS, namespace, job)["spec"]["template"]["spec"]["containers"][0]["name"]
     if not follow:
         for pod in _pods(api, namespace, job):
             try:
-                for line in api.log(namespace, pod):
+                for line in api.log(namespace, pod, container):
                     yield pod, line
             except ClusterFailed as error:  # it has not started, or has gone
                 yield pod, f"({error})"
         return
-    yield from _follow(api, namespace, job)
+    yield from _follow(api, namespace, job, container)
 
 
 def _pods(api: Api, namespace: str, job: str) -> list[str]:
@@ -49,12 +49,12 @@ def _pods(api: Api, namespace: str, job: str) -> list[str]:
     return sorted(pod["metadata"]["name"] for pod in found if pod["status"].get("phase") != "Pending")
 
 
-def _follow(api: Api, namespace: str, job: str) -> Iterator[tuple[str, str]]:
+def _follow(api: Api, namespace: str, job: str, container: str) -> Iterator[tuple[str, str]]:
     said: SimpleQueue[tuple[str, str] | ThreadFailed | None] = SimpleQueue()
 
     def read(pod: str) -> None:
         try:
-            for line in api.log(namespace, pod, follow=True):
+            for line in api.log(namespace, pod, container, follow=True):
                 said.put((pod, line))
         except ClusterFailed as error:
             said.put((pod, f"({error})"))

@@ -64,9 +64,10 @@ def test_other_refusals_of_an_installation_are_errors() -> None:
 
 
 class Written(MemoryApi):
-    """Pods that have written something."""
+    """Pods that have written something. They have two containers, of which the first one trains."""
 
-    def log(self, namespace: str, pod: str, *, follow: bool = False) -> Iterator[str]:
+    def log(self, namespace: str, pod: str, container: str, *, follow: bool = False) -> Iterator[str]:
+        assert container == "worker"
         if pod == "a-1":
             raise ClusterFailed("it has gone")
         yield from (f"{pod} begins", f"{pod} ends")
