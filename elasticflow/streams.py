@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ef_common.data.adapters.lines import TextLines
     from ef_common.data.adapters.parquet import ParquetRows
+    from ef_common.data.adapters.tf_data import TFDataFiles
     from ef_common.data.adapters.tf_records import TFRecords
     from ef_common.data.shards import ShardStream
     from ef_common.data.torch_stream import StreamDataset
 
-__all__ = ["StreamDataset", "ShardStream", "TextLines", "ParquetRows", "TFRecords"]
+__all__ = ["StreamDataset", "ShardStream", "TextLines", "ParquetRows", "TFRecords", "TFDataFiles"]
 
 _CONTENTS = {
     "StreamDataset": "ef_common.data.torch_stream",
@@ -24,6 +25,7 @@ _CONTENTS = {
     "TextLines": "ef_common.data.adapters.lines",
     "ParquetRows": "ef_common.data.adapters.parquet",
     "TFRecords": "ef_common.data.adapters.tf_records",
+    "TFDataFiles": "ef_common.data.adapters.tf_data",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import multiprocessing
 import os
 import random
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from elasticflow import streams
 from tests.keras import gated
 
 NUM, SIZE = 240, 4
@@ -94,13 +96,17 @@ def program(
         spec = (tf.TensorSpec((SIZE, 3), tf.float32), tf.TensorSpec((SIZE,), tf.float32))
         return tf.data.Dataset.from_generator(one_pass, output_signature=spec)
 
+    def of_files() -> Any:
+        return ef_keras.dataset(SOURCES[kind](gates), batch_size=SIZE, map=_sample, shuffle_buffer=5)
+
     def note(epoch: int, numbers: list[int]) -> None:
         found.setdefault(epoch, []).extend(numbers)
 
     model = gated.model_that_notes(elastic, note)
     model.compile("sgd", "mse", run_eagerly=True)
     pauses = gated.gate(elastic, gates, breaks_off=breaks_off)()
-    made = {"endless generator": endless_generator, "unknown length": of_unknown_length}.get(kind, Numbered)
+    others = {"endless generator": endless_generator, "unknown length": of_unknown_length}
+    made = of_files if kind in SOURCES else others.get(kind, Numbered)
     try:
         model.fit(made(), epochs=4, steps_per_epoch=steps_per_epoch, verbose=0, callbacks=[pauses, *elastic])
     except gated.BreaksOffError:
@@ -111,6 +117,84 @@ def program(
     assert not left
     assert not multiprocessing.active_children()
     return {epoch: sorted(numbers) for epoch, numbers in found.items()}
+
+
+# ---------------------------------------------------------------- files of numbers
+
+FILES = [range(100), range(100, 103), range(103, NUM)]
+
+
+def _sample(number: Any) -> Any:
+    """The number comes as JSON, as a row, as a record or as an array."""
+    y = np.float32(number["number"] if isinstance(number, dict) else np.asarray(number).item())
+    return y * np.ones(3, "float32") / NUM, y
+
+
+def _write_lines(folder: str) -> None:
+    for index, numbers in enumerate(FILES):
+        Path(folder, f"{index}.jsonl").write_text("".join(f'{{"number": {number}}}\n' for number in numbers))
+
+
+def _write_records(folder: str) -> None:
+    for index, numbers in enumerate(FILES):
+        records = [np.int64(number).tobytes() for number in numbers]
+        data = b"".join(len(one).to_bytes(8, "little") + bytes(4) + one + bytes(4) for one in records)
+        Path(folder, f"{index}.tfrecord").write_bytes(data)
+
+
+def _write_texts(folder: str) -> None:
+    for index, numbers in enumerate(FILES):
+        Path(folder, f"{index}.txt").write_text("".join(f"{number}\n" for number in numbers))
+
+
+def _write_rows(folder: str) -> None:
+    arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    for index, numbers in enumerate(FILES):
+        parquet.write_table(arrow.table({"number": list(numbers)}), Path(folder, f"{index}.parquet"), row_group_size=40)
+
+
+def _lines(folder: str) -> Any:
+    return streams.TextLines(f"{folder}/*.jsonl", json.loads)
+
+
+def _rows(folder: str) -> Any:
+    return streams.ParquetRows(f"{folder}/*.parquet")
+
+
+def _records(folder: str) -> Any:
+    return streams.TFRecords(f"{folder}/*.tfrecord", lambda data: np.frombuffer(data, np.int64))
+
+
+def _tf_data(folder: str) -> Any:
+    tf = importlib.import_module("tensorflow")
+
+    def read(name: str) -> Any:
+        return tf.data.TextLineDataset(name).map(tf.strings.to_number, num_parallel_calls=2)
+
+    return streams.TFDataFiles(f"{folder}/*.txt", read)
+
+
+def _hugging_face(folder: str) -> Any:
+    datasets = importlib.import_module("datasets")
+    files = [f"{folder}/{index}.jsonl" for index in range(len(FILES))]
+    made = datasets.load_dataset("json", data_files=files, split="train", streaming=True, cache_dir=f"{folder}/cache")
+    return made.shuffle(seed=1, buffer_size=7)
+
+
+WRITERS = {
+    "lines": _write_lines,
+    "parquet": _write_rows,
+    "records": _write_records,
+    "tf.data": _write_texts,
+    "datasets": _write_lines,
+}
+SOURCES = {
+    "lines": _lines,
+    "parquet": _rows,
+    "records": _records,
+    "tf.data": _tf_data,
+    "datasets": _hugging_face,
+}
 
 
 def evaluation(backend: str, gates: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 from ef_common.audit import audit
 from ef_common.testing.harness import Job
 from tests import warm
-from tests.keras.shuffling import NUM, evaluation, program, started_again
+from tests.keras.shuffling import NUM, WRITERS, evaluation, program, started_again
 from tests.waiting import is_ready, wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -50,6 +50,37 @@ def test_samples_are_trained_exactly_once_in_each_epoch(
         assert numbers == list(range(NUM)), (epoch, found)
     assert min(map(int, found[2])) == 1  # the newcomer has come in the second epoch
     assert "comparisons of what was read" in report["samples"].detail
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("backend", "kind"),
+    [
+        *(("tensorflow", kind) for kind in WRITERS),
+        *(("torch", kind) for kind in WRITERS),
+    ],
+)
+def test_files_of_a_library_are_trained_exactly_once_with_a_loss_and_a_newcomer(
+    tmp_path: Path, backend: str, kind: str
+) -> None:
+    library = {"parquet": "pyarrow", "datasets": "datasets", "tf.data": "tensorflow"}.get(kind)
+    if library is not None:
+        pytest.importorskip(library)
+    WRITERS[kind](str(tmp_path))
+    args = (backend, str(tmp_path), kind)
+    with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
+        *members, lost = job.start_world(3, program, *args)
+        job.wait_for("step", epoch=1)
+        lost.kill()
+        newcomer = job.start(program, *args)
+        wait_until(job, is_ready(1))
+        (tmp_path / "go").touch()
+        found = [worker.result() for worker in (*members, newcomer)]
+        job.audit()
+    for epoch in range(4):
+        numbers = sorted(number for worker in found for number in worker.get(str(epoch), ()))
+        assert len(set(numbers)) == len(numbers), (epoch, found)
+        assert epoch < 2 or numbers == list(range(NUM)), (epoch, found)  # what the lost one has trained on is not told
 
 
 @pytest.mark.parametrize(

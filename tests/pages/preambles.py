@@ -141,6 +141,24 @@ def files_of_arrays() -> dict[str, Any]:
     return of_keras()
 
 
+def files_of_records() -> dict[str, Any]:
+    """Files of TFRecords, and what makes a sample of one."""
+    import tensorflow as tf
+
+    x, y = arrays()
+    Path("data").mkdir(exist_ok=True)
+    for number, rows in enumerate(np.array_split(np.column_stack([x, y]).astype("float32"), 3)):
+        with tf.io.TFRecordWriter(f"data/{number}.tfrecord") as writer:
+            for row in rows:
+                writer.write(tf.io.serialize_tensor(row).numpy())
+
+    def parse(record: Any) -> Any:
+        row = tf.ensure_shape(tf.io.parse_tensor(record, tf.float32), (x.shape[1] + 1,))
+        return row[:-1], row[-1]
+
+    return {**of_keras(), "parse": parse}
+
+
 def rows_of_csv() -> dict[str, Any]:
     """A file of numbers, and a model of them."""
     x, y = arrays()

@@ -35,6 +35,7 @@ class Program:
 PROGRAMS = {
     "docs/guides/streams.md: A stream of your own": Program("nothing"),
     "docs/guides/streams.md: Keras": Program("files_of_arrays"),
+    "docs/guides/streams.md: A pipeline of TensorFlow": Program("files_of_records"),
     "docs/guides/streams-sources.md: Streams without shards": Program("rows_of_csv"),
     "docs/guides/streams-sources.md: What is recognized": Program("files_of_samples", streams=True),
     "docs/guides/streams-sources.md: What is recognized (2)": Program("files_of_samples", streams=True),

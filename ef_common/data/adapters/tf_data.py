@@ -1,0 +1,57 @@
+"""Files that a pipeline of `tf.data` reads: a function makes a dataset of the name of a file, as for `interleave`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from ef_common.data.adapters.files import expanded
+from ef_common.errors import UsageError
+
+
+class TFDataFiles:
+    """A stream of the elements of `tf.data` datasets, one of each file; a file is a shard.
+
+    The function that you give to `interleave` is the one that is wanted here. Elements are samples, as NumPy arrays:
+    leave out `batch`, `repeat` and `shuffle`, of which ElasticFlow takes care.
+
+    Args:
+        urls: Paths or URLs of the files, or patterns of them (`*`), which TensorFlow can open.
+        dataset: Makes the dataset of a file of its name.
+
+    Example:
+        >>> from elasticflow.streams import TFDataFiles
+        >>> files = TFDataFiles("data/*.tfrecord", lambda name: tf.data.TFRecordDataset(name).map(parse))
+        ... # doctest: +SKIP
+    """
+
+    def __init__(self, urls: str | Iterable[str], dataset: Callable[[str], Any]) -> None:
+        self._urls = expanded(urls)
+        self._dataset = dataset
+
+    def shards(self) -> Sequence[str]:
+        """The files."""
+        return self._urls
+
+    def open(self, shard: str, offset: int) -> Iterator[Any]:
+        """Samples of a file from this one on; those before run through the pipeline, too.
+
+        Raises:
+            UsageError: The function has returned something else, or a dataset without an end.
+        """
+        return iter(self._opened(shard).skip(offset).as_numpy_iterator())
+
+    def _opened(self, shard: str) -> Any:
+        import tensorflow as tf  # takes seconds, and whoever has made a dataset has it
+
+        made = self._dataset(shard)
+        if not isinstance(made, tf.data.Dataset):
+            raise UsageError(
+                "expected a function that makes a tf.data.Dataset of the name of a file. "
+                f"Received: {type(made).__name__} for {shard}"
+            )
+        if int(made.cardinality()) == tf.data.INFINITE_CARDINALITY:
+            raise UsageError(f"the dataset of a file has no end: leave `repeat` out. Received: file {shard}")
+        options = tf.data.Options()
+        options.deterministic = True  # each worker must find the same samples at the same offsets
+        return made.with_options(options)
