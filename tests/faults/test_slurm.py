@@ -293,30 +293,50 @@ def test_script_of_the_example_trains(run: Submitted, cluster: Cluster, tmp_path
     assert "finished" in cluster.elasticflow("status", "--once", f"{tmp_path}/elasticflow-runs/digits-{run.job}")
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "option",
-    ["", pytest.param("--mpi=pmix", marks=pytest.mark.skipif(not has_pmix(), reason="not installed: libpmix-dev"))],
-)
-@pytest.mark.parametrize("how", ["killed", "given back"])
-def test_tasks_of_a_step_meet_without_a_host_or_place_and_lose_one(
-    run: Submitted, cluster: Cluster, option: str, how: str
-) -> None:
+def start_step(run: Submitted, cluster: Cluster, srun: str, *options: str) -> str:
+    """Submit a batch script with one step. Returns the number of the job."""
     training = json.dumps(json.dumps(OPTIONS))
-    srun = f"srun --kill-on-bad-exit=0 --no-kill {option}"
-    step = f"{srun} elasticflow run --run-dir={run.directory} {SCRIPT} {training}"
-    options = ("--parsable", "--exclusive", "--nodes=3", "--ntasks-per-node=1", f"--output={run.outputs}/%A.txt")
-    job = cluster.call("sbatch", *options, f"--wrap={step}", environ=BY_HAND).stdout.strip()
+    step = f"{srun} --kill-on-bad-exit=0 --no-kill elasticflow run --run-dir={run.directory} {SCRIPT} {training}"
+    given = ("--parsable", "--exclusive", *options, f"--output={run.outputs}/%A.txt", f"--wrap={step}")
+    return cluster.call("sbatch", *given, environ=BY_HAND).stdout.strip()
+
+
+def kill_task(cluster: Cluster, *nodes: int) -> None:
+    """Kill the last task on these nodes with all that it has started."""
+    processes = [psutil.Process(pid) for node in nodes for pid in cluster.processes(node)]
+    *_, launcher = (one for one in processes if "bin/elasticflow run" in " ".join(one.cmdline()))
+    for process in (launcher, *launcher.children(recursive=True)):
+        process.kill()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("how", ["killed", "given back"])
+def test_tasks_of_a_step_meet_without_a_host_or_place_and_lose_one(run: Submitted, cluster: Cluster, how: str) -> None:
+    job = start_step(run, cluster, "srun", "--nodes=3", "--ntasks-per-node=1")
     first = run.wait_for_world(3)
     run.wait_for_steps()
     if how == "killed":
-        processes = [psutil.Process(pid) for pid in cluster.processes(2)]
-        launcher = next(one for one in processes if "bin/elasticflow run" in " ".join(one.cmdline()))
-        for process in (launcher, *launcher.children(recursive=True)):
-            process.kill()
+        kill_task(cluster, 2)
     else:
         cluster.ask("scontrol", "update", f"JobId={job}", "NumNodes=2")
     run.wait_for_world(2, after=first)
+    finish_step(run, cluster, job)
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(not has_pmix(), reason="not installed: libpmix-dev")
+def test_tasks_of_a_step_under_pmix_meet_and_lose_one(run: Submitted, cluster: Cluster) -> None:
+    """They are on one node: those of several share a folder of the plugin's here, as they share a machine."""
+    job = start_step(run, cluster, "srun --mpi=pmix", "--nodes=1", "--ntasks=3")
+    first = run.wait_for_world(3)
+    run.wait_for_steps()
+    kill_task(cluster, 1, 2, 3)
+    run.wait_for_world(2, after=first)
+    finish_step(run, cluster, job)
+
+
+def finish_step(run: Submitted, cluster: Cluster, job: str) -> None:
+    """The training is enough: it ends well, and with it the job."""
     run.wait_for_steps()
     (run.directory / ENOUGH).touch()
     cluster.wait_until(lambda: not cluster.ask("squeue", "--noheader", f"--jobs={job}"))
