@@ -255,6 +255,7 @@ def test_killed_peer_with_messages_half_sent_others_go_on(directory: Path, engin
     assert results == [None, [True, 2, [1.0]], [True, 2, [1.0]]]
 
 
+@pytest.mark.thorough
 def test_stopped_peer_with_a_message_half_sent_others_go_on(directory: Path, engine: str) -> None:
     with Job(directory, preload=preload(engine), heartbeat_timeout_s=SILENT_S) as job:
         workers = job.start_world(3, sit, scripts.stopped_in_a_large_transfer, engine)

@@ -252,6 +252,7 @@ def job(make_job: Callable[..., TrainingJob]) -> TrainingJob:
     return job
 
 
+@pytest.mark.thorough
 @in_each_framework_but_jax
 def test_straggler_is_replaced_by_a_node_that_is_asked_for(job: TrainingJob) -> None:
     """Without autoscale: with `evict_stragglers`, and something that starts nodes."""

@@ -236,6 +236,7 @@ def test_coordinators_that_start_in_the_same_moment_have_one_leader(
         wait_for_one_leader(some)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("door", ["list", "name"], indirect=True)
 def test_coordinators_on_the_two_sides_of_a_cut_have_no_leader_until_it_heals(
     door: Door, alone: Callable[..., Alone], switch: Switch

@@ -33,6 +33,7 @@ def test_hung_worker_ends_itself_and_the_others_go_on(job: TrainingJob) -> None:
     check_that_it_ends_itself(job)
 
 
+@pytest.mark.thorough
 @in_keras
 def test_hung_worker_of_keras_ends_itself_and_the_others_go_on(job: TrainingJob) -> None:
     check_that_it_ends_itself(job)

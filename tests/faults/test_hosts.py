@@ -98,6 +98,7 @@ def run(machines: SshHosts, tmp_path: Path) -> Iterator[HostsRun]:
     running.close()
 
 
+@pytest.mark.thorough
 def test_hosts_come_and_go_with_the_list_and_the_launcher_ends_as_the_training_does(
     run: HostsRun, machines: SshHosts
 ) -> None:

@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
 TARGETS = {"lightning": (learning.lightning, warm.TORCH), "keras-torch": (learning.keras_torch, warm.KERAS["torch"])}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("framework", TARGETS)
 def test_newcomer_knows_the_sizes_that_the_others_have_measured(tmp_path: Path, framework: str) -> None:
     target, preload = TARGETS[framework]

@@ -118,6 +118,7 @@ def assert_equal(first: Any, second: Any, path: str = "") -> None:
         assert first == second, path
 
 
+@pytest.mark.thorough
 @in_each_framework_but_jax
 def test_shared_checkpoint_is_the_one_that_rank_0_writes_alone(tmp_path: Path, host: Host) -> None:
     for name, share_bytes in (("shared", 1 << 20), ("alone", 1 << 40)):
