@@ -14,7 +14,7 @@ import pytest
 from ef_common.core.cluster import Decision, Policy, Record
 from ef_common.core.cluster.state import LEFT
 from ef_common.errors import ClusterNotFound
-from ef_common.kubernetes import asking, watching
+from ef_common.kubernetes import asking
 from ef_common.kubernetes import controller as controllers
 from ef_common.kubernetes.controller import Controller
 from ef_common.kubernetes.kinds import BUDGETS, EVENTS, JOBS, LEASES, NODES, PODS, POLICIES, SECRETS, SERVICES
@@ -25,17 +25,6 @@ from ef_common.kubernetes.watching import Copy
 from tests.kubernetes.memory_api import MemoryApi
 from tests.kubernetes.objects import job, node
 from tests.waiting import poll_until
-
-
-@pytest.fixture
-def api(monkeypatch: pytest.MonkeyPatch) -> MemoryApi:
-    monkeypatch.setattr(controllers, "_TICK_S", 0.02)
-    monkeypatch.setattr(controllers, "_COALESCE_S", 0.0)
-    monkeypatch.setattr(controllers, "_CALLS_PER_S", 1e6)
-    monkeypatch.setattr(watching, "_PAUSES_S", (0.01, 0.05))
-    api = MemoryApi()
-    api.create(NODES, node("n1", 4))
-    return api
 
 
 class Acting:

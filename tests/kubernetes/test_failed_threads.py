@@ -17,9 +17,7 @@ from click.testing import CliRunner
 from ef_common.cli import kubernetes as commands
 from ef_common.cli import main
 from ef_common.errors import ThreadFailed
-from ef_common.kubernetes import controller as controllers
 from ef_common.kubernetes import metrics as pages
-from ef_common.kubernetes import watching
 from ef_common.kubernetes.asking import Reports
 from ef_common.kubernetes.controller import Controller
 from ef_common.kubernetes.kinds import LEASES, NODES
@@ -31,15 +29,6 @@ from ef_common.testing.ports import free_ports
 from tests.kubernetes.memory_api import MemoryApi
 from tests.kubernetes.objects import node
 from tests.waiting import poll_until
-
-
-@pytest.fixture
-def api(monkeypatch: pytest.MonkeyPatch) -> MemoryApi:
-    monkeypatch.setattr(controllers, "_TICK_S", 0.02)
-    monkeypatch.setattr(watching, "_PAUSES_S", (0.01, 0.05))
-    api = MemoryApi()
-    api.create(NODES, node("n1", 4))
-    return api
 
 
 class FailingOnce:
