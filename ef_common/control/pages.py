@@ -6,14 +6,12 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 
 
-def handler_of(
-    answer: Callable[[str], tuple[int, str]], *, patience_s: float | None = None
-) -> type[BaseHTTPRequestHandler]:
+def handler_of(answer: Callable[[str], tuple[int, str]], *, patience_s: float) -> type[BaseHTTPRequestHandler]:
     """A handler of requests for a server.
 
     Args:
         answer: Gives the status and the text for a path.
-        patience_s: How long a client may keep the server waiting, in seconds; None for no limit.
+        patience_s: How long a client may keep the server waiting, in seconds.
     """
 
     class Handler(BaseHTTPRequestHandler):

@@ -263,11 +263,8 @@ def _why(job: Job, share: Share) -> str:
         return record.refusal.why
     if share.waits:
         return f"there is no room for {job.minimum} pods, the minimum"
-    return next((f"{pod.name} cannot start: {pod.problem}" for pod in _in_order(share.kept) if pod.problem), "")
-
-
-def _in_order(pods: Sequence[Pod]) -> list[Pod]:
-    return sorted(pods, key=lambda pod: pod.index)
+    first = min((pod for pod in share.kept if pod.problem), key=lambda pod: pod.index, default=None)
+    return "" if first is None else f"{first.name} cannot start: {first.problem}"
 
 
 def _reason(job: Job, share: Share) -> str:
