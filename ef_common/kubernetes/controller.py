@@ -169,12 +169,15 @@ class Controller:
     # ------------------------------------------------------------ look, decide, act
 
     def _look(self) -> None:
-        things = {reading.key_of(one): one for one in self._copies[kinds.JOBS].objects()}
+        found = self._copies[kinds.JOBS].objects()
+        things = {reading.key_of(one): one for one in found if not one["metadata"].get("deletionTimestamp")}
         now = time.time()
         self._forget_all_but(things.values(), now)
-        jobs = self._read(things)
-        nodes = reading.nodes_of(self._copies[kinds.NODES].objects(), self._others(things))
-        decisions = decide(list(jobs.values()), nodes, now, policy=self._policy)
+        pods, others = self._sorted_pods(things)
+        self._ask(pods)
+        nodes = self._copies[kinds.NODES].objects()
+        jobs = self._read(things, pods, nodes)
+        decisions = decide(list(jobs.values()), reading.nodes_of(nodes, others), now, policy=self._policy)
         self._metrics.decided(jobs, decisions)
         failures = 0
         for key in self._order(things, decisions):
@@ -200,19 +203,23 @@ class Controller:
     def _pause_of(self, thing: Json) -> tuple[float, float]:
         return self._pauses.get(_version_of(thing), (0.0, 0.0))
 
-    def _read(self, things: Mapping[str, Json]) -> dict[str, Job]:
+    def _sorted_pods(self, things: Mapping[str, Json]) -> tuple[dict[str, list[Json]], list[Json]]:
+        """The pods of each of these jobs, and those of none of them."""
         pods: dict[str, list[Json]] = {}
+        others: list[Json] = []
         for pod in self._copies[kinds.PODS].objects():
             key = reading.job_key_of(pod)
-            if key in things and reading.belongs(pod, things[key]):
-                pods.setdefault(key, []).append(pod)
-        nodes = self._copies[kinds.NODES].objects()
+            is_ours = key in things and reading.belongs(pod, things[key])
+            (pods.setdefault(key, []) if is_ours else others).append(pod)
+        return pods, others
+
+    def _read(
+        self, things: Mapping[str, Json], pods: Mapping[str, list[Json]], nodes: Collection[Json]
+    ) -> dict[str, Job]:
         priorities = self._priorities()
-        self._ask(pods)
         jobs = {
             key: reading.job_of(thing, pods.get(key, ()), nodes, priorities=priorities, report=self._reports.of(key))
             for key, thing in things.items()
-            if not thing["metadata"].get("deletionTimestamp")
         }
         for key, job in jobs.items():
             if refusal := self._refusals.get(_version_of(things[key])):
@@ -233,16 +240,6 @@ class Controller:
             self._asks_since = time.time()
         doors = {key: [door for pod in found if (door := reading.door_of(pod))] for key, found in pods.items()}
         self._reports.follow(doors)
-
-    def _others(self, things: Mapping[str, Json]) -> list[Json]:
-        """Pods that are those of no job, or of one that is being deleted."""
-        return [
-            pod
-            for pod in self._copies[kinds.PODS].objects()
-            if (key := reading.job_key_of(pod)) not in things
-            or not reading.belongs(pod, things[key])
-            or things[key]["metadata"].get("deletionTimestamp")
-        ]
 
     def _priorities(self) -> dict[str, int]:
         classes = self._copies[kinds.CLASSES].objects()

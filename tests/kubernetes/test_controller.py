@@ -312,9 +312,39 @@ def looking(api: MemoryApi) -> Controller:
     """A controller that acts, and looks when it is told to."""
     one = Acting.made(api, Metrics())
     one._lease.keep()
-    for copy in one._copies.values():
-        copy._read_all()
+    read_all(one)
     return one
+
+
+def read_all(controller: Controller) -> None:
+    """Let it know what is there."""
+    for copy in controller._copies.values():
+        copy._read_all()
+
+
+def test_job_that_is_being_deleted_gets_no_pods_and_those_that_it_has_keep_their_room(api: MemoryApi) -> None:
+    api.create(JOBS, job(high=4))
+    controller = looking(api)
+    controller._look()
+    api.run_pods()
+    api.remove(PODS, "here", "a-3")
+    api.change(JOBS, "here", "a", {"metadata": {"deletionTimestamp": "2100-01-01T00:00:00Z"}})
+    api.create(JOBS, job("b", high=2))
+    read_all(controller)
+    controller._look()
+    assert pods(api) == ["a-0", "a-1", "a-2", "b-0"]
+
+
+def test_pods_of_a_job_that_had_the_same_name_are_not_those_of_the_new_one(api: MemoryApi) -> None:
+    api.create(JOBS, job(high=2))
+    controller = looking(api)
+    controller._look()
+    api.run_pods()
+    api.remove(JOBS, "here", "a")
+    api.create(JOBS, job(high=2))
+    read_all(controller)
+    controller._look()
+    assert (pods(api), status(api)["running"]) == (["a-0", "a-1"], 0)
 
 
 def test_job_whose_calls_have_failed_comes_last(api: MemoryApi) -> None:
