@@ -7,7 +7,7 @@ from collections.abc import Callable, Container
 from typing import TYPE_CHECKING
 
 from ef_common.errors import ClusterConflict, ClusterNotFound
-from ef_common.kubernetes import kinds, writing
+from ef_common.kubernetes import kinds, reading, writing
 from ef_common.kubernetes.resource import Json
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Belongings:
 
     def keep(self, thing: Json) -> None:
         """Let the pods of this job have what they need, as its spec is now."""
-        uid, generation = thing["metadata"]["uid"], int(thing["metadata"].get("generation", 0))
+        uid, generation = reading.version_of(thing)
         if self._kept.get(uid) == generation:
             return
         if uid not in self._kept:

@@ -32,6 +32,7 @@ from ef_common.kubernetes.asking import Reports
 from ef_common.kubernetes.belongings import Belongings
 from ef_common.kubernetes.lease import Lease
 from ef_common.kubernetes.metrics import Metrics
+from ef_common.kubernetes.reading import Version
 from ef_common.kubernetes.resource import API_VERSION, CONTROLLER, JOB_LABEL, KIND, Json
 from ef_common.kubernetes.watching import Copy
 
@@ -52,14 +53,6 @@ _CALLS_PER_S, _BURST = 100.0, 200.0
 _PROGRESS_S, _PROGRESS_PER_S = 15.0, 2.0
 """The shortest time between two updates of a training's progress in its status, and the most such updates of all jobs
 together in a second: if there are many jobs, that of each is updated less often."""
-
-
-_Version = tuple[str, int]
-
-
-def _version_of(thing: Json) -> _Version:
-    """Which job this is (uid), and which version of what its user wants."""
-    return thing["metadata"]["uid"], int(thing["metadata"].get("generation", 0))
 
 
 class Controller:
@@ -92,8 +85,8 @@ class Controller:
         holder = f"{socket.gethostname()}-{secrets.token_hex(3)}"
         self._lease = Lease(api, namespace, holder, clock=time.monotonic, wall=time.time, duration_s=lease_s)
         self._renew_s = min(leases.RENEW_S, lease_s / 5)
-        self._pauses: dict[_Version, tuple[float, float]] = {}  # of jobs whose calls fail: how long, and until when
-        self._refusals: dict[_Version, Refusal] = {}  # which may not be on record yet
+        self._pauses: dict[Version, tuple[float, float]] = {}  # of jobs whose calls fail: how long, and until when
+        self._refusals: dict[Version, Refusal] = {}  # which may not be on record yet
         self._limiter = _Limiter(_CALLS_PER_S, _BURST, clock=time.monotonic, sleep=self._stopped.wait)
         self._belongings = Belongings(api, namespace, wait=self._limiter.wait)
         self._told: dict[str, str] = {}
@@ -201,7 +194,7 @@ class Controller:
         return sorted(decisions, key=lambda key: (self._pause_of(things[key])[0], not decisions[key].delete))
 
     def _pause_of(self, thing: Json) -> tuple[float, float]:
-        return self._pauses.get(_version_of(thing), (0.0, 0.0))
+        return self._pauses.get(reading.version_of(thing), (0.0, 0.0))
 
     def _sorted_pods(self, things: Mapping[str, Json]) -> tuple[dict[str, list[Json]], list[Json]]:
         """The pods of each of these jobs, and those of none of them."""
@@ -222,13 +215,13 @@ class Controller:
             for key, thing in things.items()
         }
         for key, job in jobs.items():
-            if refusal := self._refusals.get(_version_of(things[key])):
+            if refusal := self._refusals.get(reading.version_of(things[key])):
                 jobs[key] = replace(job, record=replace(job.record, refusal=refusal))
         return jobs
 
     def _forget_all_but(self, things: Collection[Json], now: float) -> None:
         """Only these jobs are still there. What a changed one says now has neither failed nor been refused yet."""
-        uids, versions = {one["metadata"]["uid"] for one in things}, set(map(_version_of, things))
+        uids, versions = {one["metadata"]["uid"] for one in things}, set(map(reading.version_of, things))
         self._belongings.forget_all_but(uids)
         self._pauses = {version: pause for version, pause in self._pauses.items() if version in versions}
         self._refusals = {version: one for version, one in self._refusals.items() if now < one.until}
@@ -254,7 +247,7 @@ class Controller:
         """
         try:
             self._act(thing, job, decision, now)
-            self._pauses.pop(_version_of(thing), None)
+            self._pauses.pop(reading.version_of(thing), None)
         except ClusterConflict as error:
             logger.debug("%s has changed meanwhile: %s", job.key, error)
             self._wake.set()
@@ -269,7 +262,7 @@ class Controller:
 
     def _pause(self, thing: Json, job: Job, reason: str, why: str, *, is_told: bool = True) -> None:
         pause_s = min(_PAUSES_S[1], 2 * (self._pause_of(thing)[0] or _PAUSES_S[0] / 2))
-        self._pauses[_version_of(thing)] = (pause_s, time.monotonic() + pause_s)
+        self._pauses[reading.version_of(thing)] = (pause_s, time.monotonic() + pause_s)
         logger.warning("%s waits for %.1f s: %s", job.key, pause_s, why)
         if is_told:
             self._tell(thing, reason, why, kind="Warning")
@@ -294,7 +287,7 @@ class Controller:
                 self._create(thing, index)
             except ClusterRefused as error:  # a quota, or a template that is wrong: the next decision knows of it
                 limit = sum(pod.alive and pod.uid not in decision.record.leaving for pod in job.pods) + number
-                self._refusals[_version_of(thing)] = Refusal(limit, time.time() + RETRY_S, str(error))
+                self._refusals[reading.version_of(thing)] = Refusal(limit, time.time() + RETRY_S, str(error))
                 raise
         if decision.delete or decision.create:
             logger.info("%s %s", job.key, decision.why)

@@ -20,6 +20,7 @@ from ef_common.kubernetes.resource import DEFAULT_BACKOFF_LIMIT, INDEX_LABEL, JO
 METRICS_VARIABLE = "ELASTICFLOW_METRICS_PORT"
 """Its name is that of `ef_common.launch.environment`, of which this layer knows nothing."""
 Object = Mapping[str, Any]
+Version = tuple[str, int]
 _ENDED = ("Succeeded", "Failed")
 _MALFORMED = (AttributeError, KeyError, TypeError, ValueError)
 """Templates are not checked before a pod is made of them."""
@@ -41,6 +42,11 @@ def job_key_of(pod: Object) -> str:
     """Of the job to which a pod may belong; "" for none."""
     name = (pod["metadata"].get("labels") or {}).get(JOB_LABEL)
     return f"{pod['metadata']['namespace']}/{name}" if name else ""
+
+
+def version_of(job: Object) -> Version:
+    """Which job this is (uid), and which version of what its user wants."""
+    return job["metadata"]["uid"], int(job["metadata"].get("generation", 0))
 
 
 def belongs(pod: Object, job: Object) -> bool:
