@@ -106,7 +106,7 @@ def pod_of(pod: Object) -> Pod:
         gone_by=seconds(meta["deletionTimestamp"]) if meta.get("deletionTimestamp") else None,
         unschedulable_since=_unschedulable_since(status),
         created=seconds(meta.get("creationTimestamp")),
-        problem="" if ended else _problem_of(status),
+        problem=_problem_of(status),
     )
 
 
