@@ -324,6 +324,8 @@ def test_what_has_become_of_a_lost_pod_is_told_until_as_many_run_as_before() -> 
     assert (again.why, again.lost, again.crashes) == ("", "", 1)
     alone = one(running("a", 1, 2, 0, pods=there), nodes(1), 100.0).record
     assert alone.why == lost.lost  # it is told once, even if nothing replaces it
+    waiting = one(running("a", 1, 2, 0, record=lost), nodes(0), 110.0).record
+    assert (waiting.why, waiting.lost) == ("there is no room for 1 pods, the minimum", lost.lost)
 
 
 def test_pod_that_cannot_start_is_told() -> None:
@@ -382,6 +384,9 @@ def test_pod_that_nobody_ends_is_forgotten() -> None:
     there = (pod(0), pod(1, "dead", gone_by=10.0))
     assert one(job("a", pods=there), nodes(1), 10.0 + LOST_S).delete == ()
     (doom,) = one(job("a", pods=there), nodes(1), 10.0 + LOST_S + 1).delete
+    assert (doom.pod.name, doom.force) == ("a-1", True)
+    over = job("a", pods=there, record=Record(Phase.SUCCEEDED, ended_at=10.0))
+    (doom,) = one(over, nodes(1), 10.0 + LOST_S + 1).delete
     assert (doom.pod.name, doom.force) == ("a-1", True)
 
 
