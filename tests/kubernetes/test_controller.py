@@ -361,6 +361,42 @@ def test_job_whose_calls_have_failed_comes_last(api: MemoryApi) -> None:
     assert controller._order(things, decisions) == ["here/b", "here/c", "here/a"]
 
 
+def test_job_whose_calls_have_failed_is_tried_at_once_when_it_is_changed(
+    api: MemoryApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controllers, "_PAUSES_S", (600.0, 600.0))
+    api.create(JOBS, job(high=1))
+    api.failing["create pods a-0"] = "failed calling webhook"
+    controller = looking(api)
+    controller._look()
+    api.failing.clear()
+    read_all(controller)
+    controller._look()
+    assert pods(api) == []
+    api.change_spec(JOBS, "here", "a", backoffLimit=1)
+    read_all(controller)
+    controller._look()
+    assert pods(api) == ["a-0"]
+
+
+def test_controller_forgets_jobs_that_have_gone(api: MemoryApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controllers, "RETRY_S", 0.0)
+    api.create(JOBS, job(high=1))
+    api.refused["create pods a-0"] = "exceeded quota"
+    controller = looking(api)
+
+    def known() -> list[int]:
+        belongings = controller._belongings._kept
+        return list(map(len, (controller._pauses, controller._refusals, controller._told, belongings)))
+
+    controller._look()
+    assert known() == [1, 1, 1, 1]
+    api.remove(JOBS, "here", "a")
+    read_all(controller)
+    controller._look()
+    assert known() == [0, 0, 0, 0]
+
+
 def test_controller_that_takes_long_for_many_jobs_does_not_hang(api: MemoryApi) -> None:
     for name in ("a", "b", "c"):
         api.create(JOBS, job(name, high=1))
