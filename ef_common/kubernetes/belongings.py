@@ -19,8 +19,8 @@ _NO_BUDGET: Json = {"spec": {"minAvailable": 0}}
 class Belongings:
     """Makes them once, and lets the disruption budget follow the job.
 
-    What has been made is remembered, so that a job that grows costs no calls for it. A controller that is started
-    looks after each job once.
+    What has been made is remembered, so that a job that grows costs no calls for it. A controller that has just
+    started makes these calls for each job once.
 
     Args:
         api: The cluster.
@@ -49,7 +49,7 @@ class Belongings:
         self._kept[uid] = generation
 
     def forget_all_but(self, uids: Container[str]) -> None:
-        """Only these jobs are still there."""
+        """Forget jobs other than these."""
         self._kept = {uid: generation for uid, generation in self._kept.items() if uid in uids}
 
     def _make(self, kind: kinds.Kind, one: Json) -> None:

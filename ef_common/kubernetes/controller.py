@@ -47,7 +47,7 @@ _COALESCE_S = 0.05
 _PAUSE_S = 1.0
 _PAUSES_S = (0.2, 30.0)
 _MAX_FAILURES = 20
-"""After calls for so many jobs have failed, the others wait for the next look: the API server itself is in trouble."""
+"""Once calls for this many jobs have failed, the others wait for the next look: the API server itself is in trouble."""
 _CALLS_PER_S, _BURST = 100.0, 200.0
 """As calls are made one after another, this limit is rarely reached. An API server has limits of its own, too."""
 _PROGRESS_S, _PROGRESS_PER_S = 15.0, 2.0
@@ -98,7 +98,7 @@ class Controller:
         """Act until `stop` is called.
 
         Raises:
-            ThreadFailed: A thread without which it would know or do nothing has failed: it must be started anew.
+            ThreadFailed: A thread that it cannot do without has failed. The controller must be started again.
         """
         for copy in self._copies.values():
             copy.start(on_failure=self._break)
@@ -190,7 +190,7 @@ class Controller:
         self._metrics.looked(time.time())
 
     def _order(self, things: Mapping[str, Json], decisions: Mapping[str, Decision]) -> list[str]:
-        """Jobs that give room come before those that take it; but those whose calls have failed keep nobody waiting."""
+        """Jobs that give room come before those that take it, and last of all those whose calls have failed before."""
         return sorted(decisions, key=lambda key: (self._pause_of(things[key])[0], not decisions[key].delete))
 
     def _pause_of(self, thing: Json) -> tuple[float, float]:
@@ -220,7 +220,7 @@ class Controller:
         return jobs
 
     def _forget_all_but(self, things: Collection[Json], now: float) -> None:
-        """Only these jobs are still there. What a changed one says now has neither failed nor been refused yet."""
+        """Forget jobs other than these, and failures of a job that its user has changed since."""
         uids, versions = {one["metadata"]["uid"] for one in things}, set(map(reading.version_of, things))
         self._belongings.forget_all_but(uids)
         self._pauses = {version: pause for version, pause in self._pauses.items() if version in versions}
@@ -243,7 +243,7 @@ class Controller:
         """Carry out a decision, or tell why that is not possible now, and try it again later.
 
         Raises:
-            ClusterFailed: The trouble may be that of all jobs.
+            ClusterFailed: A call has failed for a reason that may concern all jobs.
         """
         try:
             self._act(thing, job, decision, now)

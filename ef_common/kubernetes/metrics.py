@@ -16,7 +16,7 @@ from ef_common.control.pages import handler_of
 from ef_common.core.cluster import Decision, Job, Phase
 
 ALIVE_S = 60.0
-"""A controller that acts, and has gone on for so long with neither a job nor a look, hangs."""
+"""A controller that acts hangs if it has finished neither a job nor a look for so long."""
 _PATIENCE_S = 5.0
 """How long a client may keep a thread waiting."""
 
@@ -51,7 +51,7 @@ class Metrics:
         self.lives(now)
 
     def lives(self, now: float) -> None:
-        """It goes on."""
+        """It makes progress."""
         with self._lock:
             self._lived_at = now
 
@@ -69,7 +69,7 @@ class Metrics:
             self._gauges["jobs_waiting"] = len(waiting)
 
     def hangs(self, now: float) -> bool:
-        """Whether it acts, and has not gone on for too long."""
+        """Whether it acts, and has made no progress for too long."""
         with self._lock:
             return self._lived_at is not None and now > self._lived_at + ALIVE_S
 
@@ -121,4 +121,4 @@ class Page:
 
 
 class _Server(Crowd, HTTPServer):
-    """Strangers must not keep probes from an answer, or the controller is taken for one that hangs."""
+    """Strangers must not keep probes from an answer, or the controller would be taken for one that hangs."""

@@ -28,7 +28,7 @@ _CANNOT_START = (
     *("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName"),
     *("CreateContainerConfigError", "CreateContainerError", "RunContainerError"),
 )
-"""Reasons for which a container waits, but for those that pass by themselves."""
+"""Reasons why a container waits, without those that pass by themselves."""
 _MAX_MESSAGE = 200
 _KEEPS_AWAY = ("NoSchedule", "NoExecute")
 
@@ -89,7 +89,7 @@ def _of_container(container: Object) -> dict[str, int]:
 
 
 def pod_of(pod: Object) -> Pod:
-    """A worker pod. Whether it has ended is for the container to say that trains: others may run on for ever."""
+    """A worker pod. The container that trains decides whether it has ended: others may run for ever."""
     meta, status = pod["metadata"], pod.get("status") or {}
     phase, over = status.get("phase", "Pending"), _end_of_training(pod)
     ended = phase in _ENDED or over is not None

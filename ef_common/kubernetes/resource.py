@@ -22,7 +22,7 @@ DEFAULT_BACKOFF_LIMIT = 6
 CONTROLLER = "elasticflow-controller"
 """Name of the controller, of its lease, and of what is installed for it."""
 CONTROLLER_LABELS = {"app.kubernetes.io/name": CONTROLLER}
-"""Of the pods of the controller, which may read the metrics of workers."""
+"""Labels of the controller's pods, by which network policies let it read the metrics of workers."""
 
 Json = dict[str, Any]
 
@@ -245,7 +245,7 @@ def _spec() -> Json:
             "networkPolicy": {
                 "type": "boolean",
                 "default": True,
-                "description": "Only pods of the job reach its pods, and the controller their metrics. "
+                "description": "Only pods of the job reach its pods; the controller reaches only their metrics. "
                 "A later change has no effect.",
             },
             "disruptionBudget": {
@@ -324,7 +324,7 @@ def _status() -> Json:
                 "type": "number",
                 "description": "Samples per second of all workers together, lately.",
             },
-            "heardAt": {**text, "description": "When the worker was asked that said so."},
+            "heardAt": {**text, "description": "When the worker that says this was asked."},
             "asked": {**number, "description": "Worker pods for which the training asks, if it chooses its size."},
             "askedAt": text,
             "starts": number,

@@ -1,4 +1,4 @@
-"""A thread of the controller that fails is noticed, and costs strangers and answers that are malformed nothing more."""
+"""Threads of the controller that fail are noticed; neither strangers nor malformed answers make them fail."""
 
 from __future__ import annotations
 

@@ -252,7 +252,7 @@ def _pause_s(record: Record) -> float:
 
 
 def _lost(job: Job, share: Share, now: float) -> str:
-    """What has become of the last pod that was lost, until as many as shall run do."""
+    """What has become of the pod that was lost last; "" once as many pods run as the job shall have."""
     is_made_up_for = sum(pod.running for pod in share.kept) == share.size > 0 and now > job.record.crashed_at
     return "" if is_made_up_for else job.record.lost
 

@@ -54,7 +54,7 @@ class Pod:
         node: Where it is; "" if it is nowhere yet.
         running: The container that trains runs.
         ended: That container has ended by itself.
-        lingers: It has, and others of the pod still run, so the pod keeps its room until it is deleted.
+        lingers: It has, but others of the pod still run, so the pod keeps its room until it is deleted.
         status: Exit status; None if it still runs, or nobody knows.
         gone_by: When it should be gone, if somebody has deleted it.
         unschedulable_since: Since when the scheduler finds no node for it; None if it does, or has not looked.
@@ -114,7 +114,7 @@ class Record:
         crashes: How often pods were lost in a row, each time soon after the one before. Pods that were there together
             are lost together.
         crashed_at: When the last time was.
-        lost: What has become of the pod that was lost last.
+        lost: What has become of the pod that was lost last; "" once as many pods run as the job shall have.
         refusal: That of more pods, or None.
         asked: How many pods the training asks for; 0 if that is not known, or it does not choose its size.
         asked_at: When it has asked for so many.
