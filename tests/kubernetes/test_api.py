@@ -18,6 +18,7 @@ import httpx2
 from ef_common.errors import ClusterAway, ClusterConflict, ClusterFailed, ClusterNotFound, ClusterRefused
 from ef_common.kubernetes.api import Api, _error_of
 from ef_common.kubernetes.kinds import NODES, PODS
+from ef_common.testing.ports import free_ports
 
 NOTHING = json.dumps({"items": [], "metadata": {"resourceVersion": "1"}}).encode()
 
@@ -31,6 +32,18 @@ def asked() -> list[str]:
 def answers() -> dict[str, bytes]:
     """What the server answers, if the path has this in it."""
     return {"watch=true": b""}
+
+
+def connect(port: int, folder: Path) -> Api:
+    context = {"cluster": "c", "user": "u", "namespace": "here"}
+    config = {
+        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
+        "users": [{"name": "u", "user": {}}],
+        "contexts": [{"name": "x", "context": context}],
+        "current-context": "x",
+    }
+    (folder / "kubeconfig").write_text(yaml.safe_dump(config))
+    return Api(str(folder / "kubeconfig"))
 
 
 @pytest.fixture
@@ -50,17 +63,9 @@ def api(asked: list[str], answers: dict[str, bytes], tmp_path: Path) -> Iterator
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Empty)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
-    context = {"cluster": "c", "user": "u", "namespace": "here"}
-    config = {
-        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}],
-        "users": [{"name": "u", "user": {}}],
-        "contexts": [{"name": "x", "context": context}],
-        "current-context": "x",
-    }
-    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
-    connected = Api(str(tmp_path / "kubeconfig"))
+    connected = connect(server.server_port, tmp_path)
     yield connected
     connected.close()
     server.shutdown()
@@ -78,12 +83,14 @@ def test_things_of_all_namespaces_are_listed_and_watched(api: Api, asked: list[s
 @pytest.mark.parametrize(
     ("status", "kind"),
     [
+        (400, ClusterRefused),
         (404, ClusterNotFound),
         (409, ClusterConflict),
         (403, ClusterRefused),
         (422, ClusterRefused),
         (429, ClusterAway),
         (503, ClusterAway),
+        (504, ClusterAway),
         (500, ClusterFailed),
     ],
 )
@@ -126,3 +133,22 @@ def test_watch_that_is_malformed_is_a_failure_of_the_cluster(api: Api, answers: 
 def test_error_that_is_malformed_is_one_all_the_same(api: Api, asked: list[str]) -> None:
     with pytest.raises(ClusterFailed):
         api.delete(PODS, "here", "a")  # which this server does not know
+    assert str(_error_of(httpx2.Response(502, text="<html>"))) == "<html>"
+    assert str(_error_of(httpx2.Response(502, text=""))) == "Bad Gateway"
+
+
+def test_api_server_that_does_not_answer_is_away(tmp_path: Path) -> None:
+    api = connect(free_ports(1)[0], tmp_path)
+    with pytest.raises(ClusterAway):
+        api.list(PODS)
+    with pytest.raises(ClusterAway):
+        next(api.watch(PODS, "1", limit_s=1))
+    with pytest.raises(ClusterAway):
+        next(api.log("here", "a", "worker"))
+    api.close()
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_lines_of_a_pod_are_those_of_a_container(api: Api, answers: dict[str, bytes], follow: bool) -> None:
+    answers["/pods/a/log?container=worker"] = b"begins\nends\n"
+    assert list(api.log("here", "a", "worker", follow=follow)) == ["begins", "ends"]
