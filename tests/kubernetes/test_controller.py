@@ -11,10 +11,10 @@ from urllib.error import HTTPError
 
 import pytest
 
-from ef_common.core.cluster import Decision, Policy, Record
+from ef_common.core.cluster import Decision, Doom, Policy, Record
 from ef_common.core.cluster.state import LEFT
 from ef_common.errors import ClusterNotFound
-from ef_common.kubernetes import asking
+from ef_common.kubernetes import asking, reading
 from ef_common.kubernetes import controller as controllers
 from ef_common.kubernetes.controller import Controller
 from ef_common.kubernetes.kinds import BUDGETS, EVENTS, JOBS, LEASES, NODES, PODS, POLICIES, SECRETS, SERVICES
@@ -359,6 +359,9 @@ def test_job_whose_calls_have_failed_comes_last(api: MemoryApi) -> None:
     things = {f"here/{name}": api.get(JOBS, "here", name) for name in ("a", "b", "c")}
     decisions = {key: Decision(Record()) for key in things}
     assert controller._order(things, decisions) == ["here/b", "here/c", "here/a"]
+    gives = Decision(Record(), delete=(Doom(reading.pod_of(api.get(PODS, "here", "c-0")), "shrinks"),))
+    decisions |= {"here/a": gives, "here/c": gives}
+    assert controller._order(things, decisions) == ["here/c", "here/b", "here/a"]
 
 
 def test_job_whose_calls_have_failed_is_tried_at_once_when_it_is_changed(
@@ -418,9 +421,11 @@ def test_api_server_in_trouble_is_left_alone_for_a_while(
     if trouble == "away":
         api.down = True
     api.failing = {f"replace elasticjobs {name}": "etcdserver: request timed out" for name in names}
-    before = api.num_failed
+    before, told = api.num_failed, list[str]()
+    monkeypatch.setattr(controller, "_tell", lambda thing, reason, message, **_: told.append(message))
     controller._look()
     assert api.num_failed - before == most
+    assert len(told) == (0 if trouble == "away" else most)  # an event could not be written, either
     controller._look()
     assert len(controller._pauses) == 2 * most  # others have had their turn
     api.down, api.failing = False, {}
