@@ -400,6 +400,20 @@ def test_controller_forgets_jobs_that_have_gone(api: MemoryApi, monkeypatch: pyt
     assert known() == [0, 0, 0, 0]
 
 
+def test_job_that_is_over_needs_nothing_any_more(api: MemoryApi) -> None:
+    api.create(JOBS, job(high=1))
+    controller = looking(api)
+    controller._look()
+    api.run_pods(0)
+    api.remove(SERVICES, "here", own_name(api))
+    controller._belongings.forget_all_but(())
+    read_all(controller)
+    controller._look()
+    assert (status(api)["phase"], pods(api)) == ("Succeeded", ["a-0"])
+    with pytest.raises(ClusterNotFound):
+        api.get(SERVICES, "here", own_name(api))
+
+
 def test_controller_that_takes_long_for_many_jobs_does_not_hang(api: MemoryApi) -> None:
     for name in ("a", "b", "c"):
         api.create(JOBS, job(name, high=1))

@@ -81,10 +81,17 @@ def lease(api: MemoryApi) -> tuple[Lease, list[float]]:
     return Lease(api, "system", "one", clock=lambda: now[0], wall=lambda: 1e9), now  # type: ignore[arg-type]
 
 
-def test_lease_without_a_holder_or_anything_else_is_free(lease: tuple[Lease, list[float]], api: MemoryApi) -> None:
-    api.create(LEASES, {"metadata": {"name": CONTROLLER, "namespace": "system"}})
+@pytest.mark.parametrize("held", [{}, {"spec": None}, {"spec": {"leaseTransitions": None}}], ids=str)
+def test_lease_without_a_holder_or_anything_else_is_free(
+    lease: tuple[Lease, list[float]], api: MemoryApi, held: dict[str, Any]
+) -> None:
+    api.create(LEASES, {"metadata": {"name": CONTROLLER, "namespace": "system"}, **held})
     assert lease[0].keep()
-    assert api.get(LEASES, "system", CONTROLLER)["spec"]["holderIdentity"] == "one"
+    taken = api.get(LEASES, "system", CONTROLLER)
+    assert taken["spec"]["holderIdentity"] == "one"
+    api.replace(LEASES, {"metadata": taken["metadata"], **held})
+    lease[0].give_up()
+    assert not lease[0].is_mine
 
 
 def test_lease_that_cannot_be_renewed_for_whatever_reason_is_held_for_a_while(
