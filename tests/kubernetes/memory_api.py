@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ef_common.errors import ClusterAway, ClusterConflict, ClusterFailed, ClusterNotFound, ClusterRefused
-from ef_common.kubernetes.kinds import Kind
+from ef_common.kubernetes.kinds import PODS, Kind
 from ef_common.kubernetes.resource import Json
 
 _Name = tuple[str, str, str]
@@ -154,7 +154,7 @@ class MemoryApi:
 
     def change_status(self, pod: str, status: Json) -> None:
         """A kubelet says this of a pod here."""
-        self.change(Kind("v1", "Pod", "pods"), self.namespace, pod, {"status": status})
+        self.change(PODS, self.namespace, pod, {"status": status})
 
     def run_pods(self, status: int | None = None) -> None:
         """All pods run; or have ended with this status."""
@@ -170,9 +170,8 @@ class MemoryApi:
         with self._lock:
             ((_, namespace, _), pod), *_ = [one for one in self._objects.items() if one[0][::2] == ("pods", name)]
             containers = [{"name": pod["spec"]["containers"][0]["name"], "state": state}]
-            kind = Kind("v1", "Pod", "pods")
-            self.change(kind, namespace, name, {"spec": {"nodeName": "n1"}})
-            self.change(kind, namespace, name, {"status": {"phase": phase, "containerStatuses": containers}})
+            self.change(PODS, namespace, name, {"spec": {"nodeName": "n1"}})
+            self.change(PODS, namespace, name, {"status": {"phase": phase, "containerStatuses": containers}})
 
     # ---------------------------------------------------------------- inside
 
