@@ -43,6 +43,7 @@ class Steps:
         self.session.completed_in = View(1, tuple(Member(name, name, "") for name in names))
 
     def _gather(self) -> tuple[list[Any], View]:
+        assert not self.session.entering  # nobody else would answer
         self.num_gathers += self.turns.layout is not None
         return gathered(self.lengths, self.turns, self.session.completed_in, bad=self.bad)
 
