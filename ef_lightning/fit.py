@@ -435,7 +435,7 @@ class Fit:
         # Batches of all loaders weigh the same, because one of them may be short in one loader and not in another.
         return WalkReading(
             joint.several.iterables,
-            WalkedLoaders(joint),
+            WalkedLoaders(joint, self._strategy.host.get("utilities.combined_loader", "CombinedLoader")),
             batch_size=sum(loader.batch_size or 1 for loader in joint.loaders),
             num_samples=lambda batch: None,
             elastic=self._worker.elastic,

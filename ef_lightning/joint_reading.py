@@ -118,24 +118,35 @@ class JointReading:
         return -(-length // _num_batches(loader)) if self._joint.mode == "max_size_cycle" else 1
 
 
-class _JointPlanned:
-    """Reads a batch of each loader, or none of those for which the plan says None."""
+class SharedInit:
+    """The worker_init_fn of several readers.
 
-    def __init__(self, loaders: list[DataLoader[Any]], unflatten: Callable[[list[Any]], Any]) -> None:
-        self._each = [planned_for(loader) for loader in loaders]
-        self._unflatten = unflatten
-        self._items: Iterator[list[Any]] = iter(())
+    Args:
+        each: The readers, one of each loader.
+    """
+
+    def __init__(self, each: list[Any]) -> None:
+        self._each = each
 
     @property
     def worker_init_fn(self) -> Any:
         """The loaders' worker_init_fn; None if a loader has none."""
-        functions = [planned.worker_init_fn for planned in self._each]
+        functions = [reader.worker_init_fn for reader in self._each]
         return functions if all(functions) else None
 
     @worker_init_fn.setter
     def worker_init_fn(self, value: Any) -> None:
-        for planned in self._each:
-            planned.worker_init_fn = planned.worker_init_fn or value
+        for reader in self._each:
+            reader.worker_init_fn = reader.worker_init_fn or value
+
+
+class _JointPlanned(SharedInit):
+    """Reads a batch of each loader, or none of those for which the plan says None."""
+
+    def __init__(self, loaders: list[DataLoader[Any]], unflatten: Callable[[list[Any]], Any]) -> None:
+        super().__init__([planned_for(loader) for loader in loaders])
+        self._unflatten = unflatten
+        self._items: Iterator[list[Any]] = iter(())
 
     def begin(self) -> None:
         for planned in self._each:

@@ -6,32 +6,32 @@ A position of the epoch is one batch of each, as with other training loaders.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
+from itertools import count
 from typing import Any
 
 from ef_common.data.torch_walk import WalkedLoader
-from ef_lightning.joint_reading import JointLoader
+from ef_lightning.joint_reading import JointLoader, SharedInit
 
 logger = logging.getLogger(__name__)
 
-_END: Any = object()
 
-
-class WalkedLoaders:
-    """Makes the passes over several loaders, in which their batches are combined as Lightning does it.
+class WalkedLoaders(SharedInit):
+    """Makes the passes over several loaders, in which Lightning combines their batches.
 
     Args:
         joint: The user's loaders.
+        combine: Lightning's CombinedLoader.
     """
 
-    def __init__(self, joint: JointLoader) -> None:
-        self._each = [WalkedLoader(loader) for loader in joint.loaders]
-        self._mode, self._unflatten = joint.mode, joint.unflatten
+    def __init__(self, joint: JointLoader, combine: Callable[..., Any]) -> None:
+        super().__init__([WalkedLoader(loader) for loader in joint.loaders])
+        self._mode, self._unflatten, self._combine = joint.mode, joint.unflatten, combine
 
     @property
     def seed(self) -> int:
         """Seed of the random numbers in the loaders."""
-        return self._each[0].seed
+        return int(self._each[0].seed)
 
     @seed.setter
     def seed(self, value: int) -> None:
@@ -43,64 +43,32 @@ class WalkedLoaders:
         """Whether a pass leaves nothing behind in this process that the next one could depend on."""
         return all(walked.is_independent for walked in self._each)
 
-    @property
-    def worker_init_fn(self) -> Any:
-        """The loaders' worker_init_fn; None if a loader has none."""
-        functions = [walked.worker_init_fn for walked in self._each]
-        return functions if all(functions) else None
-
-    @worker_init_fn.setter
-    def worker_init_fn(self, value: Any) -> None:
-        for walked in self._each:
-            walked.worker_init_fn = walked.worker_init_fn or value
-
     def batches(self, number: int) -> Iterator[Any]:
         """The combined batches of a pass, which may contain several passes over a shorter loader."""
         passes = [_Passes(walked, number, index) for index, walked in enumerate(self._each)]
         try:
-            while (found := self._next(passes)) is not None:
-                yield self._unflatten(found)
+            yield from (self._unflatten(batches) for batches, *_ in self._combine(passes, self._mode))
         finally:
             for one in passes:
                 one.close()
 
-    def _next(self, passes: list[_Passes]) -> list[Any] | None:
-        """A batch of each; None for a loader that has no more, or instead of all if the epoch is over."""
-        found = []
-        for one in passes:
-            batch = one.next()
-            if batch is _END and (self._mode == "min_size" or all(each.has_ended for each in passes)):
-                return None
-            if batch is _END and self._mode == "max_size_cycle":
-                batch = one.again()
-                if batch is _END:
-                    return None  # it has no batch at all
-            found.append(None if batch is _END else batch)
-        return found
-
 
 class _Passes:
-    """The passes over one of the loaders in an epoch."""
+    """A loader in an epoch. Each iterator over it is another pass."""
 
     def __init__(self, walked: WalkedLoader, number: int, index: int) -> None:
         self._walked, self._number, self._index = walked, number, index
-        self._turn = 0
-        self._batches = walked.batches(number, index, 0)
-        self.has_ended = False
+        self._turns = count()
+        self._newest: Generator[Any, None, None] | None = None
 
-    def next(self) -> Any:
-        batch = next(self._batches, _END)
-        self.has_ended = self.has_ended or batch is _END
-        return batch
-
-    def again(self) -> Any:
-        """The first batch of another pass."""
-        self._turn += 1
-        self._batches = self._walked.batches(self._number, self._index, self._turn)
-        return next(self._batches, _END)
+    def __iter__(self) -> Iterator[Any]:
+        self._newest = self._walked.batches(self._number, self._index, next(self._turns))
+        return self._newest
 
     def close(self) -> None:
-        self._batches.close()
+        """End the newest pass."""
+        if self._newest is not None:
+            self._newest.close()
 
 
 def tell_cost_of_several() -> None:

@@ -1,8 +1,8 @@
 """What is left of a training, by the limits of its Trainer.
 
-`max_epochs` limits samples, unless `limit_train_batches` is a number: then an epoch has so many steps in each world.
-`max_steps` limits updates, or, with schedules that follow the samples, the samples of as many updates as the Trainer
-shows for the current world. A stream that ends earlier than a limit says is taken to reach it.
+`max_epochs` limits samples, unless `limit_train_batches` is a number: then that is the number of steps of an epoch in
+each world. `max_steps` limits updates. With schedules that follow the samples, it limits the samples of the number of
+updates that the Trainer shows for the current world. A stream is assumed not to end before the limit.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import pytest
 
 from ef_common.collectives.codec import ARRAYS
 from ef_common.core.streams.pieces import OPEN, Piece
+from ef_common.core.streams.stream import Held, Stream
 from ef_common.core.view import Member, View
 from ef_common.data.stream_coverage import StreamCoverage
 from ef_common.data.stream_turns import StreamTurns
@@ -120,6 +121,19 @@ def test_positions_that_a_worker_could_not_read_are_told_and_all_others_evaluate
     ]
     read = sum(stop - start for spans in record["shares"].values() for start, stop in spans)
     assert read == sum(LENGTHS) - len(left_out)
+
+
+def test_what_could_not_be_read_behind_the_end_of_a_shard_is_no_position() -> None:
+    run = Pass(bad={"b": {(0, 12)}})
+    cut = {"a": Held(((Piece(0, 0, 12),),)), "b": Held(((Piece(0, 12, 16),),))}
+    run.turns.begin(run.turns.plan, Stream(1, 1, cut))
+    run.read()
+
+    run.coverage.exchange("a")
+    (record,) = run.records
+    assert run.faults
+    assert record["length"] == LENGTHS[0]
+    assert "skipped_positions" not in record
 
 
 def test_pass_that_was_limited_deals_nothing_again() -> None:

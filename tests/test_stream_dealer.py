@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pytest
@@ -20,14 +21,15 @@ from tests.core.streams import plan_of
 LENGTHS = [6, 0, 11, 3]
 
 
-def dealing(**settings: Any) -> tuple[StreamDealer, Dealer, Plan]:
-    """A worker alone that deals a stream, and the plan of its epoch."""
+def dealing(
+    lengths: Sequence[int] = LENGTHS, bad: Collection[tuple[int, int]] = (), **settings: Any
+) -> tuple[StreamDealer, Dealer, Plan]:
+    """A worker alone that deals a stream of which it cannot read some samples, and the plan of its epoch."""
     session = Session(SOLO.members[0], channel=None, groups=None)  # type: ignore[arg-type]
     dealer = Dealer(session, log=EventLog(None, "solo"), batch_size=4)
-    turns = StreamTurns(
-        session, reader=LaneReader(LENGTHS), gather=lambda mine: ([mine | {"faults": []}], session.completed_in)
-    )
-    return StreamDealer(dealer, session, turns), dealer, plan_of(len(LENGTHS), **settings)
+    reader = LaneReader(lengths, bad)
+    turns = StreamTurns(session, reader=reader, gather=lambda mine: ([mine], session.completed_in))
+    return StreamDealer(dealer, session, turns), dealer, plan_of(len(lengths), **settings)
 
 
 def read(dealer: StreamDealer, num_steps: int | None = None, *, commits: bool = True) -> list[tuple[int, int]]:
@@ -96,15 +98,28 @@ def test_newcomer_has_as_many_lanes_as_the_others() -> None:
     assert read(newcomer) == read(member)
 
 
-def test_ends_that_nobody_reports_are_recorded_once() -> None:
-    found, dealer, plan = dealing(length=lambda shard: LENGTHS[shard])
-    found.begin(0, plan, len(LENGTHS))
+@pytest.mark.parametrize(
+    ("lengths", "bad"),
+    [
+        (LENGTHS, []),
+        (LENGTHS, [(0, 4), (3, 1)]),
+        pytest.param([8], [(0, 4)], id="bad behind the last step"),
+        pytest.param([8], [(0, 0)], id="all bad"),
+        pytest.param([0, 0], [], id="no sample"),
+    ],
+)
+def test_ends_that_nobody_reports_are_recorded_once(
+    lengths: list[int], bad: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, dealer, plan = dealing(lengths, bad, length=lambda shard: lengths[shard])
+    found.begin(0, plan, len(lengths))
     ends: list[tuple[int, int]] = []
+    monkeypatch.setattr(dealer, "end_at", lambda _, told: ends.extend(told.get("ends", [])))
     while found.deal() is not None:
         ends += found.record(dealer.progress, SOLO).get("ends", [])
         dealer.commit(SOLO)
 
-    assert sorted(ends) == list(enumerate(LENGTHS))
+    assert sorted(ends) == list(enumerate(lengths))
 
 
 def test_record_names_the_samples_at_the_positions_of_a_step() -> None:
@@ -149,9 +164,22 @@ def test_what_was_found_after_the_last_step_is_told_with_the_end(monkeypatch: py
     assert told == [(0, {"skipped": [Piece(0, 2, 4)]})]
 
 
-def test_ends_do_not_pile_up_where_nobody_logs_them() -> None:
-    found, _, plan = dealing()
+def test_what_was_found_before_a_commit_is_told_with_that_also_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, dealer, plan = dealing()
     found.begin(0, plan, len(LENGTHS))
-    read(found)
+    found.deal()
+    found.turns.skipped.append(Piece(0, 2, 4))
+    monkeypatch.setattr(found.turns, "deal", lambda: None)
+
+    assert found.deal() is None
+    assert found.record(dealer.progress, SOLO)["skipped"] == [Piece(0, 2, 4)]
+
+
+def test_ends_do_not_pile_up_where_nobody_logs_them() -> None:
+    found, dealer, plan = dealing()
+    found.begin(0, plan, len(LENGTHS))
+    found.deal()
+    found.turns.ends[0] = 6
+    dealer.commit(SOLO)
 
     assert not found.turns.ends

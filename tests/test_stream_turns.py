@@ -43,6 +43,7 @@ class Steps:
         self.session.completed_in = View(1, tuple(Member(name, name, "") for name in names))
 
     def _gather(self) -> tuple[list[Any], View]:
+        assert not self.session.entering  # nobody else would answer
         self.num_gathers += self.turns.layout is not None
         return gathered(self.lengths, self.turns, self.session.completed_in, bad=self.bad)
 
@@ -137,6 +138,13 @@ def test_members_have_the_lanes_of_the_one_that_has_most_data_workers() -> None:
     assert (steps.turns.plan.num_lanes, steps.turns.plan.ahead) == (3, 8)
 
 
+def test_nothing_is_read_before_members_have_agreed_on_their_lanes() -> None:
+    steps = Steps(2, stream=Stream(1, 1, {"a": Held(((Piece(0, 0, OPEN),),))}))
+    assert not steps.turns.finds()
+    steps.turns._agree()
+    assert steps.turns.finds()
+
+
 def test_what_was_in_lanes_that_are_no_more_is_left() -> None:
     pieces = (Piece(0, 4, OPEN), Piece(1, 0, OPEN))
     steps = Steps(9, 9, stream=Stream(2, 2, {"a": Held(((pieces[0],), (pieces[1],)), 1)}))
@@ -195,6 +203,7 @@ def test_samples_behind_the_length_of_a_shard_are_told() -> None:
     steps.turns._agree()
     steps.turns._gather = lambda mine: (told, steps.session.completed_in)
     steps.deal()
+    steps.turns._exchange()  # may repeat what was told
 
     assert steps.faults == [Piece(0, 4, OPEN)]
     assert steps.turns.told() == {"ends": [(0, 4)]}

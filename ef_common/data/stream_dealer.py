@@ -77,7 +77,7 @@ class StreamDealer:
         parts = self.turns.deal()
         if parts is None:
             progress = self._dealer.progress
-            self._dealer.end_at(progress.cursor, {} if progress.uncommitted else self.turns.told())
+            self._dealer.end_at(progress.cursor, {} if progress.uncommitted else self._told())
             return None
         window = self._dealer.deal_counts(tuple(parts), streams.counts(parts))
         self._dealer.progress = self._with_length(self._dealer.progress)
@@ -121,8 +121,11 @@ class StreamDealer:
                 for shard, start, stop in dealt[member]:
                     parts.append((position, shard, start, stop))
                     position += stop - start
+        return {"parts": parts, **self._told()}
+
+    def _told(self) -> dict[str, Any]:
         self._find_known_ends()
-        return {"parts": parts, **self.turns.told()}
+        return self.turns.told()
 
     def _find_known_ends(self) -> None:
         """Shards whose length is known end without being reported; those without a sample are not even dealt."""

@@ -61,8 +61,8 @@ class StreamTurns:
         stream: How far it is.
         certain: All members know the ends in the next batches of all.
         layout: The lanes on which all members have agreed; None before they have.
-        ends: The ends that were exchanged since this was emptied, also where nobody knows how far a fault reaches.
-        skipped: What faults have left out since this was emptied, of pieces that ended where others begin.
+        ends: The ends that were exchanged since the last `told`. A fault in a piece without a known end is one of them.
+        skipped: What faults have left out since the last `told` of pieces whose ends are known.
         on_fault: Called in all workers with what a worker could not read, and why.
     """
 
@@ -175,16 +175,14 @@ class StreamTurns:
 
     def _agree(self) -> None:
         """All members take as many lanes as the one that has the most, and read as far ahead as any."""
-        self._session.entering = False
-        everybody, _ = self._gather({"num_lanes": self.plan.num_lanes, "ahead": self.plan.ahead})
+        everybody, _ = self._meet({"num_lanes": self.plan.num_lanes, "ahead": self.plan.ahead})
         layout = Layout(*(max(int(wish[name]) for wish in everybody) for name in Layout._fields))
         self.begin(self.plan, streams.with_lanes(self.stream, layout.num_lanes), layout=layout)
 
     def _exchange(self) -> bool:
         found = self._read()
         mine = {"ends": sorted(found.ends.items()), "faults": [list(fault) for fault in found.faults]}
-        self._session.entering = False  # a newcomer has read its first batch, and meets the others here
-        everybody, view = self._gather(mine)
+        everybody, view = self._meet(mine)
         of_members = dict(zip(view.ids, map(_found, everybody), strict=True))
         for member, of_member in of_members.items():
             for shard, end in of_member.ends.items():
@@ -194,6 +192,10 @@ class StreamTurns:
         self.stream, agreed = streams.settle(self.stream, self.plan, of_members)
         return agreed
 
+    def _meet(self, mine: Any) -> tuple[list[Any], View]:
+        self._session.entering = False  # a newcomer has prepared its first step as far as it could alone
+        return self._gather(mine)
+
     def _note_end(self, shard: int, end: int) -> None:
         self.ends[shard] = min(end, self.ends.get(shard, end))
 
@@ -201,7 +203,7 @@ class StreamTurns:
         rest = streams.behind(self.stream, member, shard, offset)
         if rest is None:
             if offset != self.plan.length(shard) or shard in self.ends:
-                return  # known already, as batches may be exchanged twice, or behind a cut, and so another's to find
+                return  # it is known, as a batch may be exchanged twice; or behind a cut, where another worker finds it
             rest = Piece(shard, offset, OPEN)  # it has more samples than its length
         if rest.stop == OPEN:
             self._note_end(shard, offset)

@@ -31,7 +31,7 @@ def gathered(
 ) -> tuple[list[Any], View]:
     """What the members of a view report of their next batches, in which they find the ends and faults that there are.
 
-    Before that, they agree on their lanes, of which they want as many.
+    Before that, they agree on their lanes; all of them want the same number.
 
     Args:
         lengths: Of the shards.

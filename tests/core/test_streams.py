@@ -191,6 +191,16 @@ def test_ends_of_a_member_that_is_lost_in_their_exchange_are_found_again() -> No
     assert set(stream.held) == {"b"}
 
 
+def test_an_exchange_in_which_nobody_has_found_anything_leaves_the_stream_as_it_is() -> None:
+    plan = plan_of(9)
+    before = streams.admit(Stream(9), plan, AB)
+
+    after, agreed = streams.settle(before, plan, {"a": Found(), "b": Found()})
+
+    assert agreed
+    assert after is before
+
+
 def test_a_batch_behind_an_end_that_another_member_has_found_is_read_again() -> None:
     plan = plan_of(1)
     held = {"a": Held(((Piece(0, 0, 8),),)), "b": Held(((Piece(0, 8, OPEN),),))}

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from ef_common.data import torch_walk
 from ef_common.errors import UnsupportedError, UsageError
 from ef_lightning import strategy_for
 from ef_lightning.joint_reading import LENGTHS, JointLoader
@@ -27,7 +28,7 @@ pytestmark = [
 
 
 class Numbers(IterableDataset[Any]):
-    """So many samples, which know how often the stream has been begun."""
+    """A stream of this length, whose samples contain how often it has been begun."""
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -49,10 +50,10 @@ class Rows(IterableDataset[Any]):
 
 
 def combined(*lengths: int, mode: str) -> list[list[Any]]:
-    """The combined batches of a pass over streams of so many samples."""
+    """The combined batches of a pass over streams of these lengths."""
     loaders = [DataLoader(Numbers(length), 2) for length in lengths]
     given: Any = JointLoader(pl.utilities.CombinedLoader(loaders, mode), mode=mode, unflatten=list)
-    found = list(islice(WalkedLoaders(given).batches(0), 50))
+    found = list(islice(WalkedLoaders(given, pl.utilities.CombinedLoader).batches(0), 50))
     return [[None if part is None else part[:, 0].tolist() for part in parts] for parts in found]
 
 
@@ -88,7 +89,7 @@ def test_passes_of_loaders_draw_numbers_of_their_own() -> None:
         given: Any = JointLoader(
             pl.utilities.CombinedLoader(loaders, "max_size_cycle"), mode="max_size_cycle", unflatten=list
         )
-        walked = WalkedLoaders(given)
+        walked = WalkedLoaders(given, pl.utilities.CombinedLoader)
         walked.seed = seed
         return [[part.tolist() for part in parts] for parts in walked.batches(0)]
 
@@ -96,6 +97,16 @@ def test_passes_of_loaders_draw_numbers_of_their_own() -> None:
     orders = [tuple(parts[index]) for parts in found for index in range(2)]
     assert len(orders) == len(set(orders)) == 6
     assert found == passes(1) != passes(2)
+
+
+def test_data_workers_of_all_loaders_end_with_the_error_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[Any] = []
+    monkeypatch.setattr(torch_walk.processes, "shut_down", ended.append)
+    combined = pl.utilities.CombinedLoader([DataLoader(Numbers(9), 2), DataLoader([None])], "min_size")
+    given: Any = JointLoader(combined, mode="min_size", unflatten=list)
+    with pytest.raises(TypeError, match="NoneType") as raised:
+        next(WalkedLoaders(given, pl.utilities.CombinedLoader).batches(0))
+    assert len(ended) == 2, raised  # which keeps the frames of the pass
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,8 @@ def settle(stream: Stream, plan: Plan, found: Mapping[str, Found]) -> tuple[Stre
         has found an earlier end of its shard. It must then be read again, which may show further ends.
     """
     stream = _with_members(stream, plan, tuple(found))
+    if not any(map(any, found.values())):
+        return stream, True
     ends: dict[int, int] = {}
     for of_member in found.values():
         for shard, end in of_member.ends.items():
@@ -142,7 +144,7 @@ def settle(stream: Stream, plan: Plan, found: Mapping[str, Found]) -> tuple[Stre
         if found[member].faults or _touches(held.lanes, ends)
     }
     read = {member: upcoming(stream, plan, member, found[member]) for member in touched}
-    stream = _ended(stream, touched, Found(ends)) if ends or touched else stream
+    stream = _ended(stream, touched, Found(ends))
     return stream, all(upcoming(stream, plan, member) == parts for member, parts in read.items())
 
 

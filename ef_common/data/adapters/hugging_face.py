@@ -121,7 +121,8 @@ def _names(dataset: Any) -> list[str]:
     if len(names) != number:  # its sources are not its shards
         names = [digest(names)] * number
     states = [repr(generator.bit_generator.state) for generator in _generators(dataset)]
-    return [f"{name} (shuffled, {digest(states)})" for name in names] if states else names
+    order = f" (shuffled, {digest(states)})" if states else ""
+    return [name + order for name in names]
 
 
 def _names_of(part: Any) -> list[str]:

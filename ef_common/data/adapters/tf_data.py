@@ -1,4 +1,4 @@
-"""Files that a pipeline of `tf.data` reads: a function makes a dataset of the name of a file, as for `interleave`."""
+"""Files that a pipeline of `tf.data` reads: as for `interleave`, a function makes a dataset from the name of a file."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ef_common.errors import UsageError
 class TFDataFiles:
     """A stream of the elements of `tf.data` datasets, one of each file; a file is a shard.
 
-    The function that you give to `interleave` is the one that is wanted here. Elements are samples, as NumPy arrays:
-    leave out `batch`, `repeat` and `shuffle`, of which ElasticFlow takes care.
+    It takes the function that you would pass to `interleave`. The elements are the samples, as NumPy arrays: leave out
+    `batch`, `repeat` and `shuffle`, because ElasticFlow does that.
 
     Args:
         urls: Paths or URLs of the files, or patterns of them (`*`), which TensorFlow can open.
-        dataset: Makes the dataset of a file of its name.
+        dataset: Makes the dataset of a file from the file's name.
 
     Example:
         >>> from elasticflow.streams import TFDataFiles
@@ -34,7 +34,7 @@ class TFDataFiles:
         return self._urls
 
     def open(self, shard: str, offset: int) -> Iterator[Any]:
-        """Samples of a file from this one on; those before run through the pipeline, too.
+        """Samples of a file from this one on. Those before it run through the pipeline, too.
 
         Raises:
             UsageError: The function has returned something else, or a dataset without an end.
@@ -42,12 +42,12 @@ class TFDataFiles:
         return iter(self._opened(shard).skip(offset).as_numpy_iterator())
 
     def _opened(self, shard: str) -> Any:
-        import tensorflow as tf  # takes seconds, and whoever has made a dataset has it
+        import tensorflow as tf  # takes seconds, and a program that makes such datasets has imported it
 
         made = self._dataset(shard)
         if not isinstance(made, tf.data.Dataset):
             raise UsageError(
-                "expected a function that makes a tf.data.Dataset of the name of a file. "
+                "expected a function that makes a tf.data.Dataset from the name of a file. "
                 f"Received: {type(made).__name__} for {shard}"
             )
         if int(made.cardinality()) == tf.data.INFINITE_CARDINALITY:
