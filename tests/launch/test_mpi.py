@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from ef_common.cli import main
 from ef_common.errors import UsageError
-from ef_common.launch import mpi, mpirun, pmi
+from ef_common.launch import mpi, mpirun, pmi, run
 from ef_common.launch.mpi import MPICH, OPEN_MPI, Hosts, Rank, rank_in
 from tests.waiting import poll_until
 
@@ -229,6 +229,20 @@ def test_what_ranks_say_is_passed_on_without_their_statuses(
     mpirun.tell_status(3, 1, os.environ)
     mpirun.tell_status(3, 1, {"ELASTICFLOW_RANK_STATUS": "1"})
     assert capfd.readouterr().err == "elasticflow-rank-status: 1 3\n"
+
+
+@pytest.mark.parametrize(("size", "number"), [("1", 0), ("4", 2)])
+def test_each_rank_says_its_status_also_the_only_one(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], size: str, number: int
+) -> None:
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", str(number))
+    for name in ("SIZE", "LOCAL_SIZE"):
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", size)
+    monkeypatch.setenv("ELASTICFLOW_RANK_STATUS", "1")
+    monkeypatch.setattr(run, "_main", lambda argv: 3)
+    assert run.main([]) == 3
+    assert capfd.readouterr().err == f"elasticflow-rank-status: {number} 3\n"
 
 
 def test_launcher_does_not_wait_for_a_thread_that_has_failed(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
