@@ -252,6 +252,13 @@ def test_launcher_does_not_wait_for_a_thread_that_has_failed(program: Path, monk
     assert mpirun.run([str(program)]) == 9
 
 
+def test_line_with_a_number_that_is_no_status_is_passed_on(program: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    line = f"elasticflow-rank-status: 0 {'9' * 5000}"
+    program.with_name("does").write_text(f"echo '{line}' >&2; echo 'elasticflow-rank-status: 0 0' >&2\n")
+    assert mpirun.run([str(program)]) == 0
+    assert capfd.readouterr().err == f"{line}\n"
+
+
 def test_line_without_an_end_is_passed_on(
     program: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -424,6 +424,17 @@ def test_handler_at_whose_endpoint_another_job_is_led_says_so_and_ends(capfd, ho
         assert handler.shutdown()
 
 
+@pytest.mark.parametrize("name", ["x" * 129, "two\nlines"], ids=["long", "lines"])
+def test_handler_with_a_name_that_cannot_be_told_joins_the_job_at_its_endpoint(name):
+    handler = create_handler(parameters("localhost:0"))
+    try:
+        door = f"localhost:{os.environ['ELASTICFLOW_COORDINATOR'].split(':')[1]}"
+        other = create_handler(parameters(door, run_id=name, is_host="0"))
+        assert other.shutdown()
+    finally:
+        assert handler.shutdown()
+
+
 def test_handler_at_whose_endpoint_is_something_else_says_so_and_ends(capfd):
     with socket.create_server(("127.0.0.1", 0)) as server:
 
