@@ -175,6 +175,7 @@ def test_rank_of_mpich_has_an_exit_status_whatever_ends_it(tmp_path: Path, does:
     ("version", "arguments", "words"),
     [
         ("mpirun (Open MPI) 4.1.4", ("-np", "4", "train.py"), "Received: -np 4 train.py"),
+        ("mpirun (Open MPI) 4.1.4", ("-np", "4", "torchrun", "train.py"), "Received: -np 4 torchrun train.py"),
         ("mpirun (Open MPI) 4.1.4", (), "Received: nothing"),
         ("my own thing", ("elasticflow", "run", "train.py"), "which says: my own thing"),
     ],
