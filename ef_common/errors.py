@@ -14,7 +14,7 @@
     │   ├── Evicted                 the others have continued without this worker
     │   ├── JobFailed               the user's code has raised an exception in another worker, which ends the job
     │   ├── CannotJoin              this newcomer cannot continue from the others' state; they continue without it
-    │   └── AuthenticationError     the token is missing or wrong
+    │   └── AuthenticationError     the token is missing or wrong, or the coordinator is that of another job
     ├── StorageError                a problem with the checkpoint store or its contents
     │   ├── StorageFailed           the store refused, hung, is full or unreachable; trying again may help
     │   │   ├── NotFound            what was requested is not there
@@ -84,7 +84,7 @@ class CannotJoin(MembershipError):
 
 
 class AuthenticationError(MembershipError):
-    """The job token is missing, or differs from the coordinator's."""
+    """The job token is missing, or differs from the coordinator's; or the coordinator is that of another job."""
 
 
 class ClusterFailed(ElasticFlowError):

@@ -51,12 +51,10 @@ def _rest_of_epochs(trainer: Any, dealer: Dealer, *, limit: float, step: int) ->
     num_epochs, progress = trainer.max_epochs, dealer.progress
     if num_epochs is None or num_epochs < 0:
         return None
+    if limit == math.inf:
+        return dealer.samples_of_epochs(int(num_epochs))
     epochs = max(0, int(num_epochs) - 1 - progress.epoch)
-    if limit < math.inf:
-        return float((max(0, limit - progress.steps) + epochs * limit) * step)
-    if progress.length >= ENDLESS:
-        return None
-    return (progress.remaining + epochs * progress.length) * dealer.samples_per_position
+    return float((max(0, limit - progress.steps) + epochs * limit) * step)
 
 
 def _batches_to_last_step(trainer: Any) -> float | None:

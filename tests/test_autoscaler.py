@@ -447,6 +447,9 @@ def test_duration_counts_from_the_first_start(make: Any) -> None:
     later.load_state(old)
     job.train(later)
     assert policy.seen[-1].elapsed_s == pytest.approx(70.0 + EVERY * 0.32)
+    later.load_state({**old, "began": 2e9})  # of a machine whose clock was ahead
+    job.train(later)
+    assert policy.seen[-1].elapsed_s == pytest.approx(70.0 + EVERY * 0.32)
 
 
 # ---------------------------------------------------------------- the batch
@@ -723,6 +726,21 @@ def test_newcomer_and_a_new_start_know_what_was_asked_for(make: Any) -> None:
     other, _, _ = make(start)
     other.load_state(scaler.state())
     assert other.state()["replaced"]["demand"] == [0, 0, 0]  # it counts views anew
+    start.newcomer = True  # which has lost all others, and loads a checkpoint
+    state = scaler.state()
+    other.load_state({**state, "replaced": {**state["replaced"], "demand": [9, 1, 4]}})
+    assert other.state()["replaced"]["demand"] == [0, 0, 0]
+
+
+def test_rank_zero_counts_what_it_asks_for_once(make: Any) -> None:
+    """Although another straggler waits for its turn."""
+    job = Job(4)
+    scaler, _, _ = make(job)
+    job.train(scaler, 5)
+    job.know(stragglers=("w1", "w2"))
+    for _ in range(3):
+        job.wait(scaler, 1.0)
+    assert len(scaler.state()["replaced"]["asked"]) == 1
 
 
 def test_demand_of_before_is_no_replacement_for_a_newcomer(make: Any) -> None:

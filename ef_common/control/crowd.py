@@ -39,28 +39,25 @@ class Crowd(socketserver.ThreadingMixIn):
     request_queue_size = 128  # a client that finds the queue full tries again after a second
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._places = threading.Semaphore(self.most)
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._open: dict[socket.socket, None] = {}  # the oldest first
         super().__init__(*args, **kwargs)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Begin to answer, when there is a place."""
-        if not self._places.acquire(blocking=False):
-            self._end_oldest()
-            self._places.acquire()
-        with self._lock:
+        with self._changed:
+            if len(self._open) >= self.most:
+                self._end_oldest()
+                self._changed.wait_for(lambda: len(self._open) < self.most)
             self._open[request] = None
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
         """The connection is over."""
         super().shutdown_request(request)  # type: ignore[misc]
-        with self._lock:
-            has_place = request in self._open
+        with self._changed:
             self._open.pop(request, None)
-        if has_place:
-            self._places.release()
+            self._changed.notify()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """An answer has failed, or the client has gone."""
@@ -71,8 +68,6 @@ class Crowd(socketserver.ThreadingMixIn):
             logger.error("a request from %s has failed", client_address, exc_info=error)
 
     def _end_oldest(self) -> None:
-        with self._lock:
-            oldest = next(iter(self._open), None)
-        if oldest is not None:
-            with contextlib.suppress(OSError):  # it has just ended
-                oldest.shutdown(socket.SHUT_RDWR)
+        oldest = next(iter(self._open))
+        with contextlib.suppress(OSError):  # it has just ended
+            oldest.shutdown(socket.SHUT_RDWR)

@@ -128,10 +128,9 @@ class Replacements:
         """
         return cls(
             tuple(min(float(at), now) for at in value["asked"])[-MOST_PER_HOUR:],
-            {str(name): Slow(min(float(at), now), frozenset(map(str, ids))) for name, (at, *ids) in _items(value)},
+            {
+                str(name): Slow(min(float(at), now), frozenset(map(str, ids)))
+                for name, (at, *ids) in dict(value["machines"]).items()
+            },
             Demand(*map(int, value["demand"])),
         )
-
-
-def _items(value: Any) -> Any:
-    return dict(value["machines"]).items()

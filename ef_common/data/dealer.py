@@ -353,12 +353,18 @@ class Dealer:
     def _log_end(self, progress: EpochProgress, *, exact: bool, told: Mapping[str, Any] | None = None) -> None:
         self._log.write("epoch_end", epoch=progress.epoch, exact=exact, length=progress.length, **(told or {}))
 
-    def _rest_of_epochs(self) -> Rest | None:
-        num_epochs, progress = self.num_epochs(), self.progress
-        if num_epochs is None or progress.length >= ENDLESS:
+    def samples_of_epochs(self, num_epochs: int) -> float | None:
+        """Samples that are left of so many epochs, if each of them ends with its data; None if nobody knows."""
+        progress = self.progress
+        if progress.length >= ENDLESS:
             return None
         epochs = max(0, num_epochs - 1 - progress.epoch)
-        return Rest((progress.remaining + epochs * progress.length) * self.samples_per_position)
+        return (progress.remaining + epochs * progress.length) * self.samples_per_position
+
+    def _rest_of_epochs(self) -> Rest | None:
+        num_epochs = self.num_epochs()
+        samples = None if num_epochs is None else self.samples_of_epochs(num_epochs)
+        return None if samples is None else Rest(samples)
 
     # ------------------------------------------------------------ state
 

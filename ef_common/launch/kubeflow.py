@@ -15,6 +15,7 @@ from ef_common.launch.nnodes import nodes_of
 from ef_common.launch.rendezvous_options import DEFAULT_PORT
 from ef_common.protocol.addresses import Address, is_loopback, parse_address
 
+POD = "a pod of Kubeflow"
 MASTER_ADDR, NNODES = "PET_MASTER_ADDR", "PET_NNODES"
 _MASTER_PORT, _NODE_RANK, _IN_KUBERNETES = "PET_MASTER_PORT", "PET_NODE_RANK", "KUBERNETES_SERVICE_HOST"
 _OF_TRAINER = re.compile(r"(.+)-node-0-0\.\1")
@@ -32,6 +33,9 @@ class Pod:
 
     addresses: tuple[Address, ...]
     is_first: bool | None
+
+    def __str__(self) -> str:
+        return POD
 
 
 def pod_in(environ: Mapping[str, str]) -> Pod | None:

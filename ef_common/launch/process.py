@@ -38,7 +38,6 @@ from ef_common.launch.notice_sources import AgentEnd, this_agent
 from ef_common.launch.notices import Notices
 from ef_common.launch.provisioning import provisioner_for
 from ef_common.launch.software import software_here
-from ef_common.launch.surroundings import check_alone
 from ef_common.launch.worker_metrics import metrics_page
 from ef_common.session import Session
 from ef_common.session.crash_record import CrashRecord
@@ -160,6 +159,8 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
     plain, horovodrun = is_plain_torchrun(), is_horovodrun()
     alone = is_alone(environment)
     if alone:
+        from ef_common.launch.surroundings import check_alone  # 15 ms, which the workers of a job save
+
         check_alone(os.environ)
     trust = Trust(environment.token, worker=environment.credentials)
     if plain:

@@ -282,7 +282,7 @@ def order(run_dir: Path, num_workers: int, *, num_spares: int = 0) -> Order:
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Nobody else of this machine who asks for the lock of a directory has it meanwhile."""
+    """Hold the lock of a directory. Others on this machine that ask for it wait until it is free."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -25,7 +25,7 @@ _TASKS = {
     "Flux": ("FLUX_JOB_SIZE", "FLUX_TASK_RANK"),
 }
 """Who starts the same command several times: the variables of how often, and of which one this is."""
-_POD, _POD_OF_KUBEFLOW = "a pod of Kubernetes", "a pod of Kubeflow"
+_POD = "a pod of Kubernetes"
 _NUM_DOORS = 5
 """Hosts of a step at which its tasks meet; more than half of them must be there, and each is asked by all."""
 AskForHosts = Callable[[Rank, Mapping[str, str]], Hosts]
@@ -70,30 +70,20 @@ def meeting_in(
             variable is malformed.
     """
     has_token = has_token or bool(environ.get(TOKEN, "").strip())
-    pod = kubeflow.pod_in(environ)
-    if pod is not None:
-        is_host = pod.is_first if len(pod.addresses) == 1 else None
-        return _meeting_at(pod.addresses, place=_POD_OF_KUBEFLOW, has_token=has_token, is_host=is_host)
-    mpi_rank = rank_in(environ)  # before Slurm, which may have started MPI's daemons
-    if mpi_rank is not None:
-        _check_token_of(mpi_rank, has_token)
-        return _meeting_of_ranks(mpi_rank, hosts_of_ranks(mpi_rank, environ))
-    for task in _tasks_in(environ):
-        nodes = environ.get("SLURM_STEP_NODELIST", "") if task.launcher == _STEP else ""
-        if nodes and has_token:
-            doors = ",".join(f"{host}:{_port_in(environ)}" for host in hosts_of(nodes)[:_NUM_DOORS])
-            return Meeting(str(task), doors, num_nodes=task.size)
-        by_itself = f", or set {TOKEN} to one secret for all of them, and they meet by themselves" if nodes else ""
-        raise UsageError(
-            f"this is {task}, and each of them would run a training "
-            "of its own. Pass --rdzv-endpoint=HOST:PORT of one of them, or a place that all of them reach: "
-            f"--rdzv-endpoint=file:///shared/folder{by_itself}. With --standalone, each of them trains alone"
-        )
-    tf_task = tf_config.task_in(environ)
-    if tf_task is not None:
-        num_nodes = len(tf_task.addresses)
-        return _meeting_at(tf_task.addresses, place=str(tf_task), has_token=has_token, num_nodes=num_nodes)
-    return None
+    match _one_of_several(environ):
+        case kubeflow.Pod() as pod:
+            is_host = pod.is_first if len(pod.addresses) == 1 else None
+            return _meeting_at(pod.addresses, place=str(pod), has_token=has_token, is_host=is_host)
+        case Rank() as rank:
+            _check_token_of(rank, has_token)
+            return _meeting_of_ranks(rank, hosts_of_ranks(rank, environ))
+        case _Task() as task:
+            return _meeting_of_tasks(task, environ, has_token=has_token, hosts_of=hosts_of)
+        case tf_config.Task() as task:
+            num_nodes = len(task.addresses)
+            return _meeting_at(task.addresses, place=str(task), has_token=has_token, num_nodes=num_nodes)
+        case None:
+            return None
 
 
 def _meeting_at(
@@ -113,6 +103,22 @@ def _meeting_of_ranks(rank: Rank, hosts: Hosts) -> Meeting:
     port = hosts.port(_PORTS)
     names = [LOOPBACK] if rank.is_on_one_machine else hosts.names[:_NUM_DOORS]
     return Meeting(str(rank), ",".join(format_address((name, port)) for name in names), num_nodes=rank.size)
+
+
+def _meeting_of_tasks(
+    task: _Task, environ: Mapping[str, str], *, has_token: bool, hosts_of: Callable[[str], list[str]]
+) -> Meeting:
+    """Where the tasks of a Slurm step meet: at its first hosts. Others are refused."""
+    nodes = environ.get("SLURM_STEP_NODELIST", "") if task.launcher == _STEP else ""
+    if nodes and has_token:
+        doors = ",".join(f"{host}:{_port_in(environ)}" for host in hosts_of(nodes)[:_NUM_DOORS])
+        return Meeting(str(task), doors, num_nodes=task.size)
+    by_itself = f", or set {TOKEN} to one secret for all of them, and they meet by themselves" if nodes else ""
+    raise UsageError(
+        f"this is {task}, and each of them would run a training "
+        "of its own. Pass --rdzv-endpoint=HOST:PORT of one of them, or a place that all of them reach: "
+        f"--rdzv-endpoint=file:///shared/folder{by_itself}. With --standalone, each of them trains alone"
+    )
 
 
 def _check_token_of(rank: Rank, has_token: bool) -> None:
@@ -148,14 +154,21 @@ class _Task:
         return f"task {self.number} of {self.size} of {self.launcher}"
 
 
-def _tasks_in(environ: Mapping[str, str]) -> list[_Task]:
-    """Which task this is, for each launcher that has started it more than once."""
-    numbers = ((what, environ.get(size, "").strip(), rank) for what, (size, rank) in _TASKS.items())
-    return [
-        _Task(what, int(number), environ.get(rank, "?"))
-        for what, number, rank in numbers
-        if number.isdecimal() and int(number) > 1
-    ]
+def _task_in(environ: Mapping[str, str]) -> _Task | None:
+    """Which task this is; None for a command that was started once."""
+    for launcher, (size_in, number_in) in _TASKS.items():
+        size = environ.get(size_in, "").strip()
+        if size.isdecimal() and int(size) > 1:
+            return _Task(launcher, int(size), environ.get(number_in, "?"))
+    return None
+
+
+def _one_of_several(environ: Mapping[str, str]) -> kubeflow.Pod | Rank | _Task | tf_config.Task | None:
+    """What this process is if it was started several times; None if it was started once.
+
+    Ranks come before tasks, as Slurm may have started MPI's daemons.
+    """
+    return kubeflow.pod_in(environ) or rank_in(environ) or _task_in(environ) or tf_config.task_in(environ)
 
 
 def check_alone(environ: Mapping[str, str]) -> None:
@@ -165,20 +178,12 @@ def check_alone(environ: Mapping[str, str]) -> None:
         UsageError: It was; or a variable is malformed.
     """
     found = _one_of_several(environ)
-    if found:
+    if found is not None:
         raise UsageError(
             f"this is {found}, and each of them would run a training of its own. Put `elasticflow run` before the "
             "script, in place of `python`, and they are one job; or `elasticflow run --standalone` if each of them "
             "is to train alone"
         )
-
-
-def _one_of_several(environ: Mapping[str, str]) -> str:
-    """What this process is if it was started several times; "" if it was not."""
-    if kubeflow.pod_in(environ) is not None:
-        return _POD_OF_KUBEFLOW
-    found = rank_in(environ) or next(iter(_tasks_in(environ)), None) or tf_config.task_in(environ)
-    return "" if found is None else str(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,11 +219,12 @@ def place_in(environ: Mapping[str, str]) -> Place:
     try:
         meeting = meeting_in(environ)
     except UsageError as error:
-        for task in _tasks_in(environ):
+        task = _task_in(environ)
+        if task is not None:
             start = "each task would run a training of its own, unless all are told where they meet"
             command = "elasticflow run --rdzv-endpoint=file:///shared/folder train.py"
             return Place(str(task), start, command)
-        return Place(_POD_OF_KUBEFLOW if kubeflow.MASTER_ADDR in environ else _POD, str(error))
+        return Place(kubeflow.POD if kubeflow.MASTER_ADDR in environ else _POD, str(error))
     if meeting is not None:
         return Place(
             meeting.place, f"`elasticflow run train.py` is one node of the job that meets at {meeting.endpoint}"

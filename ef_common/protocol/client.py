@@ -281,7 +281,7 @@ class Client:
             self._say(membership.Stored(self.member.id, store))
 
     def want(self, num_nodes: int) -> None:
-        """Tell how many nodes the members want. Only rank 0 is heard, also if the number is the same."""
+        """Tell how many nodes the members want, even if they want as many as before. Only rank 0 is heard."""
         demand = self.resume_state.demand.next(self.generation, num_nodes)
         self.resume_state = self.resume_state.wanting(demand)
         self._say(membership.Wanted(self.member.id, demand))

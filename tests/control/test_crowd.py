@@ -28,6 +28,8 @@ class Scene:
     def __init__(self) -> None:
         self.at_once = self.most_at_once = 0
         self.error: Exception | None = None
+        self.may_end = threading.Event()
+        self.may_end.set()
         self._lock = threading.Lock()
         self.server = Few(("127.0.0.1", 0), self._handle)  # type: ignore[arg-type]
 
@@ -40,6 +42,7 @@ class Scene:
                 raise self.error
             request.sendall(request.recv(1))
         finally:
+            self.may_end.wait(60)
             with self._lock:
                 self.at_once -= 1
 
@@ -72,6 +75,22 @@ def test_client_is_answered_however_many_strangers_say_nothing(scene: Scene) -> 
             assert stranger.recv(1) == b""
         strangers[-1].sendall(b"y")  # the newest ones have been kept
         assert strangers[-1].recv(1) == b"y"
+
+
+def test_one_more_waits_until_the_oldest_has_ended(scene: Scene) -> None:
+    scene.may_end.clear()
+    with contextlib.ExitStack() as held:
+        oldest, *_ = [held.enter_context(scene.connect()) for _ in range(MOST)]
+        poll_until(lambda: scene.at_once == MOST)
+        late = held.enter_context(scene.connect())
+        late.sendall(b"x")
+        assert oldest.recv(1) == b""
+        late.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            late.recv(1)
+        scene.may_end.set()
+        late.settimeout(30)
+        assert late.recv(1) == b"x"
 
 
 def test_place_of_a_connection_that_has_ended_is_free(scene: Scene) -> None:

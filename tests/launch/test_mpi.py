@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from ef_common.cli import main
 from ef_common.errors import UsageError
-from ef_common.launch import mpi, mpirun, pmi
+from ef_common.launch import mpi, mpirun, pmi, run
 from ef_common.launch.mpi import MPICH, OPEN_MPI, Hosts, Rank, rank_in
 from tests.waiting import poll_until
 
@@ -175,6 +175,7 @@ def test_rank_of_mpich_has_an_exit_status_whatever_ends_it(tmp_path: Path, does:
     ("version", "arguments", "words"),
     [
         ("mpirun (Open MPI) 4.1.4", ("-np", "4", "train.py"), "Received: -np 4 train.py"),
+        ("mpirun (Open MPI) 4.1.4", ("-np", "4", "torchrun", "train.py"), "Received: -np 4 torchrun train.py"),
         ("mpirun (Open MPI) 4.1.4", (), "Received: nothing"),
         ("my own thing", ("elasticflow", "run", "train.py"), "which says: my own thing"),
     ],
@@ -231,11 +232,32 @@ def test_what_ranks_say_is_passed_on_without_their_statuses(
     assert capfd.readouterr().err == "elasticflow-rank-status: 1 3\n"
 
 
+@pytest.mark.parametrize(("size", "number"), [("1", 0), ("4", 2)])
+def test_each_rank_says_its_status_also_the_only_one(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], size: str, number: int
+) -> None:
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", str(number))
+    for name in ("SIZE", "LOCAL_SIZE"):
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", size)
+    monkeypatch.setenv("ELASTICFLOW_RANK_STATUS", "1")
+    monkeypatch.setattr(run, "_main", lambda argv: 3)
+    assert run.main([]) == 3
+    assert capfd.readouterr().err == f"elasticflow-rank-status: {number} 3\n"
+
+
 def test_launcher_does_not_wait_for_a_thread_that_has_failed(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What its ranks say fills a pipe."""
     program.with_name("does").write_text("trap '' PIPE; head -c 1000000 /dev/zero >&2; exit 9\n")
     monkeypatch.setattr(mpirun, "_pass_on", lambda source, statuses: 1 / 0)
     assert mpirun.run([str(program)]) == 9
+
+
+def test_line_with_a_number_that_is_no_status_is_passed_on(program: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    line = f"elasticflow-rank-status: 0 {'9' * 5000}"
+    program.with_name("does").write_text(f"echo '{line}' >&2; echo 'elasticflow-rank-status: 0 0' >&2\n")
+    assert mpirun.run([str(program)]) == 0
+    assert capfd.readouterr().err == f"{line}\n"
 
 
 def test_line_without_an_end_is_passed_on(

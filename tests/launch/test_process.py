@@ -43,6 +43,16 @@ def test_worker_that_is_alone_needs_no_engine(monkeypatch: pytest.MonkeyPatch) -
     assert this_worker("horovod").session.world_size == 1
 
 
+def test_one_of_several_that_would_each_train_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    with pytest.raises(UsageError, match="each of them would run a training of its own"):
+        this_worker()
+    monkeypatch.setenv("ELASTICFLOW_COORDINATOR", "127.0.0.1:1")
+    monkeypatch.setattr(process, "groups_of", lambda *args, **kwargs: 1 / 0)
+    with pytest.raises(ZeroDivisionError):  # one that `elasticflow run` has started goes on
+        this_worker()
+
+
 def test_engine_that_is_not_installed_is_refused_before_anybody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELASTICFLOW_COORDINATOR", "127.0.0.1:1")
     monkeypatch.setattr(library, "find_spec", lambda name: None)

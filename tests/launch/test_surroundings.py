@@ -130,6 +130,7 @@ def test_run_in_a_task_of_a_slurm_step_is_one_node_of_at_most_as_many(monkeypatc
         (OPEN_MPI, "this is rank 2 of 8 of Open MPI on several machines.*set ELASTICFLOW_TOKEN.*-x ELASTICFLOW_TOKEN"),
         ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, "this is task 0 of 2 of an MPI job"),
         ({"PMI_SIZE": "3"}, r"this is task \? of 3 of an MPI launcher"),
+        (SECRET | {"PMI_SIZE": "3", "SLURM_STEP_NODELIST": "n[1-3]"}, "of 3 of an MPI launcher"),  # its daemons' step
         ({"MV2_COMM_WORLD_SIZE": "3", "MV2_COMM_WORLD_RANK": "1"}, "this is task 1 of 3 of MVAPICH"),
         ({"JSM_NAMESPACE_SIZE": "3", "JSM_NAMESPACE_RANK": "1"}, "this is task 1 of 3 of jsrun"),
         ({"FLUX_JOB_SIZE": "3", "FLUX_TASK_RANK": "1"}, "this is task 1 of 3 of Flux"),

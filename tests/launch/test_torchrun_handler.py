@@ -424,6 +424,17 @@ def test_handler_at_whose_endpoint_another_job_is_led_says_so_and_ends(capfd, ho
         assert handler.shutdown()
 
 
+@pytest.mark.parametrize("name", ["x" * 129, "two\nlines"], ids=["long", "lines"])
+def test_handler_with_a_name_that_cannot_be_told_joins_the_job_at_its_endpoint(name):
+    handler = create_handler(parameters("localhost:0"))
+    try:
+        door = f"localhost:{os.environ['ELASTICFLOW_COORDINATOR'].split(':')[1]}"
+        other = create_handler(parameters(door, run_id=name, is_host="0"))
+        assert other.shutdown()
+    finally:
+        assert handler.shutdown()
+
+
 def test_handler_at_whose_endpoint_is_something_else_says_so_and_ends(capfd):
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -442,6 +453,28 @@ def test_handler_at_whose_endpoint_is_something_else_says_so_and_ends(capfd):
 
 
 @contextmanager
+def job_on_record(registry: Registry, address: tuple[str, int]) -> Iterator[None]:
+    """A job that lives, whose coordinator is to be found at this address."""
+    ended = threading.Event()
+
+    def live() -> None:
+        beats = 0
+        while not ended.wait(0.2):
+            registry.beat(1, beats, address)
+            beats += 1
+
+    registry.found(1)
+    registry.add(1, address)
+    thread = threading.Thread(target=live)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@contextmanager
 def job_of_another_version(registry: Registry) -> Iterator[None]:
     """A job on record that lives, whose coordinator speaks another version of the protocol."""
     ended = threading.Event()
@@ -452,28 +485,15 @@ def job_of_another_version(registry: Registry) -> Iterator[None]:
             with connection:
                 connection.sendall(b'{"v":99,"t":"challenge","nonce":""}\n')
 
-    def live(address: tuple[str, int]) -> None:
-        beats = 0
-        while not ended.wait(0.2):
-            registry.beat(1, beats, address)
-            beats += 1
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        registry.found(1)
-        registry.add(1, server.getsockname())
-        threads = [
-            threading.Thread(target=answer, args=(server,)),
-            threading.Thread(target=live, args=(server.getsockname(),)),
-        ]
-        for thread in threads:
-            thread.start()
+    with socket.create_server(("127.0.0.1", 0)) as server, job_on_record(registry, server.getsockname()):
+        thread = threading.Thread(target=answer, args=(server,))
+        thread.start()
         try:
             yield
         finally:
             ended.set()
             socket.create_connection(server.getsockname()).close()
-            for thread in threads:
-                thread.join()
+            thread.join()
 
 
 def test_handler_at_a_registry_whose_job_has_another_version_names_both_and_ends(tmp_path, capfd):
@@ -482,6 +502,16 @@ def test_handler_at_a_registry_whose_job_has_another_version_names_both_and_ends
         assert_refused(capfd, f"expected version {wire.VERSION} of the protocol", f"file://{tmp_path}")
     assert registry.newest() is not None
     assert registry.newest().number == 1
+
+
+def test_handler_at_a_registry_whose_address_is_another_jobs_by_now_does_not_join_that_one(tmp_path, capfd):
+    handler = create_handler(parameters("localhost:0"))
+    try:
+        address = ("127.0.0.1", int(os.environ["ELASTICFLOW_COORDINATOR"].split(":")[1]))
+        with job_on_record(Registry(place_for(f"file://{tmp_path}"), "run-2", "there"), address):
+            assert_refused(capfd, "is another job's: it is of the job 'run-1'", f"file://{tmp_path}", run_id="run-2")
+    finally:
+        assert handler.shutdown()
 
 
 def test_handler_at_a_folder_that_cannot_be_written_says_so_and_ends(tmp_path, capfd):
