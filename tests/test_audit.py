@@ -936,6 +936,7 @@ def test_what_was_left_out_and_what_was_committed_are_the_whole_shard(run: Run, 
 def test_what_was_left_out_may_reach_behind_the_end_of_its_shard(run: Run) -> None:
     stream = fault_before_others(run)
     stream.steps[1] = (6, 8, [[6, 1, 2, 4]], [[0, 3], [1, 4]])
+    stream.skipped.insert(0, [0, 4, 9])
     assert stream.violation() is None
 
 
@@ -943,7 +944,15 @@ OPEN = 1 << 50
 
 
 def resumed_elsewhere(
-    run: Run, *, parts: Spans, begun: int = 2, unused: Spans | None = None, order: list[int] | None = None
+    run: Run,
+    *,
+    parts: Spans,
+    begun: int = 2,
+    unused: Spans | None = None,
+    order: list[int] | None = None,
+    ends: Spans | None = None,
+    step: int = 2,
+    epoch: int = 0,
 ) -> Violation | None:
     """A log without the first step of a :class:`StreamRun`, which continues from a checkpoint of another log."""
     stream = {
@@ -957,11 +966,12 @@ def resumed_elsewhere(
     for worker in "ab":
         run.log(worker, "start", pid=1, host="h")
         run.view(worker, 1, "ab")
-        run.log(worker, "rollback", generation=1, step=1, epoch=0, cursor_positions=[[0, 4]], stream=stream)
-        run.log(worker, "epoch", epoch=0, length=OPEN, open=True, shards=2)
+        run.log(worker, "rollback", generation=1, step=1, epoch=epoch, cursor_positions=[[0, 4]], stream=stream)
+        run.log(worker, "epoch", epoch=epoch, length=OPEN, open=True, shards=2)
     for worker, mine in (("a", [[4, 6]]), ("b", [[6, stop]])):
-        run.step(worker, 2, [[4, stop]], mine, parts=parts, ends=[[0, 5], [1, 3]])
-    run.both("epoch_end", epoch=0, exact=True, length=stop)
+        told = [[0, 5], [1, 3]] if ends is None else ends
+        run.step(worker, step, [[4, stop]], mine, epoch=epoch, parts=parts, ends=told)
+    run.both("epoch_end", epoch=epoch, exact=True, length=stop)
     return run.audit()["samples"].violation
 
 
@@ -1003,8 +1013,18 @@ def test_shards_that_a_checkpoint_had_not_begun_are_committed_from_their_start(
     assert found.message == f"shard {whole[0]}: sample 0 was committed again that the resumed state had used"
 
 
-def test_shards_that_a_checkpoint_had_used_are_not_needed(run: Run) -> None:
-    assert resumed_elsewhere(run, parts=[[4, 0, 2, 5]], unused=[[0, 2, 5]]) is None
+@pytest.mark.parametrize("ends", [[[0, 5], [1, 3]], [[0, 5]]])
+def test_shards_that_a_checkpoint_had_used_are_not_needed(run: Run, ends: Spans) -> None:
+    assert resumed_elsewhere(run, parts=[[4, 0, 2, 5]], unused=[[0, 2, 5]], ends=ends) is None
+
+
+def test_what_a_checkpoint_had_left_may_be_in_a_step_that_is_not_logged(run: Run) -> None:
+    assert resumed_elsewhere(run, parts=[[4, 0, 2, 5]], step=3) is None
+
+
+def test_rest_of_another_pass_says_nothing_of_this_one(run: Run) -> None:
+    whole = [[4, 0, 0, 5], [9, 1, 0, 3]]
+    assert resumed_elsewhere(run, parts=whole, unused=[], epoch=1) is None
 
 
 def test_steps_before_a_rollback_count_with_what_it_had_left(run: Run) -> None:

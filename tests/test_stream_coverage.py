@@ -136,6 +136,16 @@ def test_what_could_not_be_read_behind_the_end_of_a_shard_is_no_position() -> No
     assert "skipped_positions" not in record
 
 
+def test_shard_of_which_nothing_could_be_read_has_its_positions() -> None:
+    run = Pass(bad={"a": {(3, 0)}})
+    run.turns.begin(run.turns.plan, Stream(4, 4, {"a": Held(((Piece(3, 0, 3),),))}))
+    run.read()
+
+    run.coverage.exchange("a")
+    (record,) = run.records
+    assert (record["length"], record["skipped_positions"]) == (3, [(0, 3)])
+
+
 def test_pass_that_was_limited_deals_nothing_again() -> None:
     run = Pass()
     run.coverage.deal()

@@ -99,8 +99,8 @@ def concatenated() -> Any:
     return datasets.concatenate_datasets([dataset(2), dataset(3)])
 
 
-def interleaved(seed: int | None) -> Any:
-    return datasets.interleave_datasets([dataset(), dataset()], probabilities=[0.5, 0.5], seed=seed)
+def interleaved(seed: int | None, num_shards: int = 3) -> Any:
+    return datasets.interleave_datasets([dataset(), dataset(num_shards)], probabilities=[0.5, 0.5], seed=seed)
 
 
 @pytest.mark.parametrize(
@@ -113,9 +113,17 @@ def interleaved(seed: int | None) -> Any:
         (lambda: dataset().shuffle(seed=1), lambda: dataset().shuffle(seed=2)),
         (lambda: dataset(1).shuffle(seed=1).map(raised), lambda: dataset(1).shuffle(seed=2).map(raised)),
         (lambda: interleaved(1), lambda: interleaved(2)),
+        (lambda: interleaved(1, 4), lambda: interleaved(1, 5)),
         (concatenated, lambda: datasets.concatenate_datasets([dataset(3), dataset(2)])),
     ],
-    ids=["other sources", "another order", "another buffer", "interleaved otherwise", "concatenated otherwise"],
+    ids=[
+        "other sources",
+        "another order",
+        "another buffer",
+        "interleaved otherwise",
+        "others interleaved",
+        "concatenated otherwise",
+    ],
 )
 def test_data_sets_with_other_samples_have_other_shards(data: Any, other: Any) -> None:
     names = [digest(HuggingFaceShards(made()).shards()) for made in (data, data, other)]
@@ -135,6 +143,13 @@ def test_data_sets_with_other_samples_have_other_shards(data: Any, other: Any) -
 def test_data_set_that_is_shuffled_without_a_seed_is_refused(made: Any) -> None:
     with pytest.raises(UsageError, match=r"`\.shuffle\(seed=0\)`"):
         shards_of(made())
+
+
+def test_generator_with_the_state_of_another_one_has_its_seed() -> None:
+    """So old versions of NumPy copy generators."""
+    copied = np.random.default_rng()
+    copied.bit_generator.state = np.random.default_rng(7).bit_generator.state
+    assert HuggingFaceShards(dataset().shuffle(generator=copied)).shards()
 
 
 def test_generator_is_a_seed() -> None:
