@@ -20,6 +20,7 @@ from tests.tiers.places import ROOT, guards_of
 
 _LEFT_OUT = shutil.ignore_patterns(".git", ".venv*", "build", "__pycache__", ".*_cache", "mutants")
 _LIMIT_S = 3600.0
+_REST = "thorough and not exhaustive"
 UNTIL = ("guards", "fast", "all")
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
@@ -65,7 +66,7 @@ def attempts(mutant: Mutant, *, until: str) -> list[Attempt]:
             Attempt("fast", "not thorough and processes", guards),
         ],
         "fast": [Attempt("fast", "not thorough")],
-        "all": [Attempt("all", "thorough", guards), Attempt("all", "thorough")],
+        "all": [Attempt("all", _REST, guards), Attempt("all", _REST)],
     }
     return [attempt for group in UNTIL[: UNTIL.index(until) + 1] for attempt in found[group]]
 

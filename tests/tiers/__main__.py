@@ -1,4 +1,4 @@
-"""``python -m tests.tiers run fast|all`` and ``changed``; see ``make test``, ``make test-all`` and ``.ci/run``."""
+"""``python -m tests.tiers run fast|all|every`` and ``changed``: ``make test``, ``make test-all`` and ``.ci/run``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.tiers.places import ROOT, guards_of, paths_of
 from tests.tiers.reports import Outcome
 
 REPORTS = ROOT / "build" / "tests"
-_TIERS = {"fast": "not thorough", "rest": "thorough", "all": ""}
+_TIERS = {"fast": "not thorough", "rest": "thorough and not exhaustive", "all": "not exhaustive", "every": ""}
 _NO_TESTS = 5  # pytest's exit status: none was found
 _MARGIN = 1.3  # this machine may be slower than the one on which the durations were measured
 
@@ -30,7 +30,9 @@ def main() -> None:
 @click.argument("tier", type=click.Choice(list(_TIERS)))
 @click.option("--part", default="", help="A folder of the tests (keras), or of the product (ef_common/storage).")
 @click.option("--jobs", default=0, help="Processes of pytest's. Default: three for two cores.")
-@click.option("--record", is_flag=True, help="Keep the durations, from which later runs are estimated.")
+@click.option(
+    "--record", is_flag=True, help="Keep the durations (of fast, or of rest), from which later runs are estimated."
+)
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 def run(tier: str, part: str, jobs: int, record: bool, options: tuple[str, ...]) -> None:
     """Run the tests of a tier, or those of a part of the project. What follows `--` goes to pytest."""
@@ -38,6 +40,8 @@ def run(tier: str, part: str, jobs: int, record: bool, options: tuple[str, ...])
         paths = [path for one in part.split() for path in paths_of(one)] or ["tests"]
     except ValueError as error:
         raise click.ClickException(str(error)) from None
+    if record and tier in reports.PARTS:
+        raise click.ClickException(f"durations are recorded in parts: {', '.join(reports.PARTS[tier])}")
     status, outcomes = _run(tier, paths, jobs or _num_jobs(), options)
     if record:
         reports.write_durations(tier, reports.durations_of(outcomes))

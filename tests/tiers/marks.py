@@ -6,10 +6,18 @@ from collections import defaultdict
 
 import pytest
 
-from tests.tiers.choice import Case, chosen
+from tests.tiers.choice import Case, Value, chosen, covering
 
-COSTS = {"keras-tensorflow": 2.0, "tensorflow": 2.0, "keras-torch": 1.2, "lightning-horovod": 1.2}
-"""CPU time of a worker of these hosts and backends, where others take 1: TensorFlow traces steps in each process."""
+COSTS = {
+    "keras-tensorflow": 2.0,
+    "tensorflow": 2.0,
+    "keras-jax": 4.0,
+    "jax": 4.0,
+    "keras-torch": 1.2,
+    "lightning-horovod": 1.2,
+}
+"""CPU time of a worker of these hosts and backends, where others take 1: TensorFlow traces steps in each process, and
+JAX cannot be forked."""
 SERVERS = ("keras-tensorflow", "keras-torch")
 """Hosts whose forkservers take longest to start."""
 SHARED = ("ceph", "etcd")
@@ -20,17 +28,20 @@ COLLECTED = pytest.StashKey[list[pytest.Item]]()
 
 
 def mark(items: list[pytest.Item]) -> None:
-    """Mark what `make test` leaves out, keep together what shares a fixture or a server, and put slow tests first."""
+    """Mark what is left out, keep together what shares a fixture or a server, and put slow tests first."""
     functions = [item for item in items if isinstance(item, pytest.Function)]
     files = defaultdict(list)
     for item in functions:
         if any(item.get_closest_marker(name) for name in ("processes", "turns")):
             files[item.path].append(item)
     for together in files.values():
-        names = chosen(_case(item) for item in together)
+        names = chosen(_case(item, runs=_runs(item) and not item.get_closest_marker("thorough")) for item in together)
+        kept = covering([_case(item, runs=_runs(item)) for item in together], names)
         for item in together:
             if item.nodeid not in names:
                 item.add_marker(pytest.mark.thorough)
+            if item.nodeid not in kept:
+                item.add_marker(pytest.mark.exhaustive)
     first = set()
     for item in functions:
         if group := _group(item):
@@ -40,11 +51,28 @@ def mark(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item not in first)
 
 
-def _case(item: pytest.Function) -> Case:
-    skipped = any(mark.args[:1] == (True,) for mark in item.iter_markers("skipif"))
-    runs = not skipped and item.get_closest_marker("thorough") is None
-    cost = max((COSTS.get(value, 1.0) for value in _params(item).values() if isinstance(value, str)), default=1.0)
-    return Case(item.nodeid, item.originalname, tuple(sorted(_indices(item).items())), runs, cost)
+def _case(item: pytest.Function, *, runs: bool) -> Case:
+    params = _params(item)
+    cost = max((COSTS.get(value, 1.0) for value in params.values() if isinstance(value, str)), default=1.0)
+    return Case(item.nodeid, item.originalname, _values(item), runs, cost)
+
+
+def _runs(item: pytest.Function) -> bool:
+    return not any(mark.args[:1] == (True,) for mark in item.iter_markers("skipif"))
+
+
+def _values(item: pytest.Function) -> tuple[Value, ...]:
+    """What each parameter has, those of one row of a `parametrize` together."""
+    params = _params(item)
+    rows = [tuple(_argnames(mark)) for mark in item.iter_markers("parametrize")]
+    alone = [(name,) for name in params if all(name not in row for row in rows)]
+    return tuple(("-".join(row), repr([params[name] for name in row])) for row in sorted([*rows, *alone]))
+
+
+def _argnames(mark: pytest.Mark) -> list[str]:
+    """Names of the parameters of a `parametrize`, however they are written."""
+    names = mark.args[0] if mark.args else mark.kwargs["argnames"]
+    return [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
 
 
 def _indices(item: pytest.Function) -> dict[str, int]:

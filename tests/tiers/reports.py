@@ -68,14 +68,17 @@ def durations_of(outcomes: Iterable[Outcome]) -> dict[str, float]:
 
 
 def durations(tier: str, paths: Iterable[str], path: Path = DURATIONS) -> dict[str, float]:
-    """Seconds of each file in these paths, where they were measured; of the tier "rest", what "fast" leaves out."""
+    """Seconds of each file in these paths, where they were measured; of the tier "all", those of "fast" and "rest"."""
     known: dict[str, dict[str, float]] = json.loads(path.read_text()) if path.exists() else {}
-    found = known.get(tier, {})
-    if tier == "rest":
-        fast, whole = known.get("fast", {}), known.get("all", {})
-        found = {file: max(0.0, seconds - fast.get(file, 0.0)) for file, seconds in whole.items()}
+    total: Counter[str] = Counter()
+    for part in PARTS.get(tier, (tier,)):
+        total.update(known.get(part, {}))  # type: ignore[arg-type]
     places = tuple(paths)
-    return {file: s for file, s in found.items() if any(file == p or file.startswith(f"{p}/") for p in places)}
+    return {file: s for file, s in total.items() if any(file == p or file.startswith(f"{p}/") for p in places)}
+
+
+PARTS = {"all": ("fast", "rest"), "every": ("fast", "rest")}
+"""Of which tiers that are measured a tier consists. How long the cases take that only "every" has is not known."""
 
 
 def estimate_s(tier: str, paths: Iterable[str], path: Path = DURATIONS) -> float:
