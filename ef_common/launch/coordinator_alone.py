@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import signal
 import time
-from dataclasses import replace
 
 from ef_common.errors import JobFinished, UsageError
-from ef_common.launch.doors import names_a_group
 from ef_common.launch.hosting import Hosting, node_name
 from ef_common.launch.nnodes import nodes_of
 from ef_common.launch.rendezvous_options import Options, Told, config_of
@@ -40,9 +38,9 @@ class Alone:
         self, endpoint: str, *, conf: str, job: str, nnodes: str, local_addr: str | None, standby: bool
     ) -> None:
         options = Options.parse(Told(endpoint, *nodes_of(nnodes), config_of(conf)))
-        if not (options.registry or options.doors or names_a_group(options.endpoint[0])):
-            options = replace(options, is_host=options.is_host is not False)
-        self._hosting = Hosting(options, run_id=job, node=node_name(), local_addr=local_addr, founds=not standby)
+        self._hosting = Hosting(
+            options, run_id=job, node=node_name(), local_addr=local_addr, founds=not standby, is_alone=True
+        )
 
     def run(self) -> int:
         """Serve until a signal asks it to end, or the training is over.

@@ -82,6 +82,16 @@ def addresses_of(host: str) -> list[str]:
     return list(dict.fromkeys(str(address[0]) for one, _, _, _, address in found if one is family))
 
 
+def wait_for_name(host: str, patience: Patience) -> None:
+    """Wait until a name has an address: before, nobody knows whether it stands for this machine, or for several.
+
+    Raises:
+        CoordinatorLost: It has none for too long.
+    """
+    while not addresses_of(host):
+        patience.wait(f"{host}, which --rdzv-endpoint names, has no address", pause_s=_LOOK_S)
+
+
 def names_a_group(host: str) -> bool:
     """Whether this is a name that may stand for several machines, be it that it does so only later."""
     if host == "localhost" or host.split(".")[0] == socket.gethostname().split(".")[0]:

@@ -19,7 +19,7 @@ from ef_common.core.view import Member
 from ef_common.errors import CoordinatorLost, JobFinished, ProtocolError, StorageError, UsageError
 from ef_common.launch import environment
 from ef_common.launch.certificates import trust_of
-from ef_common.launch.doors import Listed, Resolved, find_at_doors, is_this_machine, names_a_group
+from ef_common.launch.doors import Listed, Resolved, find_at_doors, is_this_machine, names_a_group, wait_for_name
 from ef_common.launch.finding import JOIN_S, NOTHING_TO_JOIN, QUIET_S, Patience, find_job, own_host
 from ef_common.launch.registry import Registration, Registry
 from ef_common.launch.rendezvous_options import Options
@@ -52,13 +52,21 @@ class Hosting:
         node: Name of this node, which no other agent has.
         local_addr: torchrun's ``--local-addr``: address at which others reach this node.
         founds: It may found the job; else it waits until somebody else leads, and stands by.
+        is_alone: There is no agent. It hosts at an endpoint that names one machine, whichever that is.
 
     Attributes:
         coordinator: It; None if another process of this machine hosts, or it has ended.
     """
 
     def __init__(
-        self, options: Options, *, run_id: str, node: str, local_addr: str | None = None, founds: bool = True
+        self,
+        options: Options,
+        *,
+        run_id: str,
+        node: str,
+        local_addr: str | None = None,
+        founds: bool = True,
+        is_alone: bool = False,
     ) -> None:
         self.coordinator: Coordinator | None = None
         self._options = options
@@ -68,6 +76,7 @@ class Hosting:
         self._node = node
         self._local_addr = local_addr
         self._founds = founds and not options.joins
+        self._is_alone = is_alone
         self._endpoint = options.endpoint  # the one of several that is this agent's own
         self._coordinator_at: Address = options.endpoint
         self._endpoints: tuple[Address, ...] = options.doors
@@ -100,10 +109,15 @@ class Hosting:
         if self._options.doors:
             self._ask_around(Listed(self._options.doors))
             return
-        if self._options.is_group or (self._options.is_host is None and names_a_group(host)):
-            self._ask_around(Resolved(host, port))
-            return
-        self._is_here = is_this_machine(host) if self._options.is_host is None else self._options.is_host
+        if self._options.is_host is None:
+            if not self._options.is_group:
+                wait_for_name(host, self._patience())
+            if self._options.is_group or names_a_group(host):
+                self._ask_around(Resolved(host, port))
+                return
+            self._is_here = self._is_alone or is_this_machine(host)
+        else:
+            self._is_here = self._options.is_host
         if self._is_here and not self._options.joins:
             self._host()
         self._coordinator_at = self._coordinator_address(self._options.endpoint)
@@ -113,13 +127,15 @@ class Hosting:
                 self._wait_for_coordinator()
             self._stand_by()
 
+    def _patience(self) -> Patience:
+        if self._options.joins:
+            return Patience(JOIN_S, quiet_s=QUIET_S)
+        return Patience(self._options.join_timeout_s, setting="join_timeout in --rdzv-conf", quiet_s=QUIET_S)
+
     def _wait_for_coordinator(self) -> None:
         """What is wrong at the endpoint is told here in one line, before a worker starts."""
         at = self._coordinator_at
-        limit_s, setting = self._options.join_timeout_s, "join_timeout in --rdzv-conf"
-        if self._options.joins:
-            limit_s, setting = JOIN_S, ""
-        patience = Patience(limit_s, setting=setting, quiet_s=QUIET_S)
+        patience = self._patience()
         while True:
             try:
                 standing = seek(at, self._agent(), self._trust.token, door="", wish=LOOK, job=self._job, tls=self._tls)
@@ -251,7 +267,7 @@ class Hosting:
         try:
             coordinator.start()
         except OSError as error:
-            if self._options.is_host or error.errno != errno.EADDRINUSE:
+            if self._options.is_host or self._is_alone or error.errno != errno.EADDRINUSE:
                 raise UsageError(
                     f"cannot host the coordinator: {error.strerror}. "
                     f"Received: endpoint={format_address(self._options.endpoint)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.storage.conftest import BUCKET
 
 NUM_NODES = 8
 SERVER = NUM_NODES + 1
-"""The node on which stores are."""
+"""The node on which stores are, and the name server."""
 NAMED = (1, 2, 3)
 """The nodes of a list."""
 _HOST = "workers.test"
@@ -32,18 +33,21 @@ class Door:
         remembers: It knows more than those who are there: that the training is over, say. It needs no majority.
         environ: Variables of the agents.
         holds_checkpoints: Those of the job may be at the same place.
+        names: A file of names and their addresses, if it is a name.
     """
 
     endpoint: str
     remembers: bool = True
     environ: Mapping[str, str] = field(default_factory=dict)
     holds_checkpoints: bool = False
+    names: Path | None = None
 
     def stand_for(self, nodes: Iterable[int]) -> None:
-        """These nodes are there now, if it is a name; all nodes know that."""
-        names = {_HOST: [networks.address(node) for node in nodes]}
-        for node in range(1, NUM_NODES + 1):
-            networks.set_names(node, names)
+        """These nodes are there now, if it is a name."""
+        if self.names is not None:
+            new = self.names.with_suffix(".new")
+            new.write_text(json.dumps({_HOST: [networks.address(node) for node in nodes]}))
+            new.replace(self.names)
 
 
 def a_list(request: pytest.FixtureRequest) -> Door:
@@ -51,7 +55,8 @@ def a_list(request: pytest.FixtureRequest) -> Door:
 
 
 def a_name(request: pytest.FixtureRequest) -> Door:
-    return Door(f"{_HOST}:{PORT}", remembers=False)
+    names: Path = request.getfixturevalue("names_on_network")
+    return Door(f"{_HOST}:{PORT}", remembers=False, names=names)
 
 
 def a_folder(request: pytest.FixtureRequest) -> Door:

@@ -80,6 +80,13 @@ def set_names(node: int, names: Mapping[str, Sequence[str]]) -> None:
     _write_hosts(_name(os.getpid(), node), lines)
 
 
+def set_name_server(node: int, server: int) -> None:
+    """A node asks the DNS server on another one for names which it does not know, from now on."""
+    files = _FILES / _name(os.getpid(), node)
+    (files / "resolv.conf").write_text(f"nameserver {address(server)}\noptions timeout:1 attempts:2\n")
+    _write_name_services(files, "files dns")
+
+
 @contextlib.contextmanager
 def served(node: int, target: tuple[str, int]) -> Iterator[tuple[str, int]]:
     """A server of this machine is at an address of a node, too, which is given."""
@@ -266,10 +273,7 @@ def _add(node: int, switch: Switch) -> None:
     files = _FILES / name
     files.mkdir(parents=True, exist_ok=True)
     _write_hosts(name, [])
-    switch_file = Path("/etc/nsswitch.conf")
-    lines = switch_file.read_text().splitlines() if switch_file.exists() else []
-    kept = [line for line in lines if not line.startswith("hosts:")]
-    (files / "nsswitch.conf").write_text("\n".join([*kept, "hosts: files"]) + "\n")
+    _write_name_services(files, "files")
     _run("ip", "netns", "add", name)
     switch.plug(node)
     _run("ip", "-n", name, "addr", "add", f"{address(node)}/24", "dev", "eth0")
@@ -279,6 +283,13 @@ def _add(node: int, switch: Switch) -> None:
 
 def _write_hosts(name: str, lines: Sequence[str]) -> None:
     (_FILES / name / "hosts").write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
+
+
+def _write_name_services(files: Path, hosts: str) -> None:
+    switch_file = Path("/etc/nsswitch.conf")
+    lines = switch_file.read_text().splitlines() if switch_file.exists() else []
+    kept = [line for line in lines if not line.startswith("hosts:")]
+    (files / "nsswitch.conf").write_text("\n".join([*kept, f"hosts: {hosts}"]) + "\n")
 
 
 def _remove(name: str) -> None:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from ef_common.protocol.addresses import Address, parse_address
-from tests.faults import networks
+from tests.faults import name_server, networks
 from tests.faults.alone import Alone, coordinators, wait_for_one_leader
 from tests.faults.doors import DOORS, NUM_NODES, SERVER, Door
 from tests.faults.hosts import ENOUGH
@@ -54,6 +54,17 @@ def ceph_on_network(switch: Switch, ceph: Ceph) -> Iterator[Address]:  # noqa: F
 def etcd_on_network(switch: Switch, etcd: EtcdServers) -> Iterator[Address]:  # noqa: F811
     with networks.served(SERVER, etcd.address(0)) as address:
         yield address
+
+
+@pytest.fixture(scope="module")
+def names_on_network(switch: Switch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A DNS server, which all nodes ask; the file of its names."""
+    path = tmp_path_factory.mktemp("names") / "names.json"
+    path.write_text("{}")
+    with name_server.on_network(SERVER, path):
+        for node in EVERYBODY:
+            networks.set_name_server(node, SERVER)
+        yield path
 
 
 @pytest.fixture(params=list(DOORS))
@@ -179,7 +190,7 @@ def test_nodes_that_start_on_the_two_sides_of_a_cut_are_one_job(nodes: Nodes, do
 @pytest.mark.parametrize("door", [name for name in DOORS if name != "folder"], indirect=True)
 def test_side_of_a_cut_with_the_store_or_most_doors_trains_and_the_other_one_joins(nodes: Nodes, door: Door) -> None:
     door.stand_for([1, 2, 3])
-    nodes.switch.cut(1)
+    nodes.switch.cut(1, spared=[SERVER] if door.names else [])
     first = (2, 3) if door.remembers else (1, 2, 3)  # who does not reach a store gives up after a minute
     nodes.start(*first, at_most=3, last_call_s=10.0, **PATIENT)
     nodes.wait_for_view(2)
@@ -195,8 +206,9 @@ def test_side_of_a_cut_with_the_store_or_most_doors_trains_and_the_other_one_joi
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("door", ["etcd"], indirect=True)
-def test_store_that_is_away_while_nodes_start_is_waited_for(nodes: Nodes, door: Door) -> None:
+@pytest.mark.parametrize("door", ["etcd", "name"], indirect=True)
+def test_server_that_is_away_while_nodes_start_is_waited_for(nodes: Nodes, door: Door) -> None:
+    door.stand_for([1, 2])
     nodes.switch.cut(SERVER)
     nodes.start(1, 2, **PATIENT)
     poll_until(lambda: waits(nodes, 1) or waits(nodes, 2), guard_s=nodes.job.guard_s)
@@ -242,7 +254,7 @@ def test_coordinators_on_the_two_sides_of_a_cut_have_no_leader_until_it_heals(
     door: Door, alone: Callable[..., Alone], switch: Switch
 ) -> None:
     door.stand_for([1, 2])
-    switch.cut(1)
+    switch.cut(1, spared=[SERVER])
     some = [alone(node) for node in (1, 2)]
     for one in some:
         one.wait_for("waiting")

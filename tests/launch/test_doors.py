@@ -3,6 +3,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,8 +13,12 @@ from ef_common.errors import AuthenticationError, CoordinatorLost, JobFinished
 from ef_common.launch import doors, finding
 from ef_common.launch.doors import Listed, Resolved, addresses_of, find_at_doors
 from ef_common.launch.finding import PATIENCE_S
+from ef_common.launch.hosting import Hosting
+from ef_common.launch.rendezvous_options import Options, Told
 from ef_common.protocol.addresses import Address, format_address
+from ef_common.testing.ports import free_ports
 from tests.launch.test_finding import Clock
+from tests.waiting import poll_until
 
 HERE: Address = ("h1", 1000)
 THERE: Address = ("h2", 2000)
@@ -163,6 +168,34 @@ def test_addresses_of_a_name_are_in_the_order_of_their_numbers_and_stay_while_no
     names["workers.test"] = ["2001:db8::1"]
     assert found.known() == [("2001:db8::1", 1)]
     assert addresses_of("192.0.2.1") == ["192.0.2.1"]
+
+
+def test_endpoint_that_no_name_server_knows_yet_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only then is it known that it stands for this machine, among others."""
+    names: dict[str, list[str]] = {"workers.test": []}
+    resolver(monkeypatch, names)
+    monkeypatch.setattr("ef_common.launch.hosting.QUIET_S", 0.0)
+    hosting = Hosting(
+        Options.parse(Told(f"workers.test:{free_ports(1)[0]}", 1, 2, {})), run_id="none", node="n", is_alone=True
+    )
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(hosting.find)
+        poll_until(lambda: "workers.test, which --rdzv-endpoint names, has no address; waiting" in caplog.text)
+        assert hosting.coordinator is None
+        names["workers.test"] = ["127.0.0.1"]
+        found.result()
+    assert hosting.coordinator is not None
+    assert hosting.coordinator.leads
+    hosting.leave()
+
+
+def test_endpoint_that_no_name_server_ever_knows_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolver(monkeypatch, {"workers.test": []})
+    options = Options.parse(Told("workers.test:29400", 1, 2, {"join_timeout": "0.1"}))
+    with pytest.raises(CoordinatorLost, match="has no address"):
+        Hosting(options, run_id="none", node="n").find()
 
 
 def test_doors_that_are_not_in_the_list_come_after_it() -> None:
