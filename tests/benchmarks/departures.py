@@ -41,6 +41,9 @@ while data := os.read(end, 4096): os.write(1, data)
 _INTO_PIPE = 'file="$1"; shift; exec "$@" > >(echo $BASHPID $$ > "$file"; exec cat > /dev/null) 2>&1'
 
 
+_WHOM = {"launcher": "agent", "worker": "worker"}
+
+
 @dataclass(frozen=True)
 class Target:
     """The node that is told to go.
@@ -96,9 +99,10 @@ def ways(*, quick: bool) -> list[Way]:
     if quick:
         return found
     more = (signal.SIGINT, signal.SIGHUP)
-    found += [Way(f"{one.name} to the agent", _to("launcher", one)) for one in more]
+    found += [Way(f"{one.name} to the {whom}", _to(who, one)) for who, whom in _WHOM.items() for one in more]
     run = ELASTICFLOW_RUN
     found += [Way(f"{one.name} to `elasticflow run`", _to("launcher", one), run) for one in (*few, *more)]
+    found += [Way(f"{one.name} to the worker of `elasticflow run`", _to("worker", one), run) for one in (*few, *more)]
     return [
         *found,
         Way("its terminal is closed", _close_terminal, run, (sys.executable, "-c", _IN_TERMINAL)),

@@ -25,6 +25,7 @@ StrictModes no
 UsePAM no
 PermitRootLogin prohibit-password
 PasswordAuthentication no
+Subsystem sftp internal-sftp
 SetEnv TMPDIR={folder}/tmp-{node}
 """
 _SSH = """\
