@@ -80,3 +80,10 @@ def an_etcd(request: pytest.FixtureRequest) -> Door:
 
 
 DOORS = {"list": a_list, "name": a_name, "folder": a_folder, "s3": an_object_store, "etcd": an_etcd}
+
+
+def at(*names: str, never: str = "") -> pytest.MarkDecorator:
+    """A test at each of the doors but one. `make test-all` runs it at these names, `make test-every` at all."""
+    there = [name for name in DOORS if name != never]
+    params = [pytest.param(name, marks=() if name in names else pytest.mark.exhaustive) for name in there]
+    return pytest.mark.parametrize("door", params, indirect=True)

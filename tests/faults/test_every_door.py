@@ -13,7 +13,7 @@ import pytest
 from ef_common.protocol.addresses import Address, parse_address
 from tests.faults import name_server, networks
 from tests.faults.alone import Alone, coordinators, wait_for_one_leader
-from tests.faults.doors import DOORS, NUM_NODES, SERVER, Door
+from tests.faults.doors import DOORS, NUM_NODES, SERVER, Door, at
 from tests.faults.hosts import ENOUGH
 from tests.faults.network_nodes import Nodes, behind
 from tests.faults.networks import Switch
@@ -98,6 +98,7 @@ def begin(nodes: Nodes, door: Door, *numbers: int, **options: object) -> None:
 
 
 @pytest.mark.thorough
+@at("name", "s3")
 def test_newcomer_finds_the_job_after_the_machine_of_its_founder_is_gone(nodes: Nodes, door: Door) -> None:
     begin(nodes, door, 1, 2, 3)
     founder, generation = nodes.leader(), nodes.newest()
@@ -116,6 +117,7 @@ def test_newcomer_finds_the_job_after_the_machine_of_its_founder_is_gone(nodes: 
 
 
 @pytest.mark.thorough
+@at("list", "folder")
 def test_job_that_was_killed_whole_goes_on_from_its_checkpoint(nodes: Nodes, door: Door, tmp_path: Path) -> None:
     checkpoint = door.endpoint if door.holds_checkpoints else f"file://{tmp_path}/store"
     place = {"checkpoint": checkpoint, "checkpoint_steps": 5}
@@ -132,6 +134,7 @@ def test_job_that_was_killed_whole_goes_on_from_its_checkpoint(nodes: Nodes, doo
 
 
 @pytest.mark.thorough
+@at("name", "etcd")
 def test_latecomer_hears_that_the_training_is_over(nodes: Nodes, door: Door) -> None:
     begin(nodes, door, 1, 2)
     directory = nodes.job.directory
@@ -156,6 +159,7 @@ def test_latecomer_hears_that_the_training_is_over(nodes: Nodes, door: Door) -> 
 
 
 @pytest.mark.thorough
+@at("list", "s3")
 def test_nodes_that_start_in_the_same_moment_are_one_job(nodes: Nodes, door: Door, gate: Path) -> None:
     door.stand_for(EVERYBODY)
     nodes.start(*EVERYBODY, gate=gate, **PATIENT)
@@ -168,6 +172,7 @@ def test_nodes_that_start_in_the_same_moment_are_one_job(nodes: Nodes, door: Doo
 
 
 @pytest.mark.thorough
+@at("name", "folder")
 def test_nodes_that_start_on_the_two_sides_of_a_cut_are_one_job(nodes: Nodes, door: Door) -> None:
     """Both sides reach a store. On neither one is a majority, so nobody founds a job without a store."""
     door.stand_for([1, 2])
@@ -187,7 +192,7 @@ def test_nodes_that_start_on_the_two_sides_of_a_cut_are_one_job(nodes: Nodes, do
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("door", [name for name in DOORS if name != "folder"], indirect=True)
+@at("list", "etcd", never="folder")
 def test_side_of_a_cut_with_the_store_or_most_doors_trains_and_the_other_one_joins(nodes: Nodes, door: Door) -> None:
     door.stand_for([1, 2, 3])
     nodes.switch.cut(1, spared=[SERVER] if door.names else [])

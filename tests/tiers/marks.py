@@ -32,6 +32,8 @@ def mark(items: list[pytest.Item]) -> None:
     functions = [item for item in items if isinstance(item, pytest.Function)]
     files = defaultdict(list)
     for item in functions:
+        if item.get_closest_marker("exhaustive"):
+            item.add_marker(pytest.mark.thorough)
         if any(item.get_closest_marker(name) for name in ("processes", "turns")):
             files[item.path].append(item)
     for together in files.values():
