@@ -45,6 +45,7 @@ NAMES = (
     "straggler",
     "streams",
     "launchers",
+    "slurm_jobs",
     "cluster",
     "cluster_scale",
 )
