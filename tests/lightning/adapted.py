@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from ef_common.data.checkpointer import Checkpointing
 from tests.lightning import training, walked
 
 LENGTH = 96
@@ -108,3 +109,11 @@ def stateful(host: str) -> dict[str, Any]:
 def until(host: str, kind: str, folder: str, world_size: int, notes: str | None) -> dict[str, Any]:
     """Train, with a loss and newcomers; see `walked.run_until`."""
     return walked.until(host, lambda: loader(kind, Path(folder)), world_size, notes)
+
+
+def with_checkpoints(host: str, kind: str, folder: str, store: str, last: int) -> dict[str, Any]:
+    """Train with a checkpoint after every second step, and make no step after the last one, unless workers change."""
+    pl = training.use(host)
+    holds = training.holding(pl, lambda trainer: trainer.global_step >= last)
+    checkpoint = Checkpointing(store, every_steps=2)
+    return walked.train(host, loader(kind, Path(folder)), {}, callbacks=[holds], checkpoint=checkpoint)

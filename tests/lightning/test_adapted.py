@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ef_common.testing.harness import Job
+from tests import warm
 from tests.lightning import adapted
 from tests.lightning.conftest import HOSTS
 from tests.lightning.test_walked import everything
@@ -57,6 +58,26 @@ def test_newcomer_and_loss_repeat_and_lose_nothing(job: Job, tmp_path: Path, kin
     job.audit()
     counted, _ = json.loads(notes.read_text())  # without the step in which it died
     assert everything([*results, {"seen": [counted]}]) == [list(range(adapted.LENGTH))] * 2
+
+
+def test_job_that_loses_one_by_a_notice_and_then_all_goes_on_with_others(job: Job, tmp_path: Path, kind: str) -> None:
+    folder, store = str(tmp_path / "data"), str(tmp_path / "store")
+    told, *others = job.start_world(3, adapted.with_checkpoints, HOST, kind, folder, store, 4)
+    job.wait_for_step(2)
+    told.kill(signal.SIGTERM)
+    assert told.wait() == 0
+    job.wait_for("checkpoint")
+    for worker in others:
+        worker.kill()
+    job.audit()
+    with Job(tmp_path / "again", preload=warm.TORCH) as again:
+        workers = again.start_world(4, adapted.with_checkpoints, HOST, kind, folder, store, 1000)
+        results = [worker.result() for worker in workers]
+        again.audit()
+    rest, second = map(set, everything(results))  # a share of one sample is a batch with two of it
+    assert 0 < len(rest) < adapted.LENGTH  # by the audit, these and what the checkpoint had used are all, each once
+    assert second == set(range(adapted.LENGTH))
+    assert len({str(result["weights"]) for result in results}) == 1
 
 
 def test_map_style_data_set_of_hugging_face_is_dealt(run: Callable[..., list[Any]], tmp_path: Path) -> None:

@@ -181,11 +181,13 @@ def train(
     callbacks: Sequence[Any] = (),
     path: str | None = None,
     notes: Path | None = None,
+    checkpoint: Any = None,
 ) -> dict[str, Any]:
     pl = training.use(host)
     model = module(pl)()
     model.path = notes
-    trainer = training.trainer(pl, strategy_for(host)(compensation="none"), callbacks=[*callbacks], **options)
+    strategy = strategy_for(host)(compensation="none", checkpoint=checkpoint)
+    trainer = training.trainer(pl, strategy, callbacks=[*callbacks], **options)
     trainer.fit(model, data, ckpt_path=path)
     return {
         "weights": training.weights(model),
