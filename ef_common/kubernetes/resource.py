@@ -308,6 +308,8 @@ def _status() -> Json:
         "properties": dict.fromkeys(("type", "status", "reason", "message", "lastTransitionTime"), text),
     }
     refusal = {"type": "object", "properties": {"limit": number, "until": text, "why": text}}
+    long = {"type": "integer", "format": "int64"}
+    change = {"type": "object", "properties": {"time": text, "training": number, "generation": long, "step": long}}
     return {
         "type": "object",
         "properties": {
@@ -318,13 +320,18 @@ def _status() -> Json:
             "running": number,
             "spares": {**number, "description": "Pods that are there beyond those that are to train."},
             "training": {**number, "description": "Workers that train, as one of them says."},
-            "generation": {**number, "format": "int64", "description": "Number of their view."},
-            "step": {**number, "format": "int64", "description": "Updates of the training."},
+            "generation": {**long, "description": "Number of their view."},
+            "step": {**long, "description": "Updates of the training."},
             "samplesPerSecond": {
                 "type": "number",
                 "description": "Samples per second of all workers together, lately.",
             },
             "heardAt": {**text, "description": "When the worker that says this was asked."},
+            "changes": {
+                "type": "array",
+                "items": change,
+                "description": "The last changes of the workers that train, oldest first.",
+            },
             "asked": {**number, "description": "Worker pods for which the training asks, if it chooses its size."},
             "askedAt": text,
             "starts": number,
@@ -336,7 +343,7 @@ def _status() -> Json:
             "counted": texts,
             "refusal": refusal,
             "selector": text,
-            "observedGeneration": {"type": "integer", "format": "int64"},
+            "observedGeneration": long,
             "conditions": {
                 "type": "array",
                 "items": condition,

@@ -131,6 +131,7 @@ def row(job: Mapping[str, Any]) -> dict[str, Any]:
         "generation": status.get("generation"),
         "step": status.get("step"),
         "samples_per_s": status.get("samplesPerSecond"),
+        "changes": status.get("changes", []),
         "asked": status.get("asked", 0),
         "wanted": status.get("wanted", 0),
         "min": spec.get("minWorkers", 1),

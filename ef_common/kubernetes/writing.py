@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ef_common.core.cluster import Decision, Job, Phase, Report
@@ -25,6 +25,7 @@ from ef_common.kubernetes.resource import (
 TOKEN_KEY = "token"
 _DRAIN_S = 60
 """Grace of a pod whose template says nothing: a step, and what a checkpoint takes."""
+_KEPT_CHANGES = 5
 _TOLERATION_S = 30
 """How long a pod stays on a node that does not answer. The others of the job go on without it."""
 
@@ -60,6 +61,8 @@ def status_of(thing: Object, job: Job, decision: Decision, *, now: float, told: 
     if spares:
         status["spares"] = spares
     status.update(_training(told, has_pods=bool(alive)))
+    if changes := _changes((thing.get("status") or {}).get("changes") or (), status):
+        status["changes"] = changes
     if record.asked:
         status["asked"] = record.asked
     if record.asked_at:
@@ -83,6 +86,19 @@ def _training(told: Report | None, *, has_pods: bool) -> Json:
     workers, speed = (told.workers, told.samples_per_s) if has_pods else (0, None)
     said: Json = {"generation": told.generation, "step": told.step, "heardAt": time_of(told.at)}
     return {**said, **_known(training=workers, samplesPerSecond=speed)}
+
+
+def _changes(before: Sequence[Json], status: Json) -> list[Json]:
+    """The last changes of the workers that train, oldest first. Several since the last answer are one."""
+    seen: Json = {name: status[name] for name in ("generation", "step", "training") if name in status}
+    changes = [*before]
+    if "training" in seen and _who_trains(seen) != _who_trains(changes[-1] if changes else {}):
+        changes.append({"time": status["heardAt"], **seen})
+    return changes[-_KEPT_CHANGES:]
+
+
+def _who_trains(change: Json) -> tuple[object, object]:
+    return change.get("generation"), change.get("training")
 
 
 def _known(**values: float | None) -> Json:

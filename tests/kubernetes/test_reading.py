@@ -306,6 +306,20 @@ def test_nobody_trains_where_there_are_no_pods() -> None:
     assert (status["training"], status["step"], "samplesPerSecond" in status) == (0, 40, False)
 
 
+def test_last_changes_of_who_trains_are_told() -> None:
+    thing = job()
+    read = job_of(thing, [made_pod("Running")], [node()], priorities={})
+    for second, (generation, workers) in enumerate([(1, 2), (1, 2), (2, None), (2, 3), (3, 3), (4, 2), (5, 3), (6, 4)]):
+        told = Report(float(second), workers=workers, generation=generation, step=10 * second, samples_per_s=1.0)
+        thing["status"] = writing.status_of(thing, read, Decision(Record(Phase.RUNNING)), now=0.0, told=told)
+    changes = thing["status"]["changes"]
+    assert [(one["generation"], one["training"], one["step"]) for one in changes] == [
+        *((2, 3, 30), (3, 3, 40), (4, 2, 50)),
+        *((5, 3, 60), (6, 4, 70)),
+    ]
+    assert changes[0]["time"] == "1970-01-01T00:00:03.000000Z"
+
+
 def test_condition_has_the_time_since_when_it_is_so() -> None:
     thing = job()
     read = job_of(thing, [], [], priorities={})
