@@ -15,7 +15,8 @@ The user has one of three goals:
 Sizes that were never measured are taken from the curve through the others (see `curve`), up to three times as large or
 small as a measured one. They are tried only if the prediction is clearly better, so that the trial is worth its price.
 A measured size is chosen again only after a trial, or when there was no change for a tenth of the time that remains,
-and for ten minutes. That keeps the number of changes small; so does the requirement to be better by some per cent.
+and for ten minutes, or at once if the present size misses the goal: a known size is then safer than a trial. That keeps
+the number of changes small; so does the requirement to be better by some per cent.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class Cost:
         if plan.size not in curve.measured:
             return plan.beats(present, _BETTER) and self._pays(plan, present, situation)
         rest_s = max(_LEAST_REST_S, min(self.retry_s, _REST * present.seconds))
-        had_rest = situation.now - stay.since >= rest_s
+        had_rest = situation.now - stay.since >= rest_s or present.misses > 1
         return (stay.is_trial or had_rest) and plan.beats(present, 0.0 if stay.is_trial else 2 * _BETTER)
 
     def _pays(self, plan: Plan, present: Plan, situation: Situation) -> bool:
