@@ -36,7 +36,8 @@ class Room:
     """What the coordinator knows of the number of nodes, and tells the members.
 
     Rank 0 gets it when it has changed, at most once per second. The other members get it if the demand or the view has
-    changed since there was a demand, because they report the demand to a standby.
+    changed since there was a demand, because they report the demand to a standby, and if the stragglers have changed,
+    because they tell the controller of a cluster.
 
     Args:
         demand: How many nodes the members want, as far as the coordinator knows.

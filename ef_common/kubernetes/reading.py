@@ -7,7 +7,7 @@ spreading, volumes, quotas) is found out by trying: a pod that finds no node is 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
 from ipaddress import ip_address
@@ -88,8 +88,13 @@ def _of_container(container: Object) -> dict[str, int]:
     return {name: thousandths(amount) for name, amount in amounts.items()}
 
 
-def pod_of(pod: Object) -> Pod:
-    """A worker pod. The container that trains decides whether it has ended: others may run for ever."""
+def pod_of(pod: Object, slow: Collection[str] = ()) -> Pod:
+    """A worker pod. The container that trains decides whether it has ended: others may run for ever.
+
+    Args:
+        pod: It.
+        slow: Addresses of those that are slower than the others.
+    """
     meta, status = pod["metadata"], pod.get("status") or {}
     phase, over = status.get("phase", "Pending"), _end_of_training(pod)
     ended = phase in _ENDED or over is not None
@@ -107,6 +112,7 @@ def pod_of(pod: Object) -> Pod:
         unschedulable_since=_unschedulable_since(status),
         created=seconds(meta.get("creationTimestamp")),
         problem=_problem_of(status),
+        slow=status.get("podIP") in slow,
     )
 
 
@@ -235,6 +241,7 @@ def job_of(
     high = spec.get("maxWorkers", 1)
     workers = spec.get("workers", high)
     low = spec.get("minWorkers", 1)
+    slow = () if report is None else report.slow
     class_name = spec.get("priorityClassName") or template.get("priorityClassName") or ""
     return Job(
         key=key_of(job),
@@ -252,7 +259,7 @@ def job_of(
         spares=spec.get("spares", 0),
         autoscales=spec.get("autoscale") is not None,
         report=report,
-        pods=tuple(sorted(map(pod_of, pods), key=lambda pod: pod.index)),
+        pods=tuple(sorted((pod_of(pod, slow) for pod in pods), key=lambda pod: pod.index)),
         record=_without_old_refusal(job, record_of(job.get("status") or {})),
     )
 
@@ -292,4 +299,5 @@ def report_of(status: Object) -> Report | None:
         generation=status.get("generation", 0),
         step=status.get("step", 0),
         samples_per_s=status.get("samplesPerSecond"),
+        slow=tuple(status.get("slow") or ()),
     )

@@ -327,6 +327,7 @@ def _status() -> Json:
                 "description": "Samples per second of all workers together, lately.",
             },
             "heardAt": {**text, "description": "When the worker that says this was asked."},
+            "slow": {**texts, "description": "Addresses of pods with a worker that is slower than the others."},
             "changes": {
                 "type": "array",
                 "items": change,

@@ -85,7 +85,8 @@ def _training(told: Report | None, *, has_pods: bool) -> Json:
         return {}
     workers, speed = (told.workers, told.samples_per_s) if has_pods else (0, None)
     said: Json = {"generation": told.generation, "step": told.step, "heardAt": time_of(told.at)}
-    return {**said, **_known(training=workers, samplesPerSecond=speed)}
+    slow = {"slow": [*told.slow]} if told.slow else {}
+    return {**said, **slow, **_known(training=workers, samplesPerSecond=speed)}
 
 
 def _changes(before: Sequence[Json], status: Json) -> list[Json]:

@@ -101,7 +101,11 @@ class MetricsPage:
             "pause_seconds_total": round(session.paused_s, 3),
             "nodes_wanted": 0 if room is None else room.wanted,
         }
-        return "".join(f"{_PREFIX}{name} {value}\n" for name, value in values.items())
+        lines = [f"{name} {value}" for name, value in values.items()]
+        slow = () if room is None else room.stragglers
+        addresses = {member.address for member in view.members if member.id in slow} - {""}
+        lines += [f'straggler{{address="{address}"}} 1' for address in sorted(addresses)]
+        return "".join(f"{_PREFIX}{line}\n" for line in lines)
 
     def _run(self) -> None:
         while not self._stopped.is_set():

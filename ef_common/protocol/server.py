@@ -145,6 +145,7 @@ class CoordinatorServer:
         self._room_told_at = -_ROOM_S
         self._room_told: tuple[str, Room] | None = None  # whom, and what
         self._demand_told: tuple[int, Demand] | None = None  # the members of which view, and what
+        self._stragglers_told: tuple[int, tuple[str, ...]] | None = None  # the same
 
     @property
     def num_workers(self) -> int:
@@ -496,6 +497,7 @@ class CoordinatorServer:
             if peer.view is None and received:  # else it has been told a newer one meanwhile
                 peer.view = received[-1].view
             self._room_told = self._demand_told = None  # it may have missed them
+            self._stragglers_told = (0, ())  # it may know others
             self._submit(_returned(peer.member, message, received), peer)
             self._look_soon()
 
@@ -809,22 +811,26 @@ class CoordinatorServer:
                 self._write(peer, lines[id(before)])
 
     def _tell_room(self) -> None:
-        """Tell rank 0 how much room there is, and the other members what is wanted, if that has changed.
+        """Tell rank 0 how much room there is, and the others what is wanted and who is slow, if that has changed.
 
-        One line to rank 0, at most once per second. One to each member when the demand has changed, and, in a job with
-        a demand, when the view has.
+        One line to rank 0, at most once per second. One to each member when the demand or the stragglers have changed,
+        and, in a job with a demand or a straggler, when the view has.
         """
         self._room_at, state = None, self.state
         if not isinstance(state, Serving):
             return
         self._room_told_at = self._now
         room, first = _room_of(state, self._settings), state.view.ids[0]
-        known = (state.view.generation, state.demand)
-        to_all = state.demand.number > 0 and known != self._demand_told
+        known, slow = (state.view.generation, state.demand), (state.view.generation, room.stragglers)
+        before = self._stragglers_told
+        stragglers_changed = slow != before if room.stragglers else before is not None
+        to_all = stragglers_changed or (state.demand.number > 0 and known != self._demand_told)
         if to_all or (first, room) != self._room_told:
             self._send(wire.encode(room), *(state.view.ids if to_all else (first,)))
             self._room_told = (first, room)
-            self._demand_told = known if to_all else self._demand_told
+            if to_all:
+                self._demand_told = known
+                self._stragglers_told = slow if room.stragglers else None
 
     def _members(self) -> tuple[Member, ...]:
         return () if self.state.view is None else self.state.view.members

@@ -158,6 +158,12 @@ def test_what_is_given_up_first_is_pending_and_then_the_newest() -> None:
     assert gone(one(running("a", 1, 1, 0, pods=mixed), nodes(4))) == ["a-0", "a-2", "a-3"]
 
 
+def test_pod_that_slows_others_down_is_given_up_before_newer_ones() -> None:
+    mixed = (pod(0, created=1.0), pod(1, created=2.0, slow=True), pod(2, created=3.0))
+    assert gone(one(running("a", 1, 2, 0, pods=mixed), nodes(4))) == ["a-1"]
+    assert gone(one(running("a", 1, 3, 0, pods=mixed), nodes(4))) == []
+
+
 def test_pods_that_are_somewhere_stay_whatever_others_need_there() -> None:
     decision = one(running("a", 1, 4, 2), nodes(0, 1))  # the scheduler chooses who goes
     assert (gone(decision), decision.create) == ([], (2,))

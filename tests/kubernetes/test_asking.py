@@ -27,6 +27,15 @@ def test_page_is_read() -> None:
     assert report_in("# HELP x\nelse 7\n" + PAGE, 5.0) == report_in(PAGE, 5.0)
 
 
+def test_slow_pods_are_read_as_far_as_they_are_addresses() -> None:
+    texts = ["10.0.0.9", "fd00::1", "10.0.0.9", "host", '"', "1" * 46]
+    found = report_in(PAGE + "".join(f'elasticflow_straggler{{address="{text}"}} 1\n' for text in texts), 5.0)
+    assert found is not None
+    assert found.slow == ("10.0.0.9", "fd00::1")
+    many = "".join(f'elasticflow_straggler{{address="10.0.0.{number}"}} 1\n' for number in range(100))
+    assert len(report_in(PAGE + many, 5.0).slow) == 16  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [

@@ -279,7 +279,7 @@ def test_refusal_counts_until_the_job_is_changed() -> None:
 def test_what_is_told_of_the_training_is_read_as_it_was_written() -> None:
     thing = job()
     read = job_of(thing, [made_pod("Running")], [node()], priorities={})
-    told = Report(1e9 + 0.5, workers=3, generation=7, step=40, samples_per_s=51.5)
+    told = Report(1e9 + 0.5, workers=3, generation=7, step=40, samples_per_s=51.5, slow=("10.0.0.1",))
     decision = Decision(Record(Phase.RUNNING))
     status = writing.status_of(thing, read, decision, now=1e9, told=told)
     assert (status["training"], status["samplesPerSecond"]) == (3, 51.5)
@@ -287,6 +287,15 @@ def test_what_is_told_of_the_training_is_read_as_it_was_written() -> None:
     unknown = replace(told, workers=None, samples_per_s=None)
     assert reading.report_of(writing.status_of(thing, read, decision, now=1e9, told=unknown)) == unknown
     assert reading.report_of(writing.status_of(thing, read, decision, now=1e9)) is None
+
+
+def test_pod_is_slow_if_a_worker_says_so_of_its_address() -> None:
+    pods = [made_pod("Running"), made_pod("Running")]
+    for number, pod in enumerate(pods, 1):
+        pod["status"]["podIP"] = f"10.0.0.{number}"
+    report = Report(1e9, workers=2, generation=1, step=1, samples_per_s=1.0, slow=("10.0.0.2", "10.0.0.3"))
+    read = job_of(job(), pods, [node()], priorities={}, report=report)
+    assert [pod.slow for pod in read.pods] == [False, True]
 
 
 def test_spares_are_told_apart_from_workers() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import socket
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from urllib.error import HTTPError
 
 import pytest
 
-from ef_common.core.room import Demand, Room
+from ef_common.core.room import NO_DEMAND, Demand, Room
 from ef_common.core.view import Member, View
 from ef_common.launch import worker_metrics
 from ef_common.launch.environment import read_environment
@@ -42,6 +43,13 @@ def test_member_tells_of_its_view_and_of_the_training() -> None:
 
 def test_what_the_members_want_is_told() -> None:
     assert told(session(room=Room(Demand(7, 1, 3), 2, 0, 0, 1, 4)))["nodes_wanted"] == 3
+
+
+def test_stragglers_are_told_by_their_addresses() -> None:
+    members = tuple(Member(name, name, address) for name, address in (("a", "10.0.0.1"), ("b", "10.0.0.2"), ("c", "")))
+    room = replace(Room(NO_DEMAND, 3, 0, 0, 1, 4), stragglers=("b", "c", "gone"))
+    found = told(session(view=View(7, members), room=room))
+    assert [name for name in found if "straggler" in name] == ['straggler{address="10.0.0.2"}']
 
 
 @pytest.mark.parametrize(

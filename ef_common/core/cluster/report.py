@@ -19,6 +19,7 @@ class Report:
         step: Updates of the training.
         samples_per_s: What all workers together have trained on per second lately; None if that is not known.
         asked: How many pods the training asks for; 0 if it has not asked for a number.
+        slow: Addresses of the pods with a worker that is slower than the others.
     """
 
     at: float
@@ -27,6 +28,7 @@ class Report:
     step: int
     samples_per_s: float | None
     asked: int = 0
+    slow: tuple[str, ...] = ()
 
 
 def on_record(
@@ -34,8 +36,8 @@ def on_record(
 ) -> Report | None:
     """What the status of the job says from now on, so that it is not written for each report.
 
-    Another number of workers, or another view, is told at once. Steps and speed change all the time, so they are told
-    when they were told long enough ago, or when the status is written anyway.
+    Another number of workers, another view, or other slow pods, are told at once. Steps and speed change all the time,
+    so they are told when they were told long enough ago, or when the status is written anyway.
 
     Args:
         before: What it says now; None if nothing.
@@ -50,7 +52,11 @@ def on_record(
         return None
     if now - max(newest.at, since) > STALE_S:
         return replace(before or newest, workers=None, samples_per_s=None)
-    if before is None or (before.workers, before.generation) != (newest.workers, newest.generation):
+    if before is None or _at_once(before) != _at_once(newest):
         return newest
     is_same = (before.step, before.samples_per_s) == (newest.step, newest.samples_per_s)
     return before if is_same or now - before.at < every_s else newest
+
+
+def _at_once(report: Report) -> tuple[int | None, int, tuple[str, ...]]:
+    return report.workers, report.generation, report.slow

@@ -12,8 +12,8 @@
    its state.
 5. *Spares* get what is left then, one at a time, too. Their room is the first that is taken for others.
 
-Of its pods, a job keeps first those that run, the oldest first. So it first gives up those that are pending, and then
-the newest.
+Of its pods, a job keeps first those that run, the oldest first, but slow ones last. So it first gives up those that are
+pending, then those that slow the others down, and then the newest.
 
 Cost: O((jobs + new pods) · nodes) comparisons, and O(pods · log jobs).
 """
@@ -164,9 +164,9 @@ class _Dealing:
         self.share.kept += [pod for pod in self._has if pod.node and self._room.keep(pod)]
 
 
-def _worth(pod: Pod) -> tuple[bool, bool, float, int]:
+def _worth(pod: Pod) -> tuple[bool, bool, bool, float, int]:
     """The order in which pods are kept."""
-    return (not pod.running, not pod.node, pod.created, pod.index)
+    return (not pod.running, not pod.node, pod.slow, pod.created, pod.index)
 
 
 def _deal_spares(dealt: list[_Dealing], spares: dict[str, int]) -> None:

@@ -60,6 +60,7 @@ class Pod:
         unschedulable_since: Since when the scheduler finds no node for it; None if it does, or has not looked.
         created: When it was created, in seconds.
         problem: Why its containers cannot be started; "" for nothing.
+        slow: A worker of it is slower than the others of the job, which wait for it.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Pod:
     unschedulable_since: float | None = None
     created: float = 0.0
     problem: str = ""
+    slow: bool = False
 
     @property
     def takes_room(self) -> bool:
