@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -37,6 +38,8 @@ def die_with_parent() -> None:
 class Processes:
     """Starts processes; on leaving the context all of them, and theirs, are dead and reaped.
 
+    Children that were there before it was entered stay: the daemons of a cluster, say.
+
     Their output goes to files in `directory`, a temporary one (in memory) that is removed in the end.
     """
 
@@ -47,6 +50,7 @@ class Processes:
         self._temporary = tempfile.TemporaryDirectory(prefix="ef-bench-", dir=memory if memory.is_dir() else None)
         self.directory = Path(self._temporary.name)
         self._started: list[subprocess.Popen[bytes]] = []
+        self._others = set(psutil.Process().children())
         return self
 
     def start(
@@ -90,7 +94,12 @@ class Processes:
         self._temporary.cleanup()
 
     def _descendants(self) -> list[psutil.Process]:
-        return psutil.Process().children(recursive=True)
+        children = (child for child in psutil.Process().children() if child not in self._others)
+        found = []
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found += [child, *child.children(recursive=True)]
+        return found
 
     def _reap(self) -> None:
         for process in self._started:
