@@ -27,7 +27,7 @@ with_slow_keras = pytest.mark.parametrize(
     "host",
     [
         "lightning",
-        pytest.param("keras-tensorflow", marks=[pytest.mark.thorough, *needs_horovod("tensorflow")]),
+        pytest.param("keras-tensorflow", marks=[pytest.mark.exhaustive, *needs_horovod("tensorflow")]),
     ],
     indirect=True,
     scope="module",

@@ -1,7 +1,7 @@
 """Which cases of parametrized tests with real processes `make test` and `make test-all` run.
 
 `make test` runs one case of each test, and the cases of a file take turns. `make test-all` runs
-cases that together have each value of each parameter.
+cases that together have each value of each parameter, on two platforms.
 """
 
 from __future__ import annotations
@@ -55,31 +55,52 @@ def _times(case: Case, turns: Mapping[Value, int]) -> int:
     return sum(turns[value] for value in case.values)
 
 
-def covering(cases: Iterable[Case], first: Collection[str]) -> set[str]:
-    """Names of the cases that have each value of each parameter of their test, the chosen ones `first` among them.
+def covering(cases: Iterable[Case], first: Collection[str], platforms: Collection[str] = ()) -> set[str]:
+    """Names of the cases that `make test-all` runs, the chosen ones `first` among them.
 
-    Of cases that have as many values which no other one has yet, those are taken whose pairs of values the tests of the
-    file have least often so far: so each host meets each size, though not in each test. A value that can only be had in
-    a case that would be skipped is shown by one such case.
+    Of each test, they have each value of each parameter, but of a platform (a framework, an engine) only two values:
+    the tests of a file take turns, as with `chosen`. Among cases that have as many values which no other one has yet,
+    those are taken whose pairs of values the file has least often so far. A value that can only be had in a case that
+    would be skipped is shown by one such case.
     """
+    turns: Counter[Value] = Counter()
     pairs: Counter[tuple[Value, Value]] = Counter()
     names = set()
+
+    def take(case: Case) -> None:
+        names.add(case.name)
+        turns.update(case.values)
+        pairs.update(combinations(case.values, 2))
+
     for alternatives in _of_each_function(cases):
+        runnable = [case for case in alternatives if case.runs]
         taken = [case for case in alternatives if case.name in first]
         for case in taken:
-            pairs.update(combinations(case.values, 2))
-        missing = {value for case in alternatives for value in case.values}
-        missing -= {value for case in taken if case.runs for value in case.values}
-        for candidates in ([c for c in alternatives if c.runs], [c for c in alternatives if not c.runs]):
-            left = missing & {value for case in candidates for value in case.values}
-            while left:
-                best = min(candidates, key=lambda case: (-len(left & set(case.values)), _met(case, pairs), case.cost))
-                taken.append(best)
-                pairs.update(combinations(best.values, 2))
-                left -= set(best.values)
-                missing -= set(best.values)
-        names.update(case.name for case in taken)
+            take(case)
+        while wanted := _wanted(runnable, taken, platforms):
+
+            def rank(case: Case, wanted: Collection[Value] = wanted) -> tuple[float, ...]:
+                new = [value for value in case.values if value in wanted]
+                number = sum(value[0] not in platforms for value in new)
+                return -number, -len(new), case.cost * (1 + _times(case, turns)), _met(case, pairs)
+
+            best = min(runnable, key=rank)
+            taken.append(best)
+            take(best)
+        shown = {value for case in runnable for value in case.values}
+        for case in alternatives:
+            if not shown.issuperset(case.values):
+                shown.update(case.values)
+                take(case)
     return names
+
+
+def _wanted(runnable: Sequence[Case], taken: Sequence[Case], platforms: Collection[str]) -> set[Value]:
+    """Values that one more case should have."""
+    had = {value for case in taken if case.runs for value in case.values}
+    count = Counter(name for name, _ in had)
+    missing = {value for case in runnable for value in case.values} - had
+    return {value for value in missing if value[0] not in platforms or count[value[0]] < 2}
 
 
 def _of_each_function(cases: Iterable[Case]) -> Iterable[list[Case]]:

@@ -18,6 +18,8 @@ COSTS = {
 }
 """CPU time of a worker of these hosts and backends, where others take 1: TensorFlow traces steps in each process, and
 JAX cannot be forked."""
+PLATFORMS = ("host", "backend", "engine")
+"""Parameters that say on what the same is tested."""
 SERVERS = ("keras-tensorflow", "keras-torch")
 """Hosts whose forkservers take longest to start."""
 SHARED = ("ceph", "etcd")
@@ -38,7 +40,7 @@ def mark(items: list[pytest.Item]) -> None:
             files[item.path].append(item)
     for together in files.values():
         names = chosen(_case(item, runs=_runs(item) and not item.get_closest_marker("thorough")) for item in together)
-        kept = covering([_case(item, runs=_runs(item)) for item in together], names)
+        kept = covering((_case(item, runs=_runs(item)) for item in together), names, PLATFORMS)
         for item in together:
             if item.nodeid not in names:
                 item.add_marker(pytest.mark.thorough)
@@ -64,11 +66,11 @@ def _runs(item: pytest.Function) -> bool:
 
 
 def _values(item: pytest.Function) -> tuple[Value, ...]:
-    """What each parameter has, those of one row of a `parametrize` together."""
+    """What each parameter has; those of one row of a `parametrize`, platforms left out, together."""
     params = _params(item)
-    rows = [tuple(_argnames(mark)) for mark in item.iter_markers("parametrize")]
-    alone = [(name,) for name in params if all(name not in row for row in rows)]
-    return tuple(("-".join(row), repr([params[name] for name in row])) for row in sorted([*rows, *alone]))
+    rows = [[name for name in _argnames(mark) if name not in PLATFORMS] for mark in item.iter_markers("parametrize")]
+    alone = [[name] for name in params if all(name not in row for row in rows)]
+    return tuple(("-".join(row), repr([params[name] for name in row])) for row in sorted([*rows, *alone]) if row)
 
 
 def _argnames(mark: pytest.Mark) -> list[str]:

@@ -63,3 +63,13 @@ def test_case_that_is_skipped_covers_only_what_no_other_one_has() -> None:
 
 def test_test_without_parameters_is_its_only_case() -> None:
     assert covering([Case("a", "a")], {"a"}) == {"a"}
+
+
+def test_of_a_platform_two_values_are_taken_in_turns() -> None:
+    cases = [case for function in "abc" for case in grid(function, "wxyz", (2, 3))]
+    found = covering(cases, {"a[w-2]", "b[x-3]", "c[y-2]"}, ["host"])
+    assert found == {"a[w-2]", "a[x-3]", "b[x-3]", "b[y-2]", "c[y-2]", "c[z-3]"}
+
+
+def test_platform_that_is_skipped_is_shown() -> None:
+    assert covering(cases("a", "x", "y", "z", skipped=("y",)), {"a[x]"}, ["host"]) == {"a[x]", "a[y]", "a[z]"}
