@@ -83,6 +83,22 @@ def test_job_finds_the_best_size_and_stays(run: Callable[..., Launched]) -> None
     assert text.count("the job wants ") == len(made)
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("cap", range(1, 7))
+def test_job_whose_resource_is_enough_for_some_workers_finds_their_number(
+    run: Callable[..., Launched], cap: int
+) -> None:
+    job = run("--nproc-per-node=1", "--nnodes=1:6", f"--autoscale=max=6,every_steps={EVERY}", cap=float(cap))
+    job.wait_for("autoscale")
+    made: list[tuple[int, int]] = []
+    while made != decisions(job) or job.events("view")[-1]["world_size"] != made[-1][1]:
+        made = decisions(job)
+        wait_for_steps(job, 4 * EVERY)
+    assert made[-1][1] == cap
+    assert len(made) <= 3
+    finish(job)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("command", "why"),
