@@ -31,7 +31,7 @@ help:
 	@echo "make demo    train with 3 workers, kill one, add one"
 	@echo "make demo-keras  the same with Keras, on TensorFlow and Horovod"
 	@echo "make test    every unit test, one case of each other test (minutes); PART=keras: those of a folder"
-	@echo "make test-all    also the slow tests, and each value of each parameter in each of them; PART= as above (takes an hour)"
+	@echo "make test-all    also the slow tests, and each value of each parameter in each of them; PART= as above (takes an hour or more)"
 	@echo "make test-every  every case of every test; PART= as above (takes hours)"
 	@echo "make test-peers  Lightning's and Keras's own tests with ElasticFlow; LIGHTNING_SRC names a checkout of Lightning (hours)"
 	@echo "make test-kubernetes  the tests with a Kubernetes, which is built first, once (three minutes)"

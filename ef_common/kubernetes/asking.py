@@ -134,7 +134,7 @@ class Reports:
             report = report_in(await _page(door), at)
             if report is not None:
                 before, self._reports[job], self._answered[job] = self._reports.get(job), report, door
-                return before is None or _what_matters(before) != _what_matters(report)
+                return before is None or (before.members, before.asked) != (report.members, report.asked)
         return False
 
     def _in_order(self, job: str, doors: Sequence[Door]) -> list[Door]:
@@ -142,10 +142,6 @@ class Reports:
         first = self._round % max(1, len(doors))
         turned = [*doors[first:], *doors[:first]]
         return sorted(turned, key=lambda door: door != self._answered.get(job))[:_ASK_OF_A_JOB]
-
-
-def _what_matters(report: Report) -> tuple[int | None, int, int, tuple[str, ...]]:
-    return report.workers, report.generation, report.asked, report.slow
 
 
 async def _page(door: Door) -> str:

@@ -28,7 +28,7 @@ from ef_common.core.membership import (
 )
 from ef_common.core.progress import Limits, Progress
 from ef_common.core.quorum import Link, digest_of_ids
-from ef_common.core.room import Demand, Room
+from ef_common.core.room import NO_DEMAND, Demand, Room
 from ef_common.core.view import Member, View
 from ef_common.core.watermark import Watermark
 from ef_common.errors import ProtocolError
@@ -73,6 +73,11 @@ _SMALL_WORLD = 16
 _GATHERED_S = 2e-5
 """Beyond that, what they publish is gathered for so long for each of them, or all would get one line for each."""
 _GATHERED_BYTES = 256 * 1024
+
+
+_ToldToAll = tuple[int, Demand, tuple[str, ...]]
+"""What all members have been told: those of which view, what is wanted, and who is slow."""
+_NOTHING: _ToldToAll = (0, NO_DEMAND, ())
 
 
 class CoordinatorServer:
@@ -144,8 +149,7 @@ class CoordinatorServer:
         self._room_at: float | None = None  # when rank 0 is to be told what has changed
         self._room_told_at = -_ROOM_S
         self._room_told: tuple[str, Room] | None = None  # whom, and what
-        self._demand_told: tuple[int, Demand] | None = None  # the members of which view, and what
-        self._stragglers_told: tuple[int, tuple[str, ...]] | None = None  # the same
+        self._told_to_all: _ToldToAll | None = _NOTHING
 
     @property
     def num_workers(self) -> int:
@@ -496,8 +500,7 @@ class CoordinatorServer:
             peer.returning = False
             if peer.view is None and received:  # else it has been told a newer one meanwhile
                 peer.view = received[-1].view
-            self._room_told = self._demand_told = None  # it may have missed them
-            self._stragglers_told = (0, ())  # it may know others
+            self._room_told = self._told_to_all = None  # it may have missed them, or know others
             self._submit(_returned(peer.member, message, received), peer)
             self._look_soon()
 
@@ -821,16 +824,12 @@ class CoordinatorServer:
             return
         self._room_told_at = self._now
         room, first = _room_of(state, self._settings), state.view.ids[0]
-        known, slow = (state.view.generation, state.demand), (state.view.generation, room.stragglers)
-        before = self._stragglers_told
-        stragglers_changed = slow != before if room.stragglers else before is not None
-        to_all = stragglers_changed or (state.demand.number > 0 and known != self._demand_told)
+        concerns_all = state.demand.number > 0 or bool(room.stragglers)
+        known = (state.view.generation, state.demand, room.stragglers) if concerns_all else _NOTHING
+        to_all = known != self._told_to_all
         if to_all or (first, room) != self._room_told:
             self._send(wire.encode(room), *(state.view.ids if to_all else (first,)))
-            self._room_told = (first, room)
-            if to_all:
-                self._demand_told = known
-                self._stragglers_told = slow if room.stragglers else None
+            self._room_told, self._told_to_all = (first, room), known
 
     def _members(self) -> tuple[Member, ...]:
         return () if self.state.view is None else self.state.view.members

@@ -30,6 +30,11 @@ class Report:
     asked: int = 0
     slow: tuple[str, ...] = ()
 
+    @property
+    def members(self) -> tuple[int | None, int, tuple[str, ...]]:
+        """What it says of those that train, which changes seldom."""
+        return self.workers, self.generation, self.slow
+
 
 def on_record(
     before: Report | None, newest: Report | None, *, now: float, since: float, every_s: float
@@ -52,11 +57,7 @@ def on_record(
         return None
     if now - max(newest.at, since) > STALE_S:
         return replace(before or newest, workers=None, samples_per_s=None)
-    if before is None or _at_once(before) != _at_once(newest):
+    if before is None or before.members != newest.members:
         return newest
     is_same = (before.step, before.samples_per_s) == (newest.step, newest.samples_per_s)
     return before if is_same or now - before.at < every_s else newest
-
-
-def _at_once(report: Report) -> tuple[int | None, int, tuple[str, ...]]:
-    return report.workers, report.generation, report.slow
