@@ -22,8 +22,8 @@ def test_nothing_is_said_before_anybody_has_answered() -> None:
     assert said(None, BEFORE) == BEFORE
 
 
-@pytest.mark.parametrize("change", [{"workers": 2}, {"generation": 8}])
-def test_change_of_the_workers_is_said_at_once(change: dict[str, int]) -> None:
+@pytest.mark.parametrize("change", [{"workers": 2}, {"generation": 8}, {"slow": ("10.0.0.1",)}])
+def test_change_of_the_workers_is_said_at_once(change: dict[str, object]) -> None:
     newest = replace(BEFORE, at=101.0, **change)  # type: ignore[arg-type]
     assert said(BEFORE, newest, now=101.0) == newest
 

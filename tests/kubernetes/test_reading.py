@@ -321,6 +321,8 @@ def test_last_changes_of_who_trains_are_told() -> None:
     for second, (generation, workers) in enumerate([(1, 2), (1, 2), (2, None), (2, 3), (3, 3), (4, 2), (5, 3), (6, 4)]):
         told = Report(float(second), workers=workers, generation=generation, step=10 * second, samples_per_s=1.0)
         thing["status"] = writing.status_of(thing, read, Decision(Record(Phase.RUNNING)), now=0.0, told=told)
+        if second == 3:  # nobody knew who trained in view 2, until somebody did
+            assert [one.get("training") for one in thing["status"]["changes"]] == [2, 3]
     changes = thing["status"]["changes"]
     assert [(one["generation"], one["training"], one["step"]) for one in changes] == [
         *((2, 3, 30), (3, 3, 40), (4, 2, 50)),

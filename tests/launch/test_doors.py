@@ -191,6 +191,16 @@ def test_endpoint_that_no_name_server_knows_yet_is_waited_for(
     hosting.leave()
 
 
+def test_coordinator_alone_hosts_under_an_address_that_this_machine_does_not_have() -> None:
+    """It may be that of what forwards to it."""
+    options = Options.parse(Told(f"192.0.2.1:{free_ports(1)[0]}", 1, 2, {}))
+    hosting = Hosting(options, run_id="none", node="n", is_alone=True)
+    hosting.find()
+    assert hosting.coordinator is not None
+    assert hosting.coordinator.leads
+    hosting.leave()
+
+
 def test_endpoint_that_no_name_server_ever_knows_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     resolver(monkeypatch, {"workers.test": []})
     options = Options.parse(Told("workers.test:29400", 1, 2, {"join_timeout": "0.1"}))
