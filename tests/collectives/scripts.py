@@ -338,16 +338,18 @@ def killed_while_gpus_are_connected(seat: RealSeat) -> list[Any]:
 
 
 def failed_sum_leaves_its_tensor_alone(seat: RealSeat) -> list[Any]:
-    """Rank 0 never joins in. What the others do with their tensors after the abort, nobody undoes."""
+    """Rank 0 meets the others, and sums nothing. What they do with their tensors after the abort, nobody undoes."""
     import torch
 
     group = seat.build()
     group.all_reduce(seat.tensor([1.0])).wait()
     tensors = [seat.of(np.full(1 << 20, 5.0, np.float32)) for _ in range(3)]
+    meeting = group.meet("several", tensors)
+    meeting.wait()
+    pending = [] if seat.rank == 0 else [group.all_reduce(tensor, "several", meeting) for tensor in tensors]
+    seat.meet("begun")
     if seat.rank == 0:
-        seat.sleep(3 * SETTLED_S)
         return [True, True]
-    pending = [group.all_reduce(tensor) for tensor in tensors]
     seat.sleep(SETTLED_S)
     group.abort()
     for tensor in tensors:
