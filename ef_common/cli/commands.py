@@ -152,12 +152,9 @@ def run(arguments: tuple[str, ...]) -> None:
 
     Accepts all options of torchrun, and `--checkpoint URL` and `--run-dir DIR`. See `elasticflow run --help`.
     """
-    try:
-        from ef_common.launch.run import main as run_job
-    except ImportError as error:
-        click.echo(f"elasticflow run needs torch (pip install 'elasticflow-training[torch]'): {error}", err=True)
-        sys.exit(2)
-    sys.exit(run_job(list(arguments)))
+    from ef_common.launch.command import main as run_job
+
+    sys.exit(run_job(arguments))
 
 
 @main.command()

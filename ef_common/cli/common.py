@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,25 @@ def refusing(command: str) -> Iterator[None]:
     except (UsageError, ClusterFailed, ThreadFailed) as error:
         click.echo(f"elasticflow {command}: {error}", err=True)
         sys.exit(2 if isinstance(error, UsageError) else 1)
+
+
+def run_with(program: str, arguments: Sequence[str], *, command: str, dry_run: bool) -> None:
+    """Run a job with a launcher of ranks or tasks, and exit with the status of the training.
+
+    Args:
+        program: The launcher.
+        arguments: Its own, then `elasticflow run …`.
+        command: Name of the command, without `elasticflow`.
+        dry_run: Print what would be run, and do nothing.
+    """
+    from ef_common.launch import mpirun
+
+    with refusing(command):
+        line = mpirun.command_of(program, arguments)
+    if dry_run:
+        click.echo(shlex.join(line))
+        return
+    sys.exit(mpirun.run(line))
 
 
 def options_and_script(arguments: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
-
 import click
 
-from ef_common.cli.common import refusing
+from ef_common.cli.common import run_with
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -20,11 +17,4 @@ def mpi(mpirun: str, dry_run: bool, arguments: tuple[str, ...]) -> None:
     Adds the options of Open MPI or MPICH by which a rank that is lost does not end the job, and a secret. Ctrl-C lets
     the workers save a checkpoint and leave. The exit status is that of the training.
     """
-    from ef_common.launch import mpirun as launching
-
-    with refusing("mpi"):
-        command = launching.command_of(mpirun, arguments)
-    if dry_run:
-        click.echo(shlex.join(command))
-        return
-    sys.exit(launching.run(command))
+    run_with(mpirun, arguments, command="mpi", dry_run=dry_run)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ef_common.cli.common import refusing, say_what_next, shown
+from ef_common.cli.common import refusing, run_with, say_what_next, shown
 from ef_common.launch.nnodes import DEFAULT_NNODES
 
 
@@ -71,3 +71,15 @@ def submit(
     )
     low, high = submission.min_nodes, submission.max_nodes
     say_what_next(f"Slurm job {job.number} starts with {low} to {high} nodes.", rows)
+
+
+@slurm.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--dry-run", is_flag=True, help="Print the command, and do nothing.")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF SRUN] elasticflow run SCRIPT ...")
+def srun(dry_run: bool, arguments: tuple[str, ...]) -> None:
+    """Run a job on the nodes of one allocation: `elasticflow slurm srun --ntasks-per-node=1 elasticflow run train.py`.
+
+    Adds the options by which a node that is lost does not end the others, and a secret. Ctrl-C lets the workers save a
+    checkpoint and leave. The exit status is that of the training.
+    """
+    run_with("srun", arguments, command="slurm srun", dry_run=dry_run)

@@ -82,7 +82,7 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)  # until the launcher listens
     end_with_parent(signal.SIGHUP, int(sys.argv[1]))
-    from ef_common.launch.run import main as run
+    from ef_common.launch.command import main as run
 
     return run(sys.argv[2:])
 

@@ -1,8 +1,8 @@
-"""`elasticflow mpi`: an MPI launcher with the options by which a lost rank does not end the job.
+"""`elasticflow mpi` and `elasticflow slurm srun`: a launcher that ends the job with the training, not with a lost rank.
 
 Such a launcher ends with status 0 whatever its ranks say (Open MPI), or with the status of the one that was lost
-(MPICH), and it kills the ranks within a second when it is told to end. So it is started as a child: each rank says with
-which status it ends, and a signal to this process lets the workers leave.
+(MPICH, Slurm), and it kills the ranks within a second when it is told to end. So it is started as a child: each rank
+says with which status it ends, and a signal to this process lets the workers leave.
 """
 
 from __future__ import annotations
@@ -27,15 +27,19 @@ from ef_common.launch.environment import RANK_STATUS, TOKEN
 from ef_common.launch.mpi import MPICH, OPEN_MPI, PASS_ON
 from ef_common.launch.signals import GENTLE, handled, to_end
 
+SLURM = "Slurm"
 _OPTIONS = {
     OPEN_MPI: ("--enable-recovery", *PASS_ON[OPEN_MPI].split()),
     MPICH: ("-disable-auto-cleanup",),
+    SLURM: ("--kill-on-bad-exit=0", "--no-kill"),
 }
-"""MPICH's ranks have all variables of the shell anyway."""
+"""Ranks of MPICH and tasks of Slurm have all variables of the shell anyway."""
 _RANK = 'trap "kill -USR1 \\$p 2>/dev/null" USR1; "$@" & p=$!; while kill -0 $p 2>/dev/null; do wait $p; done; wait $p'
 """A rank of MPICH that a signal ends takes those of its machine with it; one that has an exit status does not."""
-_NAMES = {OPEN_MPI: ("Open MPI", "OpenRTE", "PRRTE"), MPICH: ("HYDRA", "Intel(R) MPI")}
-_STATUS = re.compile(rb"^elasticflow-rank-status: (\d{1,9}) (\d{1,9})\n?$")
+_NAMES = {OPEN_MPI: ("Open MPI", "OpenRTE", "PRRTE"), MPICH: ("HYDRA", "Intel(R) MPI"), SLURM: ("slurm ",)}
+_NUMBERS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+_STATUS = re.compile(rb"^(?: *\d+: )?elasticflow-rank-status: (\d{1,9}) (\d{1,9})\n?$")
+"""`srun --label` begins each line with the number of the task."""
 _MAX_BYTES = 1 << 16
 _VERSION_S = 30.0
 _LEFT = os.EX_TEMPFAIL
@@ -50,7 +54,7 @@ def launcher_of(program: str) -> str:
     """
     if shutil.which(program) is None:
         raise UsageError(
-            f"there is no `{program}` on the path: give this command where MPI is, or name it with --mpirun"
+            f"there is no `{program}` on the path: give this command on a machine that has it, or name another one"
         )
     try:
         done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=_VERSION_S)
@@ -61,14 +65,16 @@ def launcher_of(program: str) -> str:
         if any(name in said for name in names):
             return launcher
     first = said.strip().partition("\n")[0]
-    raise UsageError(f"expected the mpirun of Open MPI, MPICH or Intel MPI. Received: {program}, which says: {first}")
+    raise UsageError(
+        f"expected srun, or the mpirun of Open MPI, MPICH or Intel MPI. Received: {program}, which says: {first}"
+    )
 
 
 def command_of(program: str, arguments: Sequence[str]) -> list[str]:
     """The command with the options that it takes.
 
     Args:
-        program: Such as ``mpirun``.
+        program: Such as ``mpirun`` or ``srun``.
         arguments: Of it, with the program that it starts.
 
     Raises:
@@ -77,19 +83,22 @@ def command_of(program: str, arguments: Sequence[str]) -> list[str]:
     number = next((i for i, one in enumerate(arguments) if os.path.basename(one) == "elasticflow"), None)
     if number is None:
         raise UsageError(
-            "expected what mpirun takes, and then `elasticflow run train.py`. "
+            f"expected what {program} takes, and then `elasticflow run train.py`. "
             f"Received: {' '.join(arguments) or 'nothing'}"
         )
     launcher = launcher_of(program)
     if launcher == OPEN_MPI:
         return [program, *_OPTIONS[launcher], "-x", RANK_STATUS, *arguments]
+    if launcher == SLURM:
+        return [program, *_OPTIONS[launcher], *arguments]
     return [program, *_OPTIONS[launcher], *arguments[:number], "bash", "-c", _RANK, "rank", *arguments[number:]]
 
 
-def tell_status(status: int, rank: int, environ: Mapping[str, str]) -> None:
-    """Tell `elasticflow mpi`, if it has started this rank, with which status it ends."""
+def tell_status(status: int, environ: Mapping[str, str]) -> None:
+    """Tell the command that has started this rank, if it is one of this module's, with which status it ends."""
     if environ.get(RANK_STATUS):
-        sys.stderr.write(f"elasticflow-rank-status: {rank} {status}\n")
+        number = next((environ[name] for name in _NUMBERS if environ.get(name, "").isdecimal()), "0")
+        sys.stderr.write(f"elasticflow-rank-status: {number} {status}\n")
         sys.stderr.flush()
 
 

@@ -34,15 +34,16 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from ef_common.errors import AuthenticationError, CoordinatorLost, JobFinished, UsageError
-from ef_common.launch import environment, joining, run_directory
+from ef_common.errors import AuthenticationError, CoordinatorLost, UsageError
+from ef_common.launch import command, environment, joining, run_directory
 from ef_common.launch.certificates import trust_of
 from ef_common.launch.child import end_with_parent
+from ef_common.launch.command import LEFT, REFUSED
 from ef_common.launch.coordinator_process import start_coordinator
 from ef_common.launch.departure import SIGNAL
 from ef_common.launch.hosts import job as hosts_job
+from ef_common.launch.hosts import options as hosts_options
 from ef_common.launch.mpi import rank_in
-from ef_common.launch.mpirun import tell_status
 from ef_common.launch.nnodes import DEFAULT_NNODES
 from ef_common.launch.rendezvous_options import BACKEND, config_of, joined_conf, names_token, options_of_a_local_job
 from ef_common.launch.restarts import Restarts
@@ -52,20 +53,15 @@ from ef_common.launch.surroundings import meeting_in
 from ef_common.protocol.addresses import LOOPBACK, format_address
 from ef_common.protocol.auth import Token
 from ef_common.session.crash_record import ask_to_leave, has_left, read_failure
-from ef_common.terminal import FORMATS, LOG_FORMAT, log_as_json, outlive_reader, say
+from ef_common.terminal import say
 
-DEFAULT_RESTARTS = 3
 LAST_CALL_S = 10.0
 """How long the start waits for a worker that was started with the others and does not arrive."""
 KILLED = 128
 """And the number of the signal: exit status of an agent whose worker a signal has ended."""
 EXCUSED = os.EX_TEMPFAIL
 """Exit status of an agent whose worker has ended by the fault of something else: the others have lost it, say."""
-LEFT = os.EX_TEMPFAIL
-"""Exit status by default if the launcher was told to go before the training was over: it can be started again."""
 INTERRUPTED = KILLED + signal.SIGINT
-REFUSED = 2
-"""Exit status if the command cannot be run as it is."""
 _NONE = "\0"  # stands for a script that is not named
 _LOOK_S = 0.1
 
@@ -168,60 +164,7 @@ def parser() -> argparse.ArgumentParser:
         "Run a training script elastically: on this machine, or as one node of a job with --rdzv-endpoint. "
         "All options of torchrun are accepted."
     )
-    ours = made.add_argument_group("ElasticFlow")
-    ours.add_argument(
-        "--join",
-        metavar="RUN",
-        help="join a job that is running, as one more node: its run directory, which also knows the script and all "
-        "options of the job, or the URL at which its nodes find each other",
-    )
-    ours.add_argument(
-        "--checkpoint", metavar="URL", help="where checkpoints are saved, and resumed from: s3://bucket/run, a path …"
-    )
-    ours.add_argument(
-        "--run-dir",
-        metavar="DIR",
-        type=Path,
-        help="directory of the event log (default: a new one in ./elasticflow-runs)",
-    )
-    ours.add_argument(
-        "--tls",
-        metavar="1|DIR",
-        help="encrypt ElasticFlow's connections: 1 for certificates that follow from the token, or their directory",
-    )
-    ours.add_argument(
-        "--autoscale",
-        metavar="SETTINGS",
-        help="let the job choose its size: min=1,max=6,policy=throughput,every_steps=50, or `off`; what the script "
-        "itself says takes precedence",
-    )
-    ours.add_argument(
-        "--scale-command",
-        metavar="COMMAND",
-        help="what the job runs when it wants more or fewer nodes, with the numbers in ELASTICFLOW_WANTED and "
-        "ELASTICFLOW_NODES",
-    )
-    ours.add_argument(
-        "--left-status",
-        metavar="STATUS",
-        type=int,
-        default=LEFT,
-        help="exit status if this node was told to go, by a signal or a notice, before the training was over "
-        f"(default: {LEFT}; 130 after Ctrl-C)",
-    )
-    ours.add_argument(
-        "--log-format",
-        choices=FORMATS,
-        help="how ElasticFlow writes its lines to the terminal (default: text); json: one object in each line",
-    )
-    hosts_job.add_options(made)
-    for name, value in (
-        ("nnodes", DEFAULT_NNODES),
-        ("rdzv_backend", BACKEND),
-        ("max_restarts", DEFAULT_RESTARTS),
-    ):
-        if f"PET_{name.upper()}" not in os.environ:
-            made.set_defaults(**{name: value})
+    command.add_options(made)
     return made
 
 
@@ -266,50 +209,28 @@ def main(argv: list[str]) -> int:
 
     Returns:
         Exit status.
+
+    Raises:
+        CoordinatorLost: The job that it is to join cannot be found.
+        JobFinished: It has finished.
+        UsageError: Values that do not go together.
     """
-    status, rank = _main(argv), rank_in(os.environ)
-    tell_status(status, 0 if rank is None else rank.number, os.environ)  # the only rank is not one of several
-    return status
-
-
-def _main(argv: list[str]) -> int:
-    try:
-        args = _parse(parser(), argv)
-        if hosts_job.is_asked_for(args):
-            _prepare(args)
-            return hosts_job.main(args, argv)
-        options = Options.parse(argv)
-        _prepare(options.torchrun)
-        script = [options.torchrun.training_script, *options.torchrun.training_script_args]
-        run_dir = run_directory.create(
-            script[0], options.run_dir, local=options.local, joins=bool(options.torchrun.join)
-        )
-        os.environ[environment.RUN_DIR] = str(run_dir)
-        if options.checkpoint:
-            os.environ[environment.CHECKPOINT] = options.checkpoint
-        os.environ.update(options.variables)
-        launcher = run_directory.this_launcher(script, max_workers=options.max_nodes, local=options.local)
-        with listening() as signals, _Agents(options) as agents:
-            if not options.torchrun.join:
-                joining.write(run_dir, options.torchrun, script, local=options.local, token=agents.token_to_join)
-            return _Supervisor(options, run_dir, agents, launcher, signals).run()
-    except JobFinished as finished:
-        say(str(finished))
-        return 0
-    except (UsageError, CoordinatorLost) as error:
-        say(str(error), color="red")
-        return REFUSED
-
-
-def _prepare(args: argparse.Namespace) -> None:
-    """What lines and connections look like."""
-    if args.log_format:
-        os.environ[LOG_FORMAT] = args.log_format
-    if args.tls:
-        os.environ[environment.TLS] = args.tls
-    environment.check_log_format(os.environ)
-    outlive_reader()
-    log_as_json()
+    args = _parse(parser(), argv)
+    command.prepare(args)
+    if hosts_options.is_asked_for(args):
+        return hosts_job.main(args, argv)
+    options = Options.parse(argv)
+    script = [options.torchrun.training_script, *options.torchrun.training_script_args]
+    run_dir = run_directory.create(script[0], options.run_dir, local=options.local, joins=bool(options.torchrun.join))
+    os.environ[environment.RUN_DIR] = str(run_dir)
+    if options.checkpoint:
+        os.environ[environment.CHECKPOINT] = options.checkpoint
+    os.environ.update(options.variables)
+    launcher = run_directory.this_launcher(script, max_workers=options.max_nodes, local=options.local)
+    with listening() as signals, _Agents(options) as agents:
+        if not options.torchrun.join:
+            joining.write(run_dir, options.torchrun, script, local=options.local, token=agents.token_to_join)
+        return _Supervisor(options, run_dir, agents, launcher, signals).run()
 
 
 @dataclass(slots=True)

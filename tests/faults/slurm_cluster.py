@@ -222,6 +222,10 @@ class Cluster:
         """The states of the tasks, in their order."""
         return [record["JobState"] for _, record in sorted(self.tasks(job).items())]
 
+    def state(self, job: str) -> str:
+        """The state of a job that is no array."""
+        return self.ask("scontrol", "--oneliner", "show", "job", job).partition("JobState=")[2].split()[0]
+
     def cancel_all(self) -> None:
         """Nobody has a node any more."""
         if jobs := self.ask("squeue", "--noheader", "--format=%A").split():

@@ -296,7 +296,7 @@ def test_script_of_the_example_trains(run: Submitted, cluster: Cluster, tmp_path
 def start_step(run: Submitted, cluster: Cluster, srun: str, *options: str) -> str:
     """Submit a batch script with one step. Returns the number of the job."""
     training = json.dumps(json.dumps(OPTIONS))
-    step = f"{srun} --kill-on-bad-exit=0 --no-kill elasticflow run --run-dir={run.directory} {SCRIPT} {training}"
+    step = f"{srun} elasticflow run --run-dir={run.directory} {SCRIPT} {training}"
     given = ("--parsable", "--exclusive", *options, f"--output={run.outputs}/%A.txt", f"--wrap={step}")
     return cluster.call("sbatch", *given, environ=BY_HAND).stdout.strip()
 
@@ -312,7 +312,7 @@ def kill_task(cluster: Cluster, *nodes: int) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("how", ["killed", "given back"])
 def test_tasks_of_a_step_meet_without_a_host_or_place_and_lose_one(run: Submitted, cluster: Cluster, how: str) -> None:
-    job = start_step(run, cluster, "srun", "--nodes=3", "--ntasks-per-node=1")
+    job = start_step(run, cluster, "elasticflow slurm srun", "--nodes=3", "--ntasks-per-node=1")
     first = run.wait_for_world(3)
     run.wait_for_steps()
     if how == "killed":
@@ -321,13 +321,23 @@ def test_tasks_of_a_step_meet_without_a_host_or_place_and_lose_one(run: Submitte
         cluster.ask("scontrol", "update", f"JobId={job}", "NumNodes=2")
     run.wait_for_world(2, after=first)
     finish_step(run, cluster, job)
+    assert cluster.state(job) == "COMPLETED"  # whatever has become of one task
+
+
+@pytest.mark.thorough
+def test_task_that_fails_fails_the_job_of_its_step(run: Submitted, cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("raise ValueError('this is wrong')")
+    step = f"elasticflow slurm srun elasticflow run --run-dir={run.directory} {tmp_path}/bad.py"
+    given = ("--parsable", "--exclusive", "--nodes=2", f"--output={run.outputs}/%A.txt", f"--wrap={step}")
+    job = cluster.call("sbatch", *given, environ=BY_HAND).stdout.strip()
+    cluster.wait_until(lambda: cluster.state(job) == "FAILED")
 
 
 @pytest.mark.thorough
 @pytest.mark.skipif(not has_pmix(), reason="not installed: libpmix-dev")
 def test_tasks_of_a_step_under_pmix_meet_and_lose_one(run: Submitted, cluster: Cluster) -> None:
     """They are on one node: those of several share a folder of the plugin's here, as they share a machine."""
-    job = start_step(run, cluster, "srun --mpi=pmix", "--nodes=1", "--ntasks=3")
+    job = start_step(run, cluster, "srun --mpi=pmix --kill-on-bad-exit=0 --no-kill", "--nodes=1", "--ntasks=3")
     first = run.wait_for_world(3)
     run.wait_for_steps()
     kill_task(cluster, 1, 2, 3)
@@ -363,11 +373,7 @@ def test_job_that_depends_on_the_first_task_starts_when_the_training_has_ended_w
     run.wait_for_world(2)
     options = ("--parsable", f"--dependency=afterok:{run.job}_0", "--output=/dev/null")
     other = cluster.ask("sbatch", *options, "--wrap=true")
-
-    def state() -> str:
-        return cluster.ask("scontrol", "--oneliner", "show", "job", other).partition("JobState=")[2].split()[0]
-
     run.wait_for_steps()
-    assert state() == "PENDING"
+    assert cluster.state(other) == "PENDING"
     run.finish("COMPLETED", "COMPLETED")
-    cluster.wait_until(lambda: state() == "COMPLETED")
+    cluster.wait_until(lambda: cluster.state(other) == "COMPLETED")

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from ef_common.cli import main
 from ef_common.errors import UsageError
-from ef_common.launch import mpi, mpirun, pmi, run
+from ef_common.launch import command, mpi, mpirun, pmi
 from ef_common.launch.mpi import MPICH, OPEN_MPI, Hosts, Rank, rank_in
 from tests.waiting import poll_until
 
@@ -151,7 +151,8 @@ def elasticflow_mpi(program: Path, *arguments: str) -> tuple[int, str, str]:
             "mpirun (Open MPI) 4.1.4",
             "--enable-recovery -x ELASTICFLOW_TOKEN -x ELASTICFLOW_RANK_STATUS",
         ),
-        ("HYDRA build details:\n    Version:  4.0.2", "-disable-auto-cleanup"),
+        ("HYDRA build details:\n    Launchers: ssh slurm \n    Version:  4.0.2", "-disable-auto-cleanup"),
+        ("slurm 22.05.8", "--kill-on-bad-exit=0 --no-kill"),
     ],
 )
 def test_command_is_printed_with_the_options_of_the_launcher(program: Path, version: str, options: str) -> None:
@@ -159,6 +160,16 @@ def test_command_is_printed_with_the_options_of_the_launcher(program: Path, vers
     status, said, _ = elasticflow_mpi(program, "--dry-run", "-np", "4", "elasticflow", "run", "train.py", "-x")
     shell = f"bash -c {shlex.quote(mpirun._RANK)} rank " if "HYDRA" in version else ""
     assert (status, said) == (0, f"{program} {options} -np 4 {shell}elasticflow run train.py -x\n")
+
+
+def test_step_of_slurm_is_started_with_srun(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program.rename(program.with_name("srun"))
+    program.with_name("version").write_text("slurm 22.05.8\n")
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    arguments = ("slurm", "srun", "--dry-run", "--ntasks-per-node=1", "elasticflow", "run", "train.py", "-x")
+    found = CliRunner().invoke(main, arguments)
+    expected = "srun --kill-on-bad-exit=0 --no-kill --ntasks-per-node=1 elasticflow run train.py -x\n"
+    assert (found.exit_code, found.stdout) == (0, expected)
 
 
 @pytest.mark.parametrize(("does", "status"), [("exit 3", 3), ("kill -KILL $$", 137), ("sleep 30", 138)])
@@ -220,30 +231,37 @@ def test_what_ranks_say_is_passed_on_without_their_statuses(
 ) -> None:
     monkeypatch.delenv("ELASTICFLOW_TOKEN", raising=False)
     program.with_name("does").write_text(
-        'echo "a line" >&2; echo "elasticflow-rank-status: 1 137" >&2; echo "elasticflow-rank-status: 0 0" >&2\n'
+        'echo "a line" >&2; echo "1: elasticflow-rank-status: 1 137" >&2; echo "elasticflow-rank-status: 0 0" >&2\n'
         'echo "secret of ${#ELASTICFLOW_TOKEN}" >&2; exit 9\n'
     )
     assert mpirun.run([str(program)]) == 0
     assert capfd.readouterr().err == "a line\nsecret of 32\n"
     monkeypatch.delenv("ELASTICFLOW_TOKEN")
     monkeypatch.delenv("ELASTICFLOW_RANK_STATUS")
-    mpirun.tell_status(3, 1, os.environ)
-    mpirun.tell_status(3, 1, {"ELASTICFLOW_RANK_STATUS": "1"})
-    assert capfd.readouterr().err == "elasticflow-rank-status: 1 3\n"
 
 
-@pytest.mark.parametrize(("size", "number"), [("1", 0), ("4", 2)])
-def test_each_rank_says_its_status_also_the_only_one(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], size: str, number: int
+@pytest.mark.parametrize(
+    ("environ", "number"),
+    [
+        ({"OMPI_COMM_WORLD_RANK": "2", "SLURM_PROCID": "0"}, 2),  # Slurm has started a daemon of MPI's
+        ({"PMI_RANK": "2", "SLURM_PROCID": "0"}, 2),
+        ({"SLURM_PROCID": "3"}, 3),
+        ({}, 0),
+    ],
+)
+def test_each_rank_says_its_status(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], environ: dict[str, str], number: int
 ) -> None:
-    for name in ("RANK", "LOCAL_RANK"):
-        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", str(number))
-    for name in ("SIZE", "LOCAL_SIZE"):
-        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", size)
+    for name in mpirun._NUMBERS:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(command, "_main", lambda argv: 7)
+    assert command.main([]) == 7
+    assert capfd.readouterr().err == ""
     monkeypatch.setenv("ELASTICFLOW_RANK_STATUS", "1")
-    monkeypatch.setattr(run, "_main", lambda argv: 3)
-    assert run.main([]) == 3
-    assert capfd.readouterr().err == f"elasticflow-rank-status: {number} 3\n"
+    assert command.main([]) == 7
+    assert capfd.readouterr().err == f"elasticflow-rank-status: {number} 7\n"
 
 
 def test_launcher_does_not_wait_for_a_thread_that_has_failed(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,8 +49,6 @@ from ef_common.protocol.addresses import format_address, is_loopback
 from ef_common.protocol.auth import Token
 from ef_common.terminal import say
 
-ORPHAN_S = 300.0
-"""A node leaves when it has heard nothing of its launcher for this long, unless the user says otherwise."""
 MAX_NODES = 1024
 LAST_CALL_S = 10.0
 INTERRUPTED = 128 + signal.SIGINT
@@ -61,47 +59,6 @@ _NOT_FOR_NODES = (
 )
 _NOT_FOR_NODES_PREFIXES = ("SSH_", "XDG_", "DBUS_", "BASH_FUNC_", "SUDO_", "SLURM_", "OMPI_", "PMIX_", "PMI_", "PET_")
 """Variables that are those of this machine or of its launcher."""
-
-
-def add_options(made: argparse.ArgumentParser) -> None:
-    """The options of a job on several hosts."""
-    ours = made.add_argument_group("ElasticFlow on hosts that ssh reaches")
-    ours.add_argument(
-        "--hosts",
-        metavar="FILE",
-        type=Path,
-        help="run the job on these hosts: lines `host` or `host slots=N`, which may change while it runs",
-    )
-    ours.add_argument(
-        "--host-discovery-script",
-        metavar="COMMAND",
-        help="the same with what this command prints, as horovodrun has it: lines `host` or `host:N`",
-    )
-    ours.add_argument(
-        "--ssh-command",
-        metavar="COMMAND",
-        default="ssh",
-        help="how a host is reached, for example `ssh -p 2222 -i key` (default: ssh)",
-    )
-    ours.add_argument(
-        "--remote-python",
-        metavar="PATH",
-        default=sys.executable,
-        help="the Python of the hosts (default: that of this command, at the same path)",
-    )
-    ours.add_argument(
-        "--launcher-timeout",
-        metavar="SECONDS",
-        type=float,
-        default=ORPHAN_S,
-        help="nodes that have heard nothing of this launcher for so long save a checkpoint and leave; 0: they train "
-        f"to the end (default: {ORPHAN_S:g})",
-    )
-
-
-def is_asked_for(args: argparse.Namespace) -> bool:
-    """Whether the command line is one of such a job."""
-    return args.hosts is not None or args.host_discovery_script is not None
 
 
 def _for_nodes(args: argparse.Namespace, argv: Sequence[str]) -> list[str]:

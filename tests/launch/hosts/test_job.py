@@ -11,13 +11,14 @@ import pytest
 from ef_common import __version__
 from ef_common.core.hosts import Host
 from ef_common.errors import ProtocolError, UsageError
+from ef_common.launch.command import main
 from ef_common.launch.hosts import job as hosts_job
 from ef_common.launch.hosts import lines
 from ef_common.launch.hosts.folder import HostFolder
 from ef_common.launch.hosts.lines import Data, Ended, Order, Refused, Runs, Wants
 from ef_common.launch.hosts.link import command_for
 from ef_common.launch.hosts.records import Records
-from ef_common.launch.run import main, parser
+from ef_common.launch.run import parser
 
 SECRET = "not for others"
 
