@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from ef_common.data.adapters import hugging_face
 from ef_common.data.adapters.hugging_face import HuggingFaceShards
 from ef_common.data.adapters.recognition import shards_of
 from ef_common.data.shard_list import digest
@@ -20,6 +22,8 @@ from ef_common.errors import UnsupportedError, UsageError
 from tests.adapters.contract import check_stream
 
 datasets = pytest.importorskip("datasets", reason="datasets is not installed: pip install -e '.[streams]'")
+pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install -e '.[streams]'")
+importlib.import_module("pyarrow.parquet")
 
 
 def numbers(starts: list[int]) -> Iterator[dict[str, Any]]:
@@ -35,6 +39,10 @@ def dataset(num_shards: int = 3) -> Any:
 
 def raised(row: Any) -> Any:
     return {"n": row["n"] + 100}
+
+
+def doubled(row: Any) -> Any:
+    return {"m": 2 * row["n"]}
 
 
 def is_even(row: Any) -> bool:
@@ -93,6 +101,43 @@ def test_files_of_hugging_face_are_shards(tmp_path: Path) -> None:
     found = check_stream(stream, lambda row: row["text"])
     assert sorted(found) == [["a0", "a1", "a2"], ["b0", "b1", "b2"]]
     assert sorted(shard.name for shard in stream.shards()) == [str(tmp_path / "a.txt"), str(tmp_path / "b.txt")]
+
+
+@pytest.mark.parametrize(
+    ("change", "is_kept"),
+    [
+        (lambda data: data, lambda number: True),
+        (lambda data: data.with_format("numpy"), lambda number: True),
+        (lambda data: data.select_columns(["n"]), lambda number: True),
+        (lambda data: data.map(doubled), lambda number: True),
+        (lambda data: data.filter(is_even), lambda number: number % 2 == 0),
+    ],
+    ids=["plain", "arrays", "some columns", "mapped", "filtered"],
+)
+def test_tables_of_a_file_are_continued_at_each_row(tmp_path: Path, change: Any, is_kept: Any) -> None:
+    for number in range(2):
+        rows = range(10 * number, 10 * number + 7)
+        table = pyarrow.table({"n": list(rows), "text": [str(row) for row in rows]})
+        pyarrow.parquet.write_table(table, tmp_path / f"{number}.parquet", row_group_size=3)
+    data = datasets.load_dataset(
+        "parquet", data_files=f"{tmp_path}/*.parquet", split="train", streaming=True, cache_dir=str(tmp_path / "cache")
+    )
+    stream = HuggingFaceShards(change(data))
+    expected = [[row for row in range(first, first + 7) if is_kept(row)] for first in (0, 10)]
+    for epoch in (0, 1):
+        stream.set_epoch(epoch)
+        assert check_stream(stream, lambda row: int(row["n"])) == expected
+
+
+def test_tables_before_an_offset_do_not_become_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyarrow.parquet.write_table(pyarrow.table({"n": list(range(1000))}), tmp_path / "a.parquet", row_group_size=100)
+    data = datasets.load_dataset(
+        "parquet", data_files=f"{tmp_path}/a.parquet", split="train", streaming=True, cache_dir=str(tmp_path / "cache")
+    )
+    monkeypatch.setattr(hugging_face, "skipped", lambda samples, offset, what: iter([next(samples), offset]))
+    stream = HuggingFaceShards(data)
+    assert list(stream.open(stream.shards()[0], 950)) == [{"n": 950}, 0]
+    assert not hugging_face._has_tables(data.shuffle(seed=1))  # `skip` changes the order of later epochs
 
 
 def concatenated() -> Any:

@@ -52,8 +52,9 @@ class Shard(NamedTuple):
 class HuggingFaceShards:
     """The shards of a `datasets.IterableDataset`.
 
-    What the data set does to its samples (`map`, `filter`, `shuffle` with a seed) is done in each shard. Samples before
-    an offset are read, because an offset counts what comes out at the end.
+    What the data set does to its samples (`map`, `filter`, `shuffle` with a seed) is done in each shard. An offset
+    counts what comes out at the end, so what lies before it is read; but tables of Arrow, which files have, are left
+    out as they are, before rows become samples.
 
     Args:
         dataset: The data set.
@@ -92,11 +93,18 @@ class HuggingFaceShards:
     def open(self, shard: Shard, offset: int) -> Iterator[Any]:
         """Samples of a shard from this one on."""
         part = self._dataset.shard(num_shards=self._dataset.num_shards, index=shard.number)
+        if offset and _has_tables(part):
+            part, offset = part.skip(offset), 0
         part.set_epoch(self._epoch)
         samples = iter(part)
         with _in_no_data_worker():
             first = list(islice(samples, 1))
         return skipped(chain(first, samples), offset, what=shard)
+
+
+def _has_tables(dataset: Any) -> bool:
+    """Whether what comes out of it are the rows of tables, in an order that `skip` does not change."""
+    return bool(dataset._ex_iterable.iter_arrow) and not is_shuffled(dataset)
 
 
 def _generators(dataset: Any) -> Iterator[np.random.Generator]:
