@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from ef_common.data.adapters import hugging_face
 from ef_common.data.adapters.hugging_face import HuggingFaceShards
 from ef_common.data.adapters.recognition import shards_of
 from ef_common.data.shard_list import digest
@@ -43,6 +42,10 @@ def raised(row: Any) -> Any:
 
 def doubled(row: Any) -> Any:
     return {"m": 2 * row["n"]}
+
+
+def in_batches(rows: Any) -> Any:
+    return {"m": rows["n"]}
 
 
 def is_even(row: Any) -> bool:
@@ -110,9 +113,11 @@ def test_files_of_hugging_face_are_shards(tmp_path: Path) -> None:
         (lambda data: data.with_format("numpy"), lambda number: True),
         (lambda data: data.select_columns(["n"]), lambda number: True),
         (lambda data: data.map(doubled), lambda number: True),
+        (lambda data: data.map(doubled).with_format("torch"), lambda number: True),
+        (lambda data: data.map(in_batches, batched=True, batch_size=2), lambda number: True),
         (lambda data: data.filter(is_even), lambda number: number % 2 == 0),
     ],
-    ids=["plain", "arrays", "some columns", "mapped", "filtered"],
+    ids=["plain", "arrays", "some columns", "mapped", "mapped to tensors", "batches", "filtered"],
 )
 def test_tables_of_a_file_are_continued_at_each_row(tmp_path: Path, change: Any, is_kept: Any) -> None:
     for number in range(2):
@@ -129,15 +134,34 @@ def test_tables_of_a_file_are_continued_at_each_row(tmp_path: Path, change: Any,
         assert check_stream(stream, lambda row: int(row["n"])) == expected
 
 
-def test_tables_before_an_offset_do_not_become_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pyarrow.parquet.write_table(pyarrow.table({"n": list(range(1000))}), tmp_path / "a.parquet", row_group_size=100)
-    data = datasets.load_dataset(
-        "parquet", data_files=f"{tmp_path}/a.parquet", split="train", streaming=True, cache_dir=str(tmp_path / "cache")
-    )
-    monkeypatch.setattr(hugging_face, "skipped", lambda samples, offset, what: iter([next(samples), offset]))
-    stream = HuggingFaceShards(data)
-    assert list(stream.open(stream.shards()[0], 950)) == [{"n": 950}, 0]
-    assert not hugging_face._has_tables(data.shuffle(seed=1))  # `skip` changes the order of later epochs
+@pytest.mark.parametrize("is_counted", [False, True])
+def test_samples_before_an_offset_are_not_made(is_counted: bool) -> None:
+    made: list[int] = []
+
+    def noted(row: Any, *numbers: int) -> Any:
+        made.append(row["n"])
+        return {"place": [*numbers]}
+
+    stream = HuggingFaceShards(dataset().map(noted, with_indices=is_counted))
+    found = list(stream.open(stream.shards()[1], 3))
+    assert [(row["n"], row["place"]) for row in found] == [(13, [3][:is_counted]), (14, [4][:is_counted])]
+    assert made == [10, 11, 13, 14]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data.filter(is_even),
+        lambda data: data.map(lambda rows: {"n": rows["n"] * 2, "text": rows["text"] * 2}, batched=True, batch_size=2),
+        lambda data: data.shuffle(seed=1),
+        lambda data: data.take(100),
+        lambda data: datasets.interleave_datasets([data, data], seed=1),
+    ],
+    ids=["filtered", "batches", "shuffled", "taken", "interleaved"],
+)
+def test_state_of_what_is_not_made_of_one_row_is_not_computed(change: Any) -> None:
+    stream = HuggingFaceShards(change(dataset()))
+    assert stream._state_at(stream.shards()[0], 2) is None
 
 
 def concatenated() -> Any:

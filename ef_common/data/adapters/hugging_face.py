@@ -53,8 +53,8 @@ class HuggingFaceShards:
     """The shards of a `datasets.IterableDataset`.
 
     What the data set does to its samples (`map`, `filter`, `shuffle` with a seed) is done in each shard. An offset
-    counts what comes out at the end, so what lies before it is read; but tables of Arrow, which files have, are left
-    out as they are, before rows become samples.
+    counts what comes out at the end. Where each sample is made of one row, the state at an offset follows from the
+    first two (`state_dict`), and rows before it are left out (`load_state_dict`); else all samples before it are made.
 
     Args:
         dataset: The data set.
@@ -92,19 +92,59 @@ class HuggingFaceShards:
 
     def open(self, shard: Shard, offset: int) -> Iterator[Any]:
         """Samples of a shard from this one on."""
-        part = self._dataset.shard(num_shards=self._dataset.num_shards, index=shard.number)
-        if offset and _has_tables(part):
-            part, offset = part.skip(offset), 0
-        part.set_epoch(self._epoch)
-        samples = iter(part)
         with _in_no_data_worker():
+            state = self._state_at(shard, offset)
+            part = self._part(shard)
+            if state is not None:
+                part.load_state_dict(state)
+            samples = iter(part)
             first = list(islice(samples, 1))
-        return skipped(chain(first, samples), offset, what=shard)
+        return skipped(chain(first, samples), offset if state is None else 0, what=shard)
+
+    def _part(self, shard: Shard) -> Any:
+        part = self._dataset.shard(num_shards=self._dataset.num_shards, index=shard.number)
+        part.set_epoch(self._epoch)
+        return part
+
+    def _state_at(self, shard: Shard, offset: int) -> Any:
+        """The state of a shard when so many samples have come out of it; None if it is not known."""
+        part = self._part(shard)
+        if offset < _KNOWN or not hasattr(part, "state_dict"):
+            return None
+        samples = iter(part)
+        states = [part.state_dict() for _ in islice(samples, _KNOWN)]
+        samples.close()
+        try:
+            return _state_after(offset, *states)
+        except (TypeError, ValueError):
+            return None
 
 
-def _has_tables(dataset: Any) -> bool:
-    """Whether what comes out of it are the rows of tables, in an order that `skip` does not change."""
-    return bool(dataset._ex_iterable.iter_arrow) and not is_shuffled(dataset)
+_KNOWN = 2
+"""States that others are computed from."""
+_ONE_ROW_EACH = (
+    *("ArrowExamplesIterable", "ExamplesIterable", "FormattedExamplesIterable", "MappedExamplesIterable"),
+    *("RebatchedArrowExamplesIterable", "SelectColumnsIterable"),
+)
+"""What makes one sample of each row, unless it works on batches."""
+
+
+def _state_after(number: int, first: Any, second: Any) -> Any:
+    """The state after so many samples, from those after one and two.
+
+    Raises:
+        ValueError: It does not follow from these.
+    """
+    if isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
+        kind = first.get("type", _ONE_ROW_EACH[0])
+        if kind not in _ONE_ROW_EACH or (kind.startswith("Mapped") and first["previous_state"] is not None):
+            raise ValueError(f"a sample of {kind} is not made of one row")
+        return {name: _state_after(number, value, second[name]) for name, value in first.items()}
+    if first == second:
+        return first
+    if isinstance(first, int) and second == first + 1:
+        return first + number - 1
+    raise ValueError(f"the state changes from {first} to {second}")
 
 
 def _generators(dataset: Any) -> Iterator[np.random.Generator]:
