@@ -257,7 +257,8 @@ def _progress(one: dict[str, Any]) -> str:
         return ""
     workers = "1 worker trains" if one["training"] == 1 else f"{one['training']} workers train"
     asked = f", and it asks for {one['asked']} pods" if one["asked"] else ""
-    return f"; {workers}, at step {one['step']}, {one['samples_per_s'] or 0:g} samples/s{asked}"
+    saved = "" if one["checkpoint"] is None else f" (saved: {one['checkpoint']})"
+    return f"; {workers}, at step {one['step']}{saved}, {one['samples_per_s'] or 0:g} samples/s{asked}"
 
 
 @kubernetes.command()

@@ -186,6 +186,7 @@ class Checkpointer:
     def _join(self, run: int) -> None:
         self._checkpoints.join(run, None if self.found is None else self.found.id)
         step = 0 if self.found is None else self.found.id.step
+        self._session.checkpoint_step = None if self.found is None else step
         self._pace = Pace.begin(time.monotonic(), step, workers=max(1, self._session.world_size))
         where = "" if self.found is None else f", from step {step} ({self.found.id.name})"
         logger.info("run %d at %s%s", run, self._checkpoints.store, where)
@@ -311,7 +312,8 @@ class Checkpointer:
             atexit.register(self.stop)  # an error may end the process while something is written
         return self._saver
 
-    def _saved(self, seconds: float) -> None:
+    def _saved(self, id: CheckpointId, seconds: float) -> None:
+        self._session.checkpoint_step = id.step
         self._pace = self._pace.with_write(seconds)
 
     # ------------------------------------------------------------ end

@@ -31,6 +31,7 @@ _ASK_OF_A_JOB = 2
 """How many pods of a job are asked in a round; others are asked in the next one."""
 _LINE = re.compile(r"elasticflow_([a-z_]{1,40}) ([0-9]{1,15}(?:\.[0-9]{1,9})?)")
 _STRAGGLER = re.compile(r'elasticflow_straggler\{address="([0-9a-fA-F.:]{2,45})"\} 1')
+_FIRST = re.compile(r'elasticflow_rank_zero\{address="([0-9a-fA-F.:]{2,45})"\} 1')
 _MOST_SLOW = 16
 _NEEDED = ("workers", "view_generation", "step", "samples_per_second", "nodes_wanted")
 
@@ -47,8 +48,9 @@ def report_in(text: str, at: float) -> Report | None:
 
     Example:
         >>> page = "elasticflow_workers 2\nelasticflow_view_generation 3\nelasticflow_step 40\n"
-        >>> report_in(page + "elasticflow_samples_per_second 51.5\nelasticflow_nodes_wanted 0\n", 1.0)
-        Report(at=1.0, workers=2, generation=3, step=40, samples_per_s=51.5, asked=0, slow=())
+        >>> found = report_in(page + "elasticflow_samples_per_second 51.5\nelasticflow_nodes_wanted 0\n", 1.0)
+        >>> found.workers, found.step, found.samples_per_s
+        (2, 40, 51.5)
     """
     lines = text.splitlines()
     found = {match[1]: match[2] for match in map(_LINE.fullmatch, lines) if match}
@@ -56,10 +58,14 @@ def report_in(text: str, at: float) -> Report | None:
     try:
         workers, generation, step = (int(found[name]) for name in _NEEDED[:3])
         asked, speed = int(found["nodes_wanted"]), float(f"{float(found['samples_per_second']):.3g}")
+        checkpoint = int(found["checkpoint_step"]) if "checkpoint_step" in found else None
     except (KeyError, ValueError):
         return None
     largest = 2**31 - 1  # what the fields of the status hold
-    return Report(at, min(workers, largest), generation, step, speed, min(asked, largest), slow) if workers else None
+    first = next((match[1] for match in map(_FIRST.fullmatch, lines) if match), "")
+    if not workers:
+        return None
+    return Report(at, min(workers, largest), generation, step, speed, min(asked, largest), slow, checkpoint, first)
 
 
 class Reports:
@@ -138,10 +144,13 @@ class Reports:
         return False
 
     def _in_order(self, job: str, doors: Sequence[Door]) -> list[Door]:
-        """The pod that has answered before comes first, and of the others a different one in each round."""
+        """The pod of rank 0 comes first, then the one that has answered before, and another one in each round."""
         first = self._round % max(1, len(doors))
         turned = [*doors[first:], *doors[:first]]
-        return sorted(turned, key=lambda door: door != self._answered.get(job))[:_ASK_OF_A_JOB]
+        known = self._reports.get(job)
+        address = "" if known is None else known.first
+        order = sorted(turned, key=lambda door: (door[0] != address, door != self._answered.get(job)))
+        return order[:_ASK_OF_A_JOB]
 
 
 async def _page(door: Door) -> str:

@@ -300,4 +300,5 @@ def report_of(status: Object) -> Report | None:
         step=status.get("step", 0),
         samples_per_s=status.get("samplesPerSecond"),
         slow=tuple(status.get("slow") or ()),
+        checkpoint=status.get("checkpointStep"),
     )

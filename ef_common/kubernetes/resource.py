@@ -163,6 +163,7 @@ def definition() -> Json:
             {"name": "Reason", "type": "string", "jsonPath": ".status.reason"},
             {"name": "Spares", "type": "integer", "jsonPath": ".status.spares", "priority": 1},
             {"name": "View", "type": "integer", "jsonPath": ".status.generation", "priority": 1},
+            {"name": "Checkpoint", "type": "integer", "jsonPath": ".status.checkpointStep", "priority": 1},
         ],
     }
     return {
@@ -326,6 +327,7 @@ def _status() -> Json:
                 "type": "number",
                 "description": "Samples per second of all workers together, lately.",
             },
+            "checkpointStep": {**long, "description": "Updates of the training in the newest checkpoint."},
             "heardAt": {**text, "description": "When the worker that says this was asked."},
             "slow": {**texts, "description": "Addresses of pods with a worker that is slower than the others."},
             "changes": {

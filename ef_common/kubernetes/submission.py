@@ -130,6 +130,7 @@ def row(job: Mapping[str, Any]) -> dict[str, Any]:
         "training": status.get("training"),
         "generation": status.get("generation"),
         "step": status.get("step"),
+        "checkpoint": status.get("checkpointStep"),
         "samples_per_s": status.get("samplesPerSecond"),
         "changes": status.get("changes", []),
         "asked": status.get("asked", 0),

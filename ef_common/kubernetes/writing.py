@@ -86,7 +86,7 @@ def _training(told: Report | None, *, has_pods: bool) -> Json:
     workers, speed = (told.workers, told.samples_per_s) if has_pods else (0, None)
     said: Json = {"generation": told.generation, "step": told.step, "heardAt": time_of(told.at)}
     slow = {"slow": [*told.slow]} if told.slow else {}
-    return {**said, **slow, **_known(training=workers, samplesPerSecond=speed)}
+    return {**said, **slow, **_known(training=workers, samplesPerSecond=speed, checkpointStep=told.checkpoint)}
 
 
 def _changes(before: Sequence[Json], status: Json) -> list[Json]:

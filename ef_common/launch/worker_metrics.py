@@ -101,7 +101,11 @@ class MetricsPage:
             "pause_seconds_total": round(session.paused_s, 3),
             "nodes_wanted": 0 if room is None else room.wanted,
         }
+        if session.checkpoint_step is not None:
+            values["checkpoint_step"] = session.checkpoint_step
         lines = [f"{name} {value}" for name, value in values.items()]
+        if is_member and view.members[0].address:
+            lines.append(f'rank_zero{{address="{view.members[0].address}"}} 1')
         slow = () if room is None else room.stragglers
         addresses = {member.address for member in view.members if member.id in slow} - {""}
         lines += [f'straggler{{address="{address}"}} 1' for address in sorted(addresses)]

@@ -112,6 +112,8 @@ class Session:
             a lone process.
         step: The newest update of the training, as its dealer counts them.
         paused_s: How long training has paused in that time because workers came or went.
+        checkpoint_step: Updates in the newest checkpoint; None if there is none, or this worker knows of none: only the
+            one that takes it does.
         has_skipped: Whether it has skipped a training that the others had ended already.
         lacks_results: Whether it has skipped a training whose result is not even in a checkpoint.
         first_claiming: The `ef_common.data.claiming` of this process's first training, which counts for all.
@@ -142,6 +144,7 @@ class Session:
         self.crash_record = CrashRecord()
         self.training = 1
         self.num_samples_trained = self.paused_s = 0.0
+        self.checkpoint_step: int | None = None
         self.step = 0
         self.has_skipped = False
         self.lacks_results = False

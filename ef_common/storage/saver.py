@@ -59,7 +59,7 @@ class Saver:
         retention: Which checkpoints to keep after each publication.
         retries: How to try again.
         log: Event log of the worker; ``checkpoint``, ``checkpoint_failed`` and ``checkpoint_dropped`` go there.
-        on_saved: Called in the saver's thread with the seconds that a writing took, for the cadence.
+        on_saved: Called in the saver's thread with a checkpoint that was written, and the seconds which that took.
 
     Example:
         >>> from ef_common.storage.store import Store
@@ -79,7 +79,7 @@ class Saver:
         retention: Retention | None = None,
         retries: Retries | None = None,
         log: EventLog | None = None,
-        on_saved: Callable[[float], None] | None = None,
+        on_saved: Callable[[CheckpointId, float], None] | None = None,
     ) -> None:
         self.checkpoints = checkpoints
         self._retention = retention or Retention()
@@ -276,7 +276,7 @@ class Saver:
             self._reason = None
             _logger.warning("%s: checkpoints are saved again, the newest is %s", self._store, snapshot.id.name)
         if self._on_saved is not None:
-            self._on_saved(seconds)
+            self._on_saved(snapshot.id, seconds)
         self._clean()
 
     def _clean(self) -> None:

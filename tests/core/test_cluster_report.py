@@ -36,6 +36,15 @@ def test_progress_is_said_now_and_then() -> None:
     assert said(BEFORE, slower, now=115.0) == slower
 
 
+def test_checkpoint_is_progress_and_is_not_forgotten_when_another_worker_is_asked() -> None:
+    saved = replace(BEFORE, at=114.0, checkpoint=40)
+    assert said(BEFORE, saved, now=114.0) == BEFORE
+    assert said(BEFORE, saved, now=115.0) == saved
+    later = replace(BEFORE, at=130.0, step=60)
+    assert said(saved, later, now=130.0) == replace(later, checkpoint=40)
+    assert said(saved, replace(later, step=40), now=130.0) == saved
+
+
 def test_training_that_stands_still_says_nothing_new() -> None:
     assert said(BEFORE, replace(BEFORE, at=900.0), now=900.0) == BEFORE
 

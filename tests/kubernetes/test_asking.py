@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 
 import pytest
 
@@ -22,8 +23,11 @@ elasticflow_nodes_wanted 2
 """
 
 
+PLAIN = Report(5.0, workers=3, generation=7, step=40, samples_per_s=51.6, asked=2)
+
+
 def test_page_is_read() -> None:
-    assert report_in(PAGE, 5.0) == Report(5.0, workers=3, generation=7, step=40, samples_per_s=51.6, asked=2)
+    assert report_in(PAGE, 5.0) == PLAIN
     assert report_in("# HELP x\nelse 7\n" + PAGE, 5.0) == report_in(PAGE, 5.0)
 
 
@@ -34,6 +38,21 @@ def test_slow_pods_are_read_as_far_as_they_are_addresses() -> None:
     assert found.slow == ("10.0.0.9", "fd00::1")
     many = "".join(f'elasticflow_straggler{{address="10.0.0.{number}"}} 1\n' for number in range(100))
     assert len(report_in(PAGE + many, 5.0).slow) == 16  # type: ignore[union-attr]
+
+
+def test_checkpoint_and_the_pod_of_rank_0_are_read_if_they_are_told() -> None:
+    more = 'elasticflow_checkpoint_step 30\nelasticflow_rank_zero{address="10.0.0.9"} 1\n'
+    assert report_in(PAGE + more, 5.0) == replace(PLAIN, checkpoint=30, first="10.0.0.9")
+    assert report_in(PAGE + more.replace("10.0.0.9", "a host"), 5.0) == replace(PLAIN, checkpoint=30)
+
+
+def test_pod_of_rank_0_is_asked_first_and_then_the_one_that_has_answered() -> None:
+    reports = Reports(on_news=lambda: None)
+    doors = [(f"10.0.0.{number}", 29401) for number in range(1, 5)]
+    reports._answered["job"] = doors[2]
+    assert reports._in_order("job", doors) == [doors[2], doors[0]]
+    reports._reports["job"] = replace(PLAIN, first="10.0.0.4")
+    assert reports._in_order("job", doors) == [doors[3], doors[2]]
 
 
 @pytest.mark.parametrize(

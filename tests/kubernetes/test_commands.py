@@ -130,6 +130,8 @@ def test_progress_is_shown_as_far_as_it_is_known() -> None:
     assert _progress(row(job)) == ""
     assert _progress(row({**job, "status": {"training": 0, "step": 9}})) == ""
     assert _progress(row({**job, "status": said})) == "; 1 worker trains, at step 40, 51.5 samples/s"
+    saved = row({**job, "status": {**said, "checkpointStep": 30}})
+    assert _progress(saved) == "; 1 worker trains, at step 40 (saved: 30), 51.5 samples/s"
     asks = row({**job, "status": {**said, "training": 3, "asked": 2}})
     assert _progress(asks) == "; 3 workers train, at step 40, 51.5 samples/s, and it asks for 2 pods"
 

@@ -279,7 +279,7 @@ def test_refusal_counts_until_the_job_is_changed() -> None:
 def test_what_is_told_of_the_training_is_read_as_it_was_written() -> None:
     thing = job()
     read = job_of(thing, [made_pod("Running")], [node()], priorities={})
-    told = Report(1e9 + 0.5, workers=3, generation=7, step=40, samples_per_s=51.5, slow=("10.0.0.1",))
+    told = Report(1e9 + 0.5, workers=3, generation=7, step=40, samples_per_s=51.5, slow=("10.0.0.1",), checkpoint=30)
     decision = Decision(Record(Phase.RUNNING))
     status = writing.status_of(thing, read, decision, now=1e9, told=told)
     assert (status["training"], status["samplesPerSecond"]) == (3, 51.5)

@@ -35,11 +35,13 @@ def wait_for(job: Training, cluster: Cluster, **fields: Any) -> None:
 
 
 def test_status_tells_how_many_workers_train_and_how_fast(training: Training, cluster: Cluster) -> None:
-    training.submit(1, 2)
+    training.submit(1, 2, options={"checkpoint": f"file://{training.directory}/checkpoints"})  # after every second step
     first = training.wait_for_world(2)
     training.wait_for_steps()
     wait_for(training, cluster, training=2, generation=first)
     cluster.wait_until(lambda: cluster.status("a").get("samplesPerSecond", 0) > 0, "its speed")
+    cluster.wait_until(lambda: cluster.status("a").get("checkpointStep", 0) > 0, "its checkpoint")
+    assert cluster.status("a")["checkpointStep"] <= max(event["step"] for event in training.events("checkpoint"))
     status = cluster.status("a")
     assert 0 < status["step"] <= max(event["step"] for event in training.events("step"))
     assert "2 workers train, at step" in cluster.elasticflow("status", "a")

@@ -24,7 +24,7 @@ VIEW = View(7, (WORKER, OTHER))
 
 
 def session(**changes: Any) -> Any:
-    facts = {"worker": WORKER, "view": VIEW, "room": None, "newcomer": False, "step": 12}
+    facts = {"worker": WORKER, "view": VIEW, "room": None, "newcomer": False, "step": 12, "checkpoint_step": None}
     return SimpleNamespace(**{**facts, "num_samples_trained": 96.0, "paused_s": 0.25, **changes})
 
 
@@ -50,6 +50,15 @@ def test_stragglers_are_told_by_their_addresses() -> None:
     room = replace(Room(NO_DEMAND, 3, 0, 0, 1, 4), stragglers=("b", "c", "gone"))
     found = told(session(view=View(7, members), room=room))
     assert [name for name in found if "straggler" in name] == ['straggler{address="10.0.0.2"}']
+
+
+def test_newest_checkpoint_is_told_by_those_who_know_of_it_and_where_rank_0_is_by_all_members() -> None:
+    first = replace(WORKER, address="10.0.0.1")
+    view = View(7, (first, OTHER))
+    assert not {"checkpoint_step", "rank_zero"} & set(told(session()))
+    assert told(session(view=view, checkpoint_step=10))["checkpoint_step"] == 10
+    assert told(session(view=view, worker=OTHER))['rank_zero{address="10.0.0.1"}'] == 1
+    assert not any("rank_zero" in name for name in told(session(view=view, newcomer=True)))
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,12 @@ class Scene:
     @contextmanager
     def saver(self, **settings: Any) -> Iterator[Saver]:
         """Started, and stopped even if the test fails."""
-        settings = {"retries": QUICK, "log": self._log, "on_saved": self.costs.append, **settings}
+        settings = {
+            "retries": QUICK,
+            "log": self._log,
+            "on_saved": lambda id, seconds: self.costs.append(seconds),
+            **settings,
+        }
         saver = Saver(self.checkpoints, **settings)
         saver.start()
         try:

@@ -20,6 +20,8 @@ class Report:
         samples_per_s: What all workers together have trained on per second lately; None if that is not known.
         asked: How many pods the training asks for; 0 if it has not asked for a number.
         slow: Addresses of the pods with a worker that is slower than the others.
+        checkpoint: Updates in the newest checkpoint; None if there is none, or if this worker knows of none.
+        first: Address of the pod of rank 0, which takes checkpoints; "" if that is not known.
     """
 
     at: float
@@ -29,11 +31,18 @@ class Report:
     samples_per_s: float | None
     asked: int = 0
     slow: tuple[str, ...] = ()
+    checkpoint: int | None = None
+    first: str = ""
 
     @property
     def members(self) -> tuple[int | None, int, tuple[str, ...]]:
         """What it says of those that train, which changes seldom."""
         return self.workers, self.generation, self.slow
+
+    @property
+    def progress(self) -> tuple[int, float | None, int | None]:
+        """What changes all the time."""
+        return self.step, self.samples_per_s, self.checkpoint
 
 
 def on_record(
@@ -55,9 +64,10 @@ def on_record(
         newest = before
     if newest is None:
         return None
+    if newest.checkpoint is None and before is not None:
+        newest = replace(newest, checkpoint=before.checkpoint)
     if now - max(newest.at, since) > STALE_S:
         return replace(before or newest, workers=None, samples_per_s=None)
     if before is None or before.members != newest.members:
         return newest
-    is_same = (before.step, before.samples_per_s) == (newest.step, newest.samples_per_s)
-    return before if is_same or now - before.at < every_s else newest
+    return before if before.progress == newest.progress or now - before.at < every_s else newest
