@@ -45,7 +45,6 @@ class Place:
     orders: list[int] = field(default_factory=list)
     most: int | None = None
     repeats: bool = True
-    gives_spares: bool = True
     closed: bool = False
 
     def scale_to(self, nodes: int, *, present: int) -> None:
@@ -70,6 +69,7 @@ class Job:
         self._limits = (min_nodes, max_nodes)
         self.wishes: list[int] = []
         self.is_alone = False
+        self.replaces = ""
         self.rank, self.newcomer, self.entering, self.paused_s = rank, False, False, 0.0
         self.rate: Callable[[int], float] = lambda nodes: 100.0 * nodes
         self.members: list[str] = []
@@ -781,16 +781,27 @@ def test_job_that_only_replaces_stragglers_hands_that_on(make: Any) -> None:
     assert place.orders == []
 
 
-def test_straggler_stays_where_no_spare_can_be_asked_for(make: Any, heard: Heard) -> None:
+def test_session_knows_who_is_being_replaced(make: Any) -> None:
     job = Job(3)
-    scaler, _, place = make(job, place=Place(gives_spares=False))
+    scaler, _, _ = make(job)
     job.train(scaler, 5)
     job.know(stragglers=("w1",))
-    job.train(scaler, EVERY)
-    assert (place.orders, job.wishes) == ([], [])
-    (told,) = [record["reason"] for record in heard.records if record["kind"] == "autoscale"]
-    assert told.startswith("worker w1 is slower than the others, and stays until there is a spare")
-    assert scaler.state()["replaced"]["asked"] == []
+    job.wait(scaler, 1.0)
+    assert job.replaces == "w1"
+    job.wait(scaler, LATE_S)
+    assert job.replaces == ""
+
+
+def test_next_rank_0_goes_on_with_a_replacement(make: Any) -> None:
+    job = Job(3, rank=1)
+    scaler, _, _ = make(job)
+    job.train(scaler, 5)
+    job.know(wanted=3, stragglers=("w2",))
+    job.wait(scaler, 1.0)
+    assert job.replaces == ""
+    job.rank = 0
+    job.wait(scaler, 1.0)
+    assert job.replaces == "w2"
 
 
 def test_straggler_for_which_nobody_has_come_is_not_asked_for_again(make: Any) -> None:

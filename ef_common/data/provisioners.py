@@ -54,15 +54,11 @@ class Provisioner(Protocol):
 
     Attributes:
         repeats: An order may be given again at once, by a worker that does not know whether it was given before.
-        gives_spares: It also brings nodes beyond those that the job wants, which wait to replace others.
         most: No more nodes than this can be had now, as far as it knows; None if it knows of no limit.
     """
 
     @property
     def repeats(self) -> bool: ...
-
-    @property
-    def gives_spares(self) -> bool: ...
 
     @property
     def most(self) -> int | None: ...
@@ -100,7 +96,6 @@ class Orders:
         adapter: What carries them out.
         name: Of it, for people: "the scale command".
         repeats: See :class:`Provisioner`.
-        gives_spares: Likewise.
         clock: Monotonic time in seconds.
     """
 
@@ -110,11 +105,10 @@ class Orders:
         *,
         name: str,
         repeats: bool,
-        gives_spares: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._adapter, self._name, self._clock = adapter, name, clock
-        self.repeats, self.gives_spares = repeats, gives_spares
+        self.repeats = repeats
         self._lock = threading.Lock()
         self._next: tuple[int, int] | None = None
         self._thread: threading.Thread | None = None

@@ -62,7 +62,6 @@ class Replacing:
         self._tell, self._clock, self._wall = tell, clock, wall
         self._now: _Replacement | None = None
         self._past = Replacements()
-        self._staying = ""
 
     def follow(self, room: Room, view: View, *, acts: bool) -> None:
         """Remember what rank 0 asks for, to go on from there.
@@ -76,9 +75,10 @@ class Replacing:
 
     def take_over(self, room: Room) -> None:
         """This worker has become rank 0, in the middle of a replacement perhaps."""
-        self._now = None
+        self._end()
         if room.wanted == room.nodes and (room.stragglers or not self._keeps_wish):
             self._now = _Replacement("", room.nodes, self._clock())
+            self._session.replaces = next(iter(room.stragglers), "")
 
     def settle(self, room: Room, view: View) -> bool:
         """Look after stragglers. Returns whether none is being replaced now."""
@@ -89,35 +89,24 @@ class Replacing:
         return self._now is None
 
     def _begin(self, room: Room, view: View) -> None:
-        fleet, now = self._fleet, self._wall()
+        now = self._wall()
         straggler = self._past.candidate(room, view, now)
         if straggler is None or self._is_refused(room.nodes):
             return
         worker = straggler.id
         if [member.node for member in view.members].count(straggler.node) > 1:
             return  # its node has other workers, so it would not make room
-        if fleet.provisioner is not None and not fleet.provisioner.gives_spares:
-            self._let_stay(worker, room.nodes)
-            return
         if self._past.num_asked(now) >= MOST_PER_HOUR:
             return
         self._past = self._past.with_one(straggler, view.members, now)
         self._now = _Replacement(worker, room.nodes, self._clock())
         self._session.want(room.nodes)  # else the newcomer would be one more; and all members hear of it
-        fleet.order(room.nodes + 1, room)
+        self._session.replaces = worker
+        self._fleet.order(room.nodes + 1, room)
         number = f"{self._past.num_asked(now)} of at most {MOST_PER_HOUR} in an hour"
         self._tell(
             room.nodes, f"worker {worker} is slower than the others: a node is asked for in its place ({number})"
         )
-
-    def _let_stay(self, worker: str, nodes: int) -> None:
-        if worker != self._staying:
-            self._staying = worker
-            self._tell(
-                nodes,
-                f"worker {worker} is slower than the others, and stays until there is a spare: nodes beyond those that "
-                "train cannot be asked for here",
-            )
 
     def _go_on(self, one: _Replacement, room: Room, view: View) -> None:
         now, outcome = self._clock(), ""
@@ -135,10 +124,13 @@ class Replacing:
             return
         if one.worker and outcome:
             self._tell(room.nodes, f"worker {one.worker} {outcome}")
-        self._now = None
+        self._end()
         self._fleet.order(one.nodes, room)
         if not self._keeps_wish:
             self._session.want(0)
+
+    def _end(self) -> None:
+        self._now, self._session.replaces = None, ""
 
     def _is_refused(self, nodes: int) -> bool:
         """Whether no more than so many nodes can be had, which has been said."""

@@ -104,11 +104,21 @@ class YarnService:
 class PodsOfJob:
     """The pods of an `ElasticJob`, whose controller reads from the metrics of the workers how many they want.
 
-    It makes no pod beyond that number but the spares of the job.
+    Args:
+        most: As many pods it may have; None if that is not known.
     """
 
+    def __init__(self, most: int | None) -> None:
+        self._most = most
+
     def provide(self, nodes: int, *, present: int) -> None:
-        """Whatever the job wants, the coordinator has told all members."""
+        """Whatever the job wants is in the metrics: what the coordinator has told, and who is to be replaced.
+
+        Raises:
+            UsageError: The job may not have so many.
+        """
+        if self._most is not None and nodes > self._most:
+            raise UsageError(f"the job has at most {self._most} pods (maxWorkers)")
 
     def stop(self) -> None:
         """There is nothing to stop."""
@@ -120,7 +130,8 @@ def provisioner_for(environment: WorkerEnvironment) -> Provisioner | None:
         command = ScaleCommand(environment.scale_command, environ=os.environ, timeout_s=environment.scale_timeout_s)
         return Orders(command, name=f"the scale command ({environment.scale_command})", repeats=False)
     if CONTROLLER in os.environ:
-        return Orders(PodsOfJob(), name="the controller of the cluster", repeats=True, gives_spares=False)
+        most = None if environment.autoscale is None else environment.autoscale.max
+        return Orders(PodsOfJob(most), name="the controller of the cluster", repeats=True)
     if environment.run_dir is None:
         return None
     if (array := job_in(environment.run_dir)) is not None:

@@ -92,6 +92,9 @@ class MetricsPage:
         view, room, now = session.view, session.room, self._clock()
         is_member = view.generation > 0 and view.rank_of(session.worker.id) is not None and not session.newcomer
         self._speed.note(now, session.num_samples_trained)
+        wanted = 0 if room is None else room.wanted
+        if wanted and view.rank_of(session.replaces) is not None:
+            wanted += 1  # whoever comes in its place waits until it goes
         values = {
             "workers": view.world_size if is_member else 0,
             "view_generation": view.generation,
@@ -99,7 +102,7 @@ class MetricsPage:
             "samples_per_second": round(self._speed.at(now), 3) if is_member else 0,
             "samples_total": round(session.num_samples_trained),
             "pause_seconds_total": round(session.paused_s, 3),
-            "nodes_wanted": 0 if room is None else room.wanted,
+            "nodes_wanted": wanted,
         }
         if session.checkpoint_step is not None:
             values["checkpoint_step"] = session.checkpoint_step

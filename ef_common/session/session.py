@@ -112,6 +112,7 @@ class Session:
             a lone process.
         step: The newest update of the training, as its dealer counts them.
         paused_s: How long training has paused in that time because workers came or went.
+        replaces: Id of the member for which this worker has asked for another one; "" for none.
         checkpoint_step: Updates in the newest checkpoint; None if there is none, or this worker knows of none: only the
             one that takes it does.
         has_skipped: Whether it has skipped a training that the others had ended already.
@@ -145,6 +146,7 @@ class Session:
         self.training = 1
         self.num_samples_trained = self.paused_s = 0.0
         self.checkpoint_step: int | None = None
+        self.replaces = ""
         self.step = 0
         self.has_skipped = False
         self.lacks_results = False

@@ -97,6 +97,25 @@ def test_spare_takes_the_place_of_a_worker_that_is_lost(training: Training, clus
     training.finish()
 
 
+def test_straggler_is_replaced_by_a_pod_that_is_asked_for(training: Training, cluster: Cluster) -> None:
+    """It is slow enough for half a minute; then another pod starts, and waits until the slow one has left."""
+    slow = {"throttled": True, "step_sleep_s": 0.1, "length": 100_003}
+    training.submit(2, 3, options=slow, autoscale={"everySteps": 100_000})
+    first = training.wait_for_world(2)
+    training.wait_for_steps()
+    newest = training.events("view")[-1]["members"][-1]
+    (start,) = training.events("start", worker=newest)
+    (training.directory / "slow").write_text(str(start["pid"]))
+    training.wait_until(lambda _: newest not in training.events("view")[-1]["members"], "another worker in its place")
+    assert [len(event["members"]) for event in training.events("view") if event["generation"] >= first][-1] == 2
+    wait_for(training, cluster, asked=2, wanted=2, training=2)
+    training.wait_for_pods(2)
+    training.wait_for_steps()
+    assert cluster.status("a")["crashes"] == 0
+    check_gentle(training)
+    training.finish()
+
+
 def processes_of(cluster: Cluster, pod: str) -> set[int]:
     process = psutil.Process(cluster.kubelets.process_of(pod).pid)
     return {process.pid, *(child.pid for child in process.children(recursive=True))}

@@ -38,7 +38,6 @@ def test_local_job_is_scaled_by_its_launcher(tmp_path: Path) -> None:
     found = provisioner_for(read_environment({"ELASTICFLOW_RUN_DIR": str(tmp_path)}))
     assert isinstance(found, Orders)
     assert found.repeats
-    assert found.gives_spares
     found.scale_to(3, present=2)
     while (thread := found._thread) is not None:
         thread.join(10)
@@ -114,11 +113,25 @@ def test_controller_of_a_cluster_reads_what_is_wanted_by_itself(
     found = provisioner_for(read_environment({"ELASTICFLOW_RUN_DIR": str(tmp_path)}))
     assert isinstance(found, Orders)
     assert found.repeats
-    assert not found.gives_spares
     found.scale_to(3, present=1)
     while (thread := found._thread) is not None:
         thread.join(10)
     assert found.most is None
+
+
+def test_controller_of_a_cluster_gives_no_more_pods_than_the_job_may_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ELASTICFLOW_CONTROLLER", "1")
+    variables = {"ELASTICFLOW_RUN_DIR": str(tmp_path), "ELASTICFLOW_AUTOSCALE": "min=1,max=3"}
+    found = provisioner_for(read_environment(variables))
+    assert isinstance(found, Orders)
+    for nodes, most in ((3, None), (4, 3)):
+        found.scale_to(nodes, present=3)
+        while (thread := found._thread) is not None:
+            thread.join(10)
+        assert found.most == most
+    assert "at most 3 pods (maxWorkers)" in capfd.readouterr().err
 
 
 def test_service_of_yarn_is_flexed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

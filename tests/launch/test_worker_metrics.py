@@ -24,7 +24,15 @@ VIEW = View(7, (WORKER, OTHER))
 
 
 def session(**changes: Any) -> Any:
-    facts = {"worker": WORKER, "view": VIEW, "room": None, "newcomer": False, "step": 12, "checkpoint_step": None}
+    facts = {
+        "worker": WORKER,
+        "view": VIEW,
+        "room": None,
+        "newcomer": False,
+        "step": 12,
+        "checkpoint_step": None,
+        "replaces": "",
+    }
     return SimpleNamespace(**{**facts, "num_samples_trained": 96.0, "paused_s": 0.25, **changes})
 
 
@@ -43,6 +51,13 @@ def test_member_tells_of_its_view_and_of_the_training() -> None:
 
 def test_what_the_members_want_is_told() -> None:
     assert told(session(room=Room(Demand(7, 1, 3), 2, 0, 0, 1, 4)))["nodes_wanted"] == 3
+
+
+def test_node_more_is_wanted_as_long_as_the_one_is_there_that_it_replaces() -> None:
+    room = Room(Demand(7, 1, 2), 2, 0, 0, 1, 4)
+    assert told(session(room=room, replaces="b"))["nodes_wanted"] == 3
+    assert told(session(room=room, replaces="gone"))["nodes_wanted"] == 2
+    assert told(session(replaces="b"))["nodes_wanted"] == 0
 
 
 def test_stragglers_are_told_by_their_addresses() -> None:
