@@ -27,6 +27,7 @@ from tests.benchmarks.__main__ import NAMES
 from tests.pages.blocks import PAGES, ROOT, blocks
 
 MPIRUN = {"--hostfile", "--host"}
+SRUN = {"--ntasks-per-node"}
 SBATCH = {"--partition", "--gpus-per-node", "--time"}
 """Options of sbatch in the documentation."""
 
@@ -77,6 +78,10 @@ def check_command(words: list[str]) -> None:
             check_launch(arguments, launch_options())
         case ["torchrun", *arguments]:
             check_launch(arguments, launch_options() - {"--checkpoint", "--run-dir"})
+        case ["elasticflow", "slurm", "srun", *arguments]:
+            start = arguments.index("elasticflow")
+            assert set(options(arguments[:start])) <= {"--dry-run", *SRUN}, "unknown option"
+            check_command(arguments[start:])
         case ["elasticflow", ("slurm" | "yarn") as launcher, "submit", *arguments]:
             submission = main.commands[launcher]
             assert isinstance(submission, click.Group)

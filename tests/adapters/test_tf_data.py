@@ -19,7 +19,7 @@ TEXTS = ["a\nb\nc\n", "", "d\n"]
 def read(name: str) -> Any:
     import tensorflow as tf
 
-    return tf.data.TextLineDataset(name).map(tf.strings.upper, num_parallel_calls=4, deterministic=False)
+    return tf.data.TextLineDataset(name).map(tf.strings.upper, num_parallel_calls=4)
 
 
 @pytest.fixture
@@ -45,7 +45,17 @@ def test_samples_may_have_several_parts(pattern: str) -> None:
 
 
 def test_dataset_without_an_end_and_what_is_no_dataset_are_refused(pattern: str) -> None:
+    import tensorflow as tf
+
+    def unordered(name: str) -> Any:
+        return read(name).map(lambda text: text, num_parallel_calls=2, deterministic=False)
+
+    def unordered_within(name: str) -> Any:
+        return tf.data.Dataset.range(2).interleave(lambda _: unordered(name), cycle_length=2)
+
     for make, message in (
+        (unordered, "a part with `deterministic=False`.*0.txt"),
+        (unordered_within, "a part with `deterministic=False`"),
         (lambda name: read(name).repeat(), "has no end: leave `repeat` out.*0.txt"),
         (lambda name: [1, 2], "Received: list for .*0.txt"),
     ):

@@ -224,7 +224,8 @@ def test_newcomer_that_reads_other_data_is_refused_and_the_others_go_on(job: Job
     other = job.start(walked.run_until, HOST, "forgotten", 0, {}, None)
     assert other.wait() != 0
     assert "this worker reads other data in epoch 0 than the others" in other.output.read_text()
-    assert everything([stays[0].result()]) == [list(range(LENGTH))] * 2
+    comes = job.start(walked.run_until, HOST, "numbers", 2, {}, None)  # the first one waits for a second one
+    assert everything([stays[0].result(), comes.result()]) == [list(range(LENGTH))] * 2
     job.audit()
 
 

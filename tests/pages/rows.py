@@ -136,7 +136,10 @@ def known(command: str) -> bool:
 
 
 AN_EPOCH = "# until an epoch has ended"
+_ON_THIS_MACHINE = ["sh -c 'echo localhost > hosts.txt; exec elasticflow run --hosts=hosts.txt train.py'"]
 GIVEN = {
+    "docs/guides/ssh-hosts.md": _ON_THIS_MACHINE,
+    "examples/12-ssh-hosts/README.md": _ON_THIS_MACHINE,
     "docs/get-started/notebook.md": ["python notebook.py"],
     "docs/guides/monitoring.md": [
         "ELASTICFLOW_AUDIT=1 SAMPLES=2000 elasticflow run --nproc-per-node=2 --checkpoint=build/digits train.py",

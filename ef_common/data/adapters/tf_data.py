@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from ef_common.data.adapters.files import expanded
@@ -37,7 +38,7 @@ class TFDataFiles:
         """Samples of a file from this one on. Those before it run through the pipeline, too.
 
         Raises:
-            UsageError: The function has returned something else, or a dataset without an end.
+            UsageError: The function has returned something else, or a dataset without an end or without an order.
         """
         return iter(self._opened(shard).skip(offset).as_numpy_iterator())
 
@@ -54,4 +55,21 @@ class TFDataFiles:
             raise UsageError(f"the dataset of a file has no end: leave `repeat` out. Received: file {shard}")
         options = tf.data.Options()
         options.deterministic = True  # each worker must find the same samples at the same offsets
-        return made.with_options(options)
+        made = made.with_options(options)
+        if _has_no_order(made):
+            raise UsageError(
+                "the dataset of a file has a part with `deterministic=False`, so its samples come in another order "
+                f"each time, and a sample could be used twice or never. Leave that out. Received: file {shard}"
+            )
+        return made
+
+
+def _has_no_order(dataset: Any) -> bool:
+    """Whether a part of it says so itself, which counts more than the options of the whole."""
+    import tensorflow as tf
+
+    variant, ignore_state = tf.data.experimental.to_variant(dataset), 1
+    text = tf.raw_ops.DatasetToGraphV2(input_dataset=variant, external_state_policy=ignore_state).numpy()
+    graph = tf.compat.v1.GraphDef.FromString(text)
+    nodes = chain(graph.node, *(function.node_def for function in graph.library.function))
+    return any(node.attr["deterministic"].s == b"false" for node in nodes if "deterministic" in node.attr)

@@ -462,6 +462,8 @@ class Simulation:
         """If nothing has happened for a while, and the members train, there are as many nodes as are wanted."""
         leader = self.coordinator
         state, now = leader.state, self.scheduler.now
+        if not leader.alive:
+            return
         if now < self._decided_at + SETTLED_S or self.cuts.cuts or not isinstance(state, Serving) or state.closed:
             return
         members = [self.workers[name] for name in state.view.ids]
