@@ -124,7 +124,7 @@ def module(pl: Any) -> Any:
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             self.seen += [[] for _ in range(self.current_epoch + 1 - len(self.seen))]
             if not self.is_padding():
-                self.seen[-1] += batch[0].tolist()
+                self.seen[-1] += dict.fromkeys(batch[0].tolist())  # a batch of one sample is read twice
             if self.path is not None:
                 self.path.write_text(json.dumps([self.before, *self.seen]))
             self.before = list(self.seen[-1])
