@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import subprocess
 import sys
 import time
 from dataclasses import asdict, replace
@@ -18,6 +17,7 @@ from ef_common import __version__, threads
 from ef_common.errors import ElasticFlowError, UsageError
 from ef_common.launch.hosts import lines
 from ef_common.launch.hosts.folder import HostFolder
+from ef_common.launch.hosts.keeper import start_keeper
 from ef_common.launch.hosts.lines import (
     BEAT_S,
     KNOWN,
@@ -34,6 +34,7 @@ from ef_common.launch.hosts.lines import (
 from ef_common.protocol.addresses import format_address, is_loopback
 
 _LOOK_S = 0.05
+_BEGIN_S = 0.002
 _CHUNK_BYTES = 1 << 18
 _START_S = 60.0
 _NOBODY = os.EX_TEMPFAIL
@@ -96,21 +97,15 @@ class FarSide:
         life = secrets.token_hex(8)
         folder.tell("")
         folder.give(asdict(replace(order, arguments=[*arguments, *order.arguments], life=life)))
-        with folder.output.open("ab") as output:
-            keeper = subprocess.Popen(
-                [sys.executable, "-m", "ef_common.launch.hosts.keeper", str(folder.path)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        keeper = start_keeper(folder)
         deadline = time.monotonic() + _START_S
         while folder.life != life:
-            if keeper.poll() is not None or time.monotonic() > deadline:
+            ended, status = os.waitpid(keeper, os.WNOHANG)
+            if ended or time.monotonic() > deadline:
                 text = folder.output.read_text(errors="replace").strip().rpartition("\n")[2]
                 folder.remove()
-                raise UsageError(f"no node could be started there: {text or f'status {keeper.poll()}'}")
-            time.sleep(_LOOK_S)
+                raise UsageError(f"no node could be started there: {text or f'status {status}'}")
+            time.sleep(_BEGIN_S)
 
     def _coordinator(self) -> str:
         """The coordinator of the launcher, as it is reached from here."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
-from pathlib import Path
+import traceback
+from typing import NoReturn
 
 from ef_common.core.hosts import REFUSED
 from ef_common.launch.child import Child
@@ -79,12 +79,35 @@ class Keeper:
         return told[0]
 
 
-def main() -> None:
-    """The body of the process."""
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the end of a connection is not that of the node
-    Keeper(HostFolder(Path(sys.argv[1]))).run()
+def start_keeper(folder: HostFolder) -> int:
+    """Start the keeper of a node: a copy of this process, which has imported all that it needs, and has one thread.
+
+    Args:
+        folder: That of the node, with the order.
+
+    Returns:
+        Its process id.
+    """
+    pid = os.fork()
+    if not pid:
+        _be_keeper(folder)
+    return pid
 
 
-if __name__ == "__main__":
-    main()
+def _be_keeper(folder: HostFolder) -> NoReturn:
+    status = 1
+    try:
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # the end of a connection is not that of the node
+        os.setsid()
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        output = os.open(folder.output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        for file, target in ((nothing, 0), (output, 1), (output, 2)):
+            os.dup2(file, target)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # of the connection, and the lock of the folder
+        Keeper(folder).run()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)  # what is left of the connection is not this process's
