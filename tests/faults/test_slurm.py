@@ -331,6 +331,7 @@ def test_task_that_fails_fails_the_job_of_its_step(run: Submitted, cluster: Clus
     given = ("--parsable", "--exclusive", "--nodes=2", f"--output={run.outputs}/%A.txt", f"--wrap={step}")
     job = cluster.call("sbatch", *given, environ=BY_HAND).stdout.strip()
     cluster.wait_until(lambda: cluster.state(job) == "FAILED")
+    assert "ValueError: this is wrong" in (run.outputs / f"{job}.txt").read_text()
 
 
 @pytest.mark.thorough

@@ -153,6 +153,7 @@ def elasticflow_mpi(program: Path, *arguments: str) -> tuple[int, str, str]:
         ),
         ("HYDRA build details:\n    Launchers: ssh slurm \n    Version:  4.0.2", "-disable-auto-cleanup"),
         ("slurm 22.05.8", "--kill-on-bad-exit=0 --no-kill"),
+        ("slurm-wlm 22.05.8", "--kill-on-bad-exit=0 --no-kill"),
     ],
 )
 def test_command_is_printed_with_the_options_of_the_launcher(program: Path, version: str, options: str) -> None:
