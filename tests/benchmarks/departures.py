@@ -41,9 +41,6 @@ while data := os.read(end, 4096): os.write(1, data)
 _INTO_PIPE = 'file="$1"; shift; exec "$@" > >(echo $BASHPID $$ > "$file"; exec cat > /dev/null) 2>&1'
 
 
-_WHOM = {"launcher": "agent", "worker": "worker"}
-
-
 @dataclass(frozen=True)
 class Target:
     """The node that is told to go.
@@ -83,12 +80,14 @@ class Way:
         tell: Tells.
         launcher: What starts the nodes.
         prefix: What starts the launcher of that node; the name of a file for pids follows.
+        restarts: The worker is interrupted, which is no reason to leave: the node starts it again.
     """
 
     name: str
     tell: Callable[[Target], None]
     launcher: Sequence[str] = TORCHRUN
     prefix: Sequence[str] = ()
+    restarts: bool = False
 
 
 def ways(*, quick: bool) -> list[Way]:
@@ -99,16 +98,22 @@ def ways(*, quick: bool) -> list[Way]:
     if quick:
         return found
     more = (signal.SIGINT, signal.SIGHUP)
-    found += [Way(f"{one.name} to the {whom}", _to(who, one)) for who, whom in _WHOM.items() for one in more]
+    found += [Way(f"{one.name} to the agent", _to("launcher", one)) for one in more]
+    found += [_to_worker(one) for one in more]
     run = ELASTICFLOW_RUN
     found += [Way(f"{one.name} to `elasticflow run`", _to("launcher", one), run) for one in (*few, *more)]
-    found += [Way(f"{one.name} to the worker of `elasticflow run`", _to("worker", one), run) for one in (*few, *more)]
+    found += [_to_worker(one, " of `elasticflow run`", run) for one in (*few, *more)]
     return [
         *found,
         Way("its terminal is closed", _close_terminal, run, (sys.executable, "-c", _IN_TERMINAL)),
         Way("Ctrl-C, whose pipe has lost its reader", _break_pipe, run, ("bash", "-c", _INTO_PIPE, "bash")),
         Way("a notice", lambda target: target.notice.touch()),
     ]
+
+
+def _to_worker(number: signal.Signals, whose: str = "", launcher: Sequence[str] = TORCHRUN) -> Way:
+    name = f"{number.name} to the worker{whose}"
+    return Way(name, _to("worker", number), launcher, restarts=number == signal.SIGINT)
 
 
 @dataclass(frozen=True)
@@ -118,14 +123,14 @@ class Departure:
     Args:
         gap_s: Longest time between two steps of the others.
         worker_s: From the worker's last step to the end of its process.
-        launcher_s: From the moment in which the node was told to the end of its launcher.
-        status: Exit status of the launcher.
+        launcher_s: From the moment in which the node was told to the end of its launcher; 0 if it goes on.
+        status: Exit status of the launcher; None if it goes on.
     """
 
     gap_s: float
     worker_s: float
     launcher_s: float
-    status: int
+    status: int | None
 
 
 def measure(way: Way, *, leads: bool) -> Departure:
@@ -142,12 +147,13 @@ def measure(way: Way, *, leads: bool) -> Departure:
         going = job.nodes.pop(0 if leads else 1)
         other, launcher = map(int, pids.read_text().split()) if way.prefix else (0, going.agent.pid)
         target = Target(psutil.Process(launcher), psutil.Process(job.steps(going)[-1].pid), other, notice)
-        family = [target.launcher, *target.launcher.children(recursive=True)]
+        family = [] if way.restarts else [target.launcher]
+        family += (target.worker if way.restarts else target.launcher).children(recursive=True)
         began = time.monotonic()
         way.tell(target)
         worker_ended = _wait_for_end(target.worker)
-        status = target.launcher.wait(_GUARD_S)
-        launcher_s = time.monotonic() - began
+        status = None if way.restarts else target.launcher.wait(_GUARD_S)
+        launcher_s = 0.0 if way.restarts else time.monotonic() - began
         job.first_steps_after(time.monotonic() + 1.0)
         departure = Departure(
             max(_longest_gap(job, node, began) for node in job.nodes),
@@ -161,7 +167,7 @@ def measure(way: Way, *, leads: bool) -> Departure:
             raise RuntimeError("the audit does not hold")
     print(
         f"| {way.name} | {'yes' if leads else 'no'} | {departure.gap_s:.3f} | {departure.worker_s:.2f} | "
-        f"{launcher_s:.2f} | {status} |",
+        f"{launcher_s:.2f} | {'goes on' if status is None else status} |",
         flush=True,
     )
     return departure
