@@ -101,7 +101,7 @@ ELSEWHERE = {
     ),
     r"elasticflow coordinator --rdzv-endpoint=HOST:29400": "tests/faults/test_coordinator_alone.py",
     r"elasticflow run .*--autoscale=.* train\.py": "tests/faults/test_autoscale.py",
-    r"elasticflow slurm submit .*|scancel .*|scontrol .*|sbatch .*|srun .*": "tests/faults/test_slurm.py",
+    r"elasticflow slurm (submit|srun) .*|scancel .*|scontrol .*|sbatch .*": "tests/faults/test_slurm.py",
     r"(printf .* > hosts\.txt|elasticflow run --(hosts|host-discovery-script)=.*)": "tests/faults/test_hosts.py",
     r"elasticflow mpi .*": "tests/faults/test_mpi.py",
     r"elasticflow yarn .*": "tests/launch/test_yarn.py",
