@@ -27,7 +27,7 @@ from ef_common.launch.environment import RANK_STATUS, TOKEN
 from ef_common.launch.mpi import MPICH, OPEN_MPI, PASS_ON
 from ef_common.launch.signals import GENTLE, handled, to_end
 
-SLURM = "Slurm"
+SLURM, SRUN = "Slurm", "srun"
 _OPTIONS = {
     OPEN_MPI: ("--enable-recovery", *PASS_ON[OPEN_MPI].split()),
     MPICH: ("-disable-auto-cleanup",),
@@ -53,9 +53,8 @@ def launcher_of(program: str) -> str:
         UsageError: It is not there, or none that is known.
     """
     if shutil.which(program) is None:
-        raise UsageError(
-            f"there is no `{program}` on the path: give this command on a machine that has it, or name another one"
-        )
+        other = "" if program == SRUN else ", or name it with --mpirun"
+        raise UsageError(f"there is no `{program}` on the path: give this command on a machine that has it{other}")
     try:
         done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=_VERSION_S)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -293,9 +293,9 @@ def test_script_of_the_example_trains(run: Submitted, cluster: Cluster, tmp_path
     assert "finished" in cluster.elasticflow("status", "--once", f"{tmp_path}/elasticflow-runs/digits-{run.job}")
 
 
-def start_step(run: Submitted, cluster: Cluster, srun: str, *options: str) -> str:
+def start_step(run: Submitted, cluster: Cluster, srun: str, *options: str, checkpoint: str = "") -> str:
     """Submit a batch script with one step. Returns the number of the job."""
-    training = json.dumps(json.dumps(OPTIONS))
+    training = json.dumps(json.dumps({**OPTIONS, "checkpoint": checkpoint}))
     step = f"{srun} elasticflow run --run-dir={run.directory} {SCRIPT} {training}"
     given = ("--parsable", "--exclusive", *options, f"--output={run.outputs}/%A.txt", f"--wrap={step}")
     return cluster.call("sbatch", *given, environ=BY_HAND).stdout.strip()
@@ -322,6 +322,20 @@ def test_tasks_of_a_step_meet_without_a_host_or_place_and_lose_one(run: Submitte
     run.wait_for_world(2, after=first)
     finish_step(run, cluster, job)
     assert cluster.state(job) == "COMPLETED"  # whatever has become of one task
+
+
+@pytest.mark.thorough
+def test_workers_of_a_step_leave_with_a_checkpoint_when_it_is_interrupted(run: Submitted, cluster: Cluster) -> None:
+    step = "exec elasticflow slurm srun"  # so that it is what the batch script becomes
+    job = start_step(run, cluster, step, "--nodes=2", "--ntasks-per-node=1", checkpoint=f"file://{run.directory}")
+    run.wait_for_world(2)
+    run.wait_for_steps()
+    cluster.ask("scancel", "--batch", "--signal=INT", job)
+    cluster.wait_until(lambda: cluster.state(job) == "FAILED")
+    assert "ExitCode=130:0" in cluster.ask("scontrol", "--oneliner", "show", "job", job)
+    last = max(event["step"] for event in run.events("step"))
+    assert max(event["step"] for event in run.events("checkpoint")) in (last, last + 1)
+    check_gentle(run)
 
 
 @pytest.mark.thorough

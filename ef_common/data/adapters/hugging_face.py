@@ -115,8 +115,8 @@ class HuggingFaceShards:
         states = [part.state_dict() for _ in islice(samples, _KNOWN)]
         samples.close()
         try:
-            return _state_after(offset, *states)
-        except (TypeError, ValueError):
+            return _state_after(offset, *states) if len(states) == _KNOWN else None
+        except (KeyError, ValueError):
             return None
 
 
@@ -133,7 +133,7 @@ def _state_after(number: int, first: Any, second: Any) -> Any:
     """The state after so many samples, from those after one and two.
 
     Raises:
-        ValueError: It does not follow from these.
+        KeyError, ValueError: It does not follow from these.
     """
     if isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
         kind = first.get("type", _ONE_ROW_EACH[0])
@@ -142,7 +142,7 @@ def _state_after(number: int, first: Any, second: Any) -> Any:
         return {name: _state_after(number, value, second[name]) for name, value in first.items()}
     if first == second:
         return first
-    if isinstance(first, int) and second == first + 1:
+    if type(first) is int and second == first + 1:
         return first + number - 1
     raise ValueError(f"the state changes from {first} to {second}")
 

@@ -6,6 +6,7 @@ that none of them trains on without anybody knowing.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -94,6 +95,13 @@ def start_keeper(folder: HostFolder) -> int:
     return pid
 
 
+def _close_all_above(number: int) -> None:
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        if descriptor > number:
+            with contextlib.suppress(OSError):  # that of the listing is closed already
+                os.close(descriptor)
+
+
 def _be_keeper(folder: HostFolder) -> NoReturn:
     status = 1
     try:
@@ -104,7 +112,7 @@ def _be_keeper(folder: HostFolder) -> NoReturn:
         output = os.open(folder.output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         for file, target in ((nothing, 0), (output, 1), (output, 2)):
             os.dup2(file, target)
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # of the connection, and the lock of the folder
+        _close_all_above(2)  # those of the connection, and the lock of the folder
         Keeper(folder).run()
         status = 0
     except BaseException:
