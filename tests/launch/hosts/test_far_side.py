@@ -148,6 +148,8 @@ def test_node_outlives_its_connection_and_nothing_is_lost_or_repeated(
     first = connect()
     answers = first.until(Data, b"begun with")
     life = next(one.life for one in answers if isinstance(one, Runs))
+    keeper = json.loads((folders(tmp_path)[0] / "keeper").read_text())["pid"]
+    assert os.getsid(keeper) == keeper  # so what ends the session of the connection does not reach it
     assert "--rdzv-endpoint=10.0.0.9:29401" in printed(answers).decode()
     if not any(isinstance(one, Data) and one.file == "w.jsonl" for one in answers):
         answers += first.until(Data)
