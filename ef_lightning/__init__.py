@@ -13,13 +13,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ef_common import __version__ as __version__
-from ef_common.core.autoscale import Autoscale
-from ef_common.core.compensation import Compensation
-from ef_common.core.retention import Retention
-from ef_common.data.checkpointer import Checkpointing
-from ef_common.data.workers import WorkersChange
-from ef_lightning.program import module
-from ef_lightning.registry import register, strategy_class, strategy_for
+from ef_common.imports import without_collections
+
+with without_collections():
+    from ef_common.core.autoscale import Autoscale
+    from ef_common.core.compensation import Compensation
+    from ef_common.core.retention import Retention
+    from ef_common.data.checkpointer import Checkpointing
+    from ef_common.data.workers import WorkersChange
+    from ef_lightning.program import module
+    from ef_lightning.registry import register, strategy_class, strategy_for
 
 if TYPE_CHECKING:
     from lightning.pytorch.strategies import ParallelStrategy as _OfLightning
@@ -42,7 +45,8 @@ __all__ = [
     "strategy_for",
 ]
 
-register()
+with without_collections():
+    register()
 
 
 def __dir__() -> list[str]:
@@ -51,5 +55,6 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     if name == "ElasticFlowStrategy":
-        return strategy_class()
+        with without_collections():
+            return strategy_class()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,7 +20,7 @@ from ef_common.control.serving import ServerLoop
 from ef_common.control.sockets import call_in_forked_children, listen, raise_file_limit
 from ef_common.core.founding import FINISHED, LEFT
 from ef_common.core.membership import Gathering, Idle, Membership, Settings
-from ef_common.core.progress import Limits
+from ef_common.core.progress import DEFAULT_HEARTBEAT_TIMEOUT_S, Limits
 from ef_common.errors import ThreadFailed, UsageError
 from ef_common.protocol.addresses import LOOPBACK, Address, format_address, is_loopback
 from ef_common.protocol.announcer import Announcer
@@ -30,8 +30,6 @@ from ef_common.tls import Credentials, Tls
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_HEARTBEAT_TIMEOUT_S = 5.0
-"""Compilers and loaders hold Python's lock for two seconds now and then; a worker that dies is noticed without this."""
 _TIMEOUTS_TO_NOTICE = 1.5
 _STOP_S = 10.0
 

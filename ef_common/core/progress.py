@@ -26,6 +26,8 @@ from dataclasses import dataclass
 
 STEP, FIRST, OTHER, BOUNDARY = "step", "first", "other", "boundary"
 KINDS = (STEP, FIRST, OTHER, BOUNDARY)
+DEFAULT_HEARTBEAT_TIMEOUT_S = 5.0
+"""Compilers and loaders hold Python's lock for two seconds now and then; a worker that dies is noticed without this."""
 SETTLING = -1
 """Number of the collective, while a view settles."""
 

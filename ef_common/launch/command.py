@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ef_common.errors import CoordinatorLost, JobFinished, UsageError
+from ef_common.imports import without_collections
 from ef_common.launch import environment
 from ef_common.launch.hosts import options as hosts_options
 from ef_common.launch.mpirun import tell_status
@@ -63,7 +64,8 @@ def _main(argv: list[str]) -> int:
             prepare(args)
             return hosts_job.main(args, argv)
         try:
-            from ef_common.launch.run import main as run
+            with without_collections():
+                from ef_common.launch.run import main as run
         except ImportError as error:
             raise UsageError(
                 f"elasticflow run needs torch (pip install 'elasticflow-training[torch]'): {error}"

@@ -18,7 +18,7 @@ ELASTICFLOW_NOTICE             none                                `file:///PATH
                                                                    whether this machine is about to be taken away.
 ELASTICFLOW_GRACE              `30`                                Seconds after a notice or a signal after which a
                                                                    worker that has reached no step boundary ends itself.
-ELASTICFLOW_HEARTBEAT_TIMEOUT  `2`                                 A worker that is silent for longer is evicted (0.1 to
+ELASTICFLOW_HEARTBEAT_TIMEOUT  `5`                                 A worker that is silent for longer is evicted (0.1 to
                                                                    3600 seconds). Read where the coordinator runs.
 ELASTICFLOW_HANG_TIMEOUT       learned from the run                A worker that keeps the others waiting in a training
                                                                    step for so many seconds is replaced; `0`: never.
@@ -58,8 +58,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ef_common.control.coordinator import DEFAULT_HEARTBEAT_TIMEOUT_S
 from ef_common.core.autoscale import Autoscale, autoscale_of
+from ef_common.core.progress import DEFAULT_HEARTBEAT_TIMEOUT_S
 from ef_common.core.view import Member
 from ef_common.errors import UsageError
 from ef_common.launch.notice_sources import AgentEnd, NoticeSource, source_for

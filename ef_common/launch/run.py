@@ -41,7 +41,6 @@ from ef_common.launch.child import end_with_parent
 from ef_common.launch.command import LEFT, REFUSED
 from ef_common.launch.coordinator_process import start_coordinator
 from ef_common.launch.departure import SIGNAL
-from ef_common.launch.hosts import job as hosts_job
 from ef_common.launch.hosts import options as hosts_options
 from ef_common.launch.mpi import rank_in
 from ef_common.launch.nnodes import DEFAULT_NNODES
@@ -218,6 +217,8 @@ def main(argv: list[str]) -> int:
     args = _parse(parser(), argv)
     command.prepare(args)
     if hosts_options.is_asked_for(args):
+        from ef_common.launch.hosts import job as hosts_job
+
         return hosts_job.main(args, argv)
     options = Options.parse(argv)
     script = [options.torchrun.training_script, *options.torchrun.training_script_args]

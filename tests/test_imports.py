@@ -1,0 +1,104 @@
+"""Imports without garbage collections."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from ef_common.imports import without_collections
+
+
+class _Node:
+    """Part of a reference cycle of its own."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.fixture(autouse=True)
+def as_it_was() -> Iterator[None]:
+    """Collections go on as before."""
+    yield
+    gc.unfreeze()
+    gc.enable()
+
+
+def test_nothing_is_collected_inside() -> None:
+    """However many objects are made."""
+    collections: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        collections.append(info["generation"])
+
+    with without_collections():
+        gc.callbacks.append(note)
+        try:
+            made = [_Node() for _ in range(100_000)]
+        finally:
+            gc.callbacks.remove(note)
+    assert made
+    assert not collections
+    assert gc.isenabled()
+
+
+def test_objects_count_as_examined() -> None:
+    """They are of the oldest generation, so the next collections of younger ones leave them alone."""
+    with without_collections():
+        node = _Node()
+    assert any(each is node for each in gc.get_objects(generation=2))
+
+
+def test_garbage_is_found_later() -> None:
+    """Objects that were made inside are collected when nobody holds them any more."""
+    with without_collections():
+        node = _Node()
+    gone = weakref.ref(node)
+    del node
+    gc.collect()
+    assert gone() is None
+
+
+def test_an_error_restores() -> None:
+    """Of an import that fails, for example."""
+    with pytest.raises(ImportError), without_collections():
+        raise ImportError
+    assert gc.isenabled()
+
+
+def test_disabled_stays_disabled() -> None:
+    """A program that collects no garbage, or only at times that it chooses."""
+    gc.disable()
+    with without_collections():
+        pass
+    assert not gc.isenabled()
+
+
+def test_frozen_stays_frozen() -> None:
+    """A program that has frozen its objects, for processes that it forks."""
+    frozen = _Node()
+    gc.freeze()
+    with without_collections():
+        pass
+    assert not any(each is frozen for each in gc.get_objects())
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize("package", ["ef_lightning", "ef_keras"])
+def test_plugins_import_without(package: str) -> None:
+    """The import of a plugin collects nothing after the frameworks are there; a worker starts with it."""
+    code = f"""
+import gc
+import lightning.pytorch, keras
+import ef_common.imports
+found = []
+gc.callbacks.append(lambda phase, info: found.append(info))
+import {package}
+print(len(found))
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.stdout.split()[-1:] == ["0"], ended.stderr
