@@ -24,14 +24,15 @@ DOCS := .venv/.installed-docs
 PACKAGE := .venv/.installed-package
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-keras test test-all test-every test-peers test-matrix test-kubernetes mutants chaos soak fuzz check format docs docs-serve bench package clean
+.PHONY: help demo demo-keras test test-all test-launchers test-every test-peers test-matrix test-kubernetes mutants chaos soak fuzz check format docs docs-serve bench package clean
 .NOTPARALLEL:
 
 help:
 	@echo "make demo    train with 3 workers, kill one, add one"
 	@echo "make demo-keras  the same with Keras, on TensorFlow and Horovod"
 	@echo "make test    every unit test, one case of each other test (minutes); PART=keras: those of a folder"
-	@echo "make test-all    also the slow tests, and each value of each parameter in each of them; PART= as above (takes an hour or more)"
+	@echo "make test-all    also the slow tests, and each value of each parameter in each of them; PART= as above (takes an hour)"
+	@echo "make test-launchers  the slow tests of Slurm, MPI, ssh, horovodrun, Kubernetes, as far as these are installed (half an hour)"
 	@echo "make test-every  every case of every test; PART= as above (takes hours)"
 	@echo "make test-peers  Lightning's and Keras's own tests with ElasticFlow; LIGHTNING_SRC names a checkout of Lightning (hours)"
 	@echo "make test-kubernetes  the tests with a Kubernetes, which is built first, once (three minutes)"
@@ -62,6 +63,10 @@ test: $(HOROVOD) $(BROWSER)
 
 test-all: $(HOROVOD) $(BROWSER) $(LOGGERS) $(STREAMS) $(JAX) $(NOTEBOOK)
 	@$(BIN)/python -B -m tests.tiers run all --part="$(PART)"
+
+# Kubernetes is tested where `make test-kubernetes` has built one.
+test-launchers: $(HOROVOD) $(BROWSER)
+	@$(BIN)/python -B -m tests.tiers run launchers --part="$(PART)"
 
 test-every: $(HOROVOD) $(BROWSER) $(LOGGERS) $(STREAMS) $(JAX) $(NOTEBOOK)
 	@$(BIN)/python -B -m tests.tiers run every --part="$(PART)"

@@ -281,7 +281,6 @@ def test_script_of_the_example_finds_the_hosts_and_the_example_trains(run: Hosts
     assert "finished" in run.command("status", "--once", str(run.directory))
 
 
-@pytest.mark.thorough
 def test_exception_in_the_script_fails_the_job(run: HostsRun, machines: SshHosts, tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("raise ValueError('this is wrong')")
     run.write("node1", "node2", "missing")

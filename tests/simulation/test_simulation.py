@@ -1,4 +1,4 @@
-"""Seeded schedules of faults, 20,000 in the thorough tier: every invariant holds, and every rare case did happen."""
+"""Seeded schedules of faults: every invariant holds, and every rare case did happen. `make chaos` runs many more."""
 
 from __future__ import annotations
 
@@ -16,8 +16,15 @@ from ef_common.testing.simulation.schedule import FAMILIES
 from tests.simulation.mutations import forget_the_replay
 
 NUM_SCHEDULES = 20_000
-PARTS = pytest.mark.parametrize("part", [0.02, pytest.param(1.0, marks=[pytest.mark.thorough, pytest.mark.slow])])
-"""`make test` runs a fiftieth of the schedules."""
+PARTS = pytest.mark.parametrize(
+    "part",
+    [
+        0.02,
+        pytest.param(0.3, marks=[pytest.mark.thorough, pytest.mark.slow]),
+        pytest.param(1.0, marks=[pytest.mark.exhaustive, pytest.mark.slow]),
+    ],
+)
+"""`make test` runs a fiftieth of the schedules, and `make test-all` a third."""
 ROOT = Path(__file__).parents[2]
 
 # In how many of the schedules each rare case is to be seen, at least.

@@ -1,4 +1,4 @@
-"""``python -m tests.tiers run fast|all|every`` and ``changed``: ``make test``, ``make test-all`` and ``.ci/run``."""
+"""``python -m tests.tiers run fast|all|launchers|every`` and ``changed``: ``make test``, ``make test-all``, ``.ci/run``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ from tests.tiers.places import ROOT, guards_of, paths_of
 from tests.tiers.reports import Outcome
 
 REPORTS = ROOT / "build" / "tests"
-_TIERS = {"fast": "not thorough", "rest": "thorough and not exhaustive", "all": "not exhaustive", "every": ""}
+_TIERS = {
+    "fast": "not thorough",
+    "rest": "thorough and not launchers and not exhaustive",
+    "all": "not launchers and not exhaustive",
+    "launchers": "launchers and not exhaustive",
+    "slow": "thorough and not exhaustive",
+    "every": "",
+}
 _NO_TESTS = 5  # pytest's exit status: none was found
 _MARGIN = 1.3  # this machine may be slower than the one on which the durations were measured
 
@@ -31,7 +38,9 @@ def main() -> None:
 @click.option("--part", default="", help="A folder of the tests (keras), or of the product (ef_common/storage).")
 @click.option("--jobs", default=0, help="Processes of pytest's. Default: three for two cores.")
 @click.option(
-    "--record", is_flag=True, help="Keep the durations (of fast, or of rest), from which later runs are estimated."
+    "--record",
+    is_flag=True,
+    help="Keep the durations (of fast, rest, or launchers), from which later runs are estimated.",
 )
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 def run(tier: str, part: str, jobs: int, record: bool, options: tuple[str, ...]) -> None:
@@ -58,7 +67,7 @@ def changed(limit: int) -> None:
     paths: list[str] = []
     click.echo(f"{len(files)} files have changed. Of their tests, those that `make test` leaves out:")
     for place in guards_of(files):
-        wanted = {file: s for file, s in reports.durations("rest", [place]).items() if s and file not in paths}
+        wanted = {file: s for file, s in reports.durations("slow", [place]).items() if s and file not in paths}
         taken = []
         for file, seconds in wanted.items():
             if seconds < left_s:
@@ -69,7 +78,7 @@ def changed(limit: int) -> None:
             click.echo(f"  {place:36} {len(taken):2} of {len(wanted):2} files fit: {_in_words(spent_s)}")
         paths += taken
     if paths:
-        status, _ = _run("rest", paths, jobs)
+        status, _ = _run("slow", paths, jobs)
         sys.exit(status)
 
 

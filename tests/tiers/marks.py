@@ -7,6 +7,7 @@ from collections import defaultdict
 import pytest
 
 from tests.tiers.choice import Case, Value, chosen, covering
+from tests.tiers.places import is_of_launchers
 
 COSTS = {
     "keras-tensorflow": 2.0,
@@ -46,6 +47,9 @@ def mark(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.thorough)
             if item.nodeid not in kept:
                 item.add_marker(pytest.mark.exhaustive)
+    for item in functions:
+        if item.get_closest_marker("thorough") and is_of_launchers(item.nodeid.partition("::")[0]):
+            item.add_marker(pytest.mark.launchers)
     first = set()
     for item in functions:
         if group := _group(item):

@@ -10,6 +10,17 @@ ROOT = Path(__file__).parents[2]
 STREAMED = ("tests/simulation", "tests/faults/test_streams.py", "tests/faults/test_keras_streams.py")
 """Tests of whole trainings on streams of shards."""
 
+LAUNCHERS = (
+    "tests/kubernetes",
+    "tests/faults/test_coordinator_alone.py",
+    "tests/faults/test_every_door.py",
+    "tests/faults/test_horovodrun.py",
+    "tests/faults/test_hosts.py",
+    "tests/faults/test_mpi.py",
+    "tests/faults/test_slurm.py",
+)
+"""Tests with launchers and schedulers of others, and of all ways in which nodes find each other."""
+
 GUARDS: dict[str, tuple[str, ...]] = {
     "docs": ("tests/test_docs.py", "tests/pages"),
     "ef_common/audit": ("tests/test_audit.py", "tests/fuzz"),
@@ -57,16 +68,11 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "ef_common/launch/tf_config.py": ("tests/launch", "tests/kubernetes/kubeflow"),
     "ef_common/launch": (
         "tests/launch",
-        "tests/faults/test_coordinator_alone.py",
         "tests/faults/test_departures.py",
         "tests/faults/test_doors.py",
-        "tests/faults/test_every_door.py",
-        "tests/faults/test_horovodrun.py",
-        "tests/faults/test_hosts.py",
-        "tests/faults/test_mpi.py",
         "tests/faults/test_plain_torchrun.py",
-        "tests/faults/test_slurm.py",
         "tests/faults/test_torchrun_siblings.py",
+        *(place for place in LAUNCHERS if place != "tests/kubernetes"),
         "tests/kubernetes/kubeflow",
     ),
     "ef_common/parts.py": ("tests/test_parts.py", "tests/lightning/test_hooks.py", "tests/keras/test_hooks.py"),
@@ -94,6 +100,11 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "pyproject.toml": ("tests/cli/test_doctor.py", "tests/lightning/test_hooks.py", "tests/keras/test_hooks.py"),
 }
 """Of two entries that fit a file the longer one counts. A file of the tests guards itself."""
+
+
+def is_of_launchers(file: str) -> bool:
+    """Whether a test, as a path from the root of the project, is one of launchers."""
+    return file in LAUNCHERS or any(str(folder) in LAUNCHERS for folder in Path(file).parents)
 
 
 def guards_of(changed: Iterable[str]) -> list[str]:

@@ -77,7 +77,7 @@ def durations(tier: str, paths: Iterable[str], path: Path = DURATIONS) -> dict[s
     return {file: s for file, s in total.items() if any(file == p or file.startswith(f"{p}/") for p in places)}
 
 
-PARTS = {"all": ("fast", "rest"), "every": ("fast", "rest")}
+PARTS = {"all": ("fast", "rest"), "slow": ("rest", "launchers"), "every": ("fast", "rest", "launchers")}
 """Of which tiers that are measured a tier consists. How long the cases take that only "every" has is not known."""
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.collectives.seats import ENGINES
 from tests.faults.hosts import CPU_HOSTS, is_there
 from tests.tiers.marks import COLLECTED
-from tests.tiers.places import ROOT
+from tests.tiers.places import LAUNCHERS, ROOT
 
 pytestmark = pytest.mark.timeout(300)  # another pytest imports the frameworks
 
@@ -50,6 +50,11 @@ def test_each_framework_is_tried_by_several_tests(fast: str, host: str) -> None:
 @pytest.mark.parametrize("engine", THERE)
 def test_each_engine_is_tried(fast: str, engine: str) -> None:
     assert num_cases(fast, engine) >= 1
+
+
+@pytest.mark.parametrize("file", [place for place in LAUNCHERS if place.endswith(".py")])
+def test_each_launcher_is_tried(fast: str, file: str) -> None:
+    assert f"{file}::" in fast
 
 
 def test_each_test_is_tried_once(fast: str) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiers.places import GUARDS, ROOT, guards_of, paths_of
+from tests.tiers.places import GUARDS, LAUNCHERS, ROOT, guards_of, is_of_launchers, paths_of
 
 
 @pytest.mark.parametrize("place", GUARDS)
@@ -12,6 +12,18 @@ def test_guards_of_every_place_are_there(place: str) -> None:
     assert (ROOT / place).exists()
     for guard in GUARDS[place]:
         assert (ROOT / guard).exists()
+
+
+@pytest.mark.parametrize("place", LAUNCHERS)
+def test_tests_of_launchers_are_there_and_are_run_when_launchers_change(place: str) -> None:
+    assert (ROOT / place).exists()
+    assert place in guards_of(["ef_common/launch/run.py", "ef_common/kubernetes/controller.py"])
+
+
+def test_tests_of_launchers_are_files_or_in_folders() -> None:
+    assert is_of_launchers("tests/faults/test_slurm.py")
+    assert is_of_launchers("tests/kubernetes/kubeflow/test_kubeflow.py")
+    assert not is_of_launchers("tests/faults/test_kill.py")
 
 
 def test_every_folder_of_the_product_has_guards() -> None:

@@ -43,7 +43,10 @@ def test_estimates_are_of_the_tier_and_the_paths(outcomes: list[Outcome], tmp_pa
     assert estimate_s("fast", ["tests/core"], path) == pytest.approx(3.8)
     assert estimate_s("fast", ["tests/core/test_b.py"], path) == 1.0
     assert estimate_s("rest", ["tests/core", "tests/x"], path) == pytest.approx(7.2 + 5.0)
+    write_durations("launchers", {"tests/core/test_d.py": 2.0}, path)
     assert estimate_s("all", ["tests/core"], path) == pytest.approx(3.8 + 7.2)
+    assert estimate_s("slow", ["tests/core"], path) == pytest.approx(7.2 + 2.0)
+    assert estimate_s("every", ["tests/core"], path) == pytest.approx(3.8 + 7.2 + 2.0)
     assert estimate_s("fast", ["tests"], tmp_path / "missing.json") == 0.0
 
 
