@@ -1,4 +1,4 @@
-"""``python -m tests.tiers run fast|all|launchers|every`` and ``changed``: ``make test``, ``make test-all``, ``.ci/run``."""
+"""``python -m tests.tiers run fast|all|launchers|every`` and ``changed``: ``make test``, ``make test-all``, and CI."""
 
 from __future__ import annotations
 
