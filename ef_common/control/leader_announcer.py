@@ -71,8 +71,7 @@ class LeaderAnnouncer:
         """Tell every coordinator whose turn it is."""
         while not self._stopped.is_set():
             server = self._server
-            # A copy, because another thread changes it.
-            address = self._announcer.next(server.state, list(server.standbys), time.monotonic())
+            address = self._announcer.next(server.state, server.standbys.addresses, time.monotonic())
             if address is None:
                 return
             self._tell(address)
@@ -85,7 +84,7 @@ class LeaderAnnouncer:
             )
         except ConnectionRefusedError:
             if self._announcer.refused(address):
-                self._server.standbys.pop(address, None)
+                self._server.standbys.forget(address)
         except (OSError, ProtocolError, AuthenticationError) as error:
             logger.debug("no standby at %s: %s", address, error)
         except Exception:  # the others must still be told

@@ -195,8 +195,8 @@ class ServerLoop:
         outputs = self._server.outputs
         while outputs:
             self._do(outputs.popleft())
-        if self._server.num_workers != self._population:
-            self._population = self._server.num_workers
+        if len(self._server.workers) != self._population:
+            self._population = len(self._server.workers)
             self._on_population(self._population)
         if self._alarm is None or self._alarm.when() != self._server.deadline:
             if self._alarm is not None:

@@ -152,7 +152,15 @@ _ADDRESS = Codec(_load_address)
 _COUNT = _integer(0)
 _TRAINING = _integer(1)
 _PORT = _integer(0, 65535)
-_REASON = Codec(_text(MAX_REASON_CHARS, min_chars=0).load, lambda reason: reason[:MAX_REASON_CHARS])
+
+
+def clip(text: str) -> str:
+    """Shorten a text so that it can be sent as a reason."""
+    printable = "".join(char if char.isprintable() else "?" for char in text)
+    return printable[:MAX_REASON_CHARS]
+
+
+_REASON = Codec(_text(MAX_REASON_CHARS, min_chars=0).load, clip)
 
 
 def _dump_failure(text: str) -> str:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Collection, Iterable, Sequence
 
-from ef_common.core.progress import Heard, Limits, Longest, Progress, Verdict, judge
-from ef_common.core.stragglers import Pacing, Report, Track, judge_pace, noted, slow, slowest
-from ef_common.protocol.peer import Peer
+from ef_common.core.membership import Membership, Phase
+from ef_common.core.progress import Heard, Limits, Longest, Verdict, judge
+from ef_common.core.stragglers import Pacing, Track, judge_pace, noted, slow, slowest
+from ef_common.core.view import View
+from ef_common.protocol import wire
+from ef_common.protocol.peer import Peer, Refusal
+
+logger = logging.getLogger(__name__)
 
 _SWEEPS_PER_TIMEOUT = 8
 _DOUBTFUL, _DECIDED = 0.7, 1.3  # of the timeout: perhaps silent; so long it is waited for others that are doubtful
 _PACE_S = 1.0
+_LARGEST_RATIO = 1e6
 
 
 class Liveness:
@@ -56,8 +63,19 @@ class Liveness:
         """Whether we have listened all the time, so that no system can have given up a peer unnoticed."""
         return now - self._swept_at <= 2 * self.sweep_s and now > self._absent_at + self.timeout_s
 
-    def hear(self, worker: str, progress: Progress, now: float) -> None:
-        """Note a member's progress."""
+    def hear(self, peer: Peer, heartbeat: wire.Heartbeat, state: Membership, now: float) -> None:
+        """Note the watermark and the progress of a member.
+
+        Raises:
+            Refusal: It is in a view that does not exist.
+        """
+        worker, progress = str(peer.worker), heartbeat.progress
+        if heartbeat.watermark is not None and not is_warming(worker, state):
+            peer.watermark = heartbeat.watermark
+        if progress is None or state.failed:
+            return  # it need not know any views then
+        if progress.generation > state.generation:
+            raise Refusal("impossible", f"it is in view {progress.generation}, which does not exist")
         self._heard[worker] = Heard(progress, now)
         self.longest = self.longest.and_of(progress)
         self._tracks[worker] = noted(self._tracks.get(worker), progress, now, self.pacing)
@@ -87,14 +105,24 @@ class Liveness:
             limits=self.limits,
         )
 
-    def stragglers(self, members: Sequence[str], now: float) -> tuple[Report, ...] | None:
-        """Who of the members has become slower than the others, or is no longer; None if it is not time to look."""
+    def stragglers(self, view: View, now: float) -> list[tuple[wire.Straggler, tuple[str]]] | None:
+        """Who of the members is to be told that it is slower than the others, or is no longer; None if it is not time.
+
+        This is logged, too.
+        """
         if now - self._paced_at < _PACE_S:
             return None
         self._paced_at = now
-        after, reports = judge_pace(self._tracks, members, now, self.pacing)
+        after, reports = judge_pace(self._tracks, view.ids, now, self.pacing)
         self._tracks |= after
-        return reports
+        for report in reports:
+            what = "is slower than the others" if report.slow else "is as fast as the others again"
+            how = f"its throughput is {report.ratio:.2f} of theirs, and they wait {report.waiting:.0%} of the time"
+            logger.warning("view %d: %s %s: %s", view.generation, report.worker, what, how)
+        return [
+            (wire.Straggler(report.slow, min(report.ratio, _LARGEST_RATIO), report.waiting), (report.worker,))
+            for report in reports
+        ]
 
     def to_replace(self, members: Collection[str]) -> str | None:
         """The slowest straggler ("" if there is none), if the members want it to be replaced; else None."""
@@ -105,3 +133,9 @@ class Liveness:
     def slow(self, members: Collection[str]) -> tuple[str, ...]:
         """The members that are stragglers, the slowest first."""
         return slow(self._tracks, members)
+
+
+def is_warming(worker: str, state: Membership) -> bool:
+    """Whether this is a newcomer that warms up; a worker that has left may still be heard."""
+    stands = state.workers.get(worker)
+    return stands is not None and stands.phase is Phase.WARMING

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from ef_common.core.view import Member, View
+from ef_common.core.watermark import Watermark
 from ef_common.protocol import wire
 from ef_common.protocol.lines import Lines
 
@@ -16,6 +17,20 @@ class End(Enum):
     RESET = "reset"  # by the peer's system, or by what lies between; the process may live
     BROKEN = "broken"  # no answer, or no way
     UNSENT = "unsent"  # we have reset it, as the peer had not read all that it must know first
+
+
+class Refusal(Exception):
+    """A peer breaks the rules, so its connection is to be dropped; training is not affected.
+
+    Args:
+        kind: Of trouble. The log warns once of each.
+        why: What the peer has done.
+        code: As in :class:`~ef_common.protocol.wire.Error`.
+    """
+
+    def __init__(self, kind: str, why: str, *, code: str = "protocol") -> None:
+        super().__init__(f"{kind}: {why}")
+        self.kind, self.why, self.code = kind, why, code
 
 
 class Peer:
@@ -41,6 +56,7 @@ class Peer:
         self.later: list[bytes] = []  # lines that it has sent after its report
         self.later_bytes = 0
         self.view: View | None = None  # the newest one that it knows
+        self.watermark: Watermark | None = None  # the newest one that it has told, as a member
         self.relayed = (0, 0)  # generation of a view, and bytes that it has published to its members
         self.since = now
         self.heard = now  # time of the last sign of life

@@ -308,7 +308,7 @@ def test_client_is_heard_to_its_last_word_by_a_coordinator_that_speaks_meanwhile
     """If the client did not read that any more, its system would reset the line, and the word be lost."""
     coordinator, (worker,) = form(1)
     server = coordinator._server
-    (peer,) = server._workers.values()
+    (peer,) = server.workers.values()
 
     def be_busy(now: float) -> None:
         for _ in range(3):

@@ -341,7 +341,7 @@ def test_coordinator_with_bad_heartbeat_timeout_raises_usage_error():
 def test_coordinator_evicted_worker_is_told_by_its_client(form):
     coordinator, workers = form(2)
     server = coordinator._server
-    victim = server._workers[workers[0].client.member.id]
+    victim = server.workers[workers[0].client.member.id]
     last_words = wire.encode(wire.Evicted("silent"))
     in_loop(coordinator, lambda now: server._depart(victim, "test", last_words=last_words))
     with pytest.raises(Evicted, match="silent"):

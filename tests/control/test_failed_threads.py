@@ -59,7 +59,7 @@ def test_reader_that_fails_tells_the_main_thread_and_ends_the_line(form, monkeyp
     else:
         monkeypatch.setattr(worker.client._protocol, "receive", fail)
     server = coordinator._server
-    words = Write(server._workers[worker.client.member.id], b'{"v":10,"t":"alive"}\n' * 2)
+    words = Write(server.workers[worker.client.member.id], b'{"v":10,"t":"alive"}\n' * 2)
     in_loop(coordinator, lambda now: server.outputs.append(words))
     error = waiting.get()
     assert isinstance(error, ThreadFailed)
@@ -128,7 +128,7 @@ def knows_the_leader(coordinators) -> bool:
     if not first:
         return False
     (other,) = {*coordinators} - {first}
-    return other._server._leader.endswith(f":{first.address[1]}")
+    return other._server.leader.endswith(f":{first.address[1]}")
 
 
 def test_announcer_that_fails_once_tells_all_the_same(job, monkeypatch):  # noqa: F811

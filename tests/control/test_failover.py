@@ -281,7 +281,7 @@ def test_end_of_a_connection_that_proves_nothing_does_not_count_a_worker_as_gone
     coordinators, workers, _ = job(3)
     server = coordinators[0]._server
     fall_silent(workers[2].client)  # it does not return
-    in_loop(coordinators[0], lambda now: server.end(server._workers["w2"], End.BROKEN, now))
+    in_loop(coordinators[0], lambda now: server.end(server.workers["w2"], End.BROKEN, now))
     assert set(workers[0].client.next_view(1).ids) == {"w0", "w1"}
     assert server.state.gone == frozenset()
 

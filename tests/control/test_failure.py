@@ -131,7 +131,7 @@ def test_report_follows_a_standby_that_knows_who_leads(job):  # noqa: F811
     coordinators[0].stop()
     poll_until(lambda: leader(coordinators) is not None)
     third = next(one for one in coordinators[1:] if one is not leader(coordinators))
-    poll_until(lambda: third._server._leader)
+    poll_until(lambda: third._server.leader)
     assert report_failure([third.address], AGENT, None, "a crash", fatal=True) == "a crash"
 
 

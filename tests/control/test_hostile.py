@@ -16,7 +16,7 @@ from ef_common.core.progress import Progress
 from ef_common.core.quorum import Link
 from ef_common.core.view import Member, View
 from ef_common.errors import JobFailed
-from ef_common.protocol import fields, server, wire
+from ef_common.protocol import fields, known_standbys, sessions, wire
 from ef_common.protocol.auth import Token, new_nonce
 from ef_common.protocol.server import CoordinatorServer
 from tests.control.lies import ABSURD, calls
@@ -88,8 +88,8 @@ def test_others_go_on_whatever_a_peer_with_the_token_says(serve, join, dial, fau
             peer.socket.shutdown(socket.SHUT_WR)
             peer.hear_all()  # all that it has said has been heard
         peer.close()
-    poll_until(lambda: set(board._workers) <= set(HONEST))
-    assert set(board._workers) == set(HONEST)  # nobody has taken their lines
+    poll_until(lambda: set(board.workers) <= set(HONEST))
+    assert set(board.workers) == set(HONEST)  # nobody has taken their lines
     assert board.state.generation < ABSURD // 2
     clients = [worker.client for worker in workers]
     newest = max(client.next_view(0).generation for client in clients)
@@ -230,9 +230,9 @@ def test_peer_with_the_name_of_another_is_refused_also_while_its_line_is_broken(
 ):
     coordinator, _, _, worker = liar_and_worker
     assert last_word_of_an_impostor(coordinator, dial, returning).reason == "worker w0 is somebody else"
-    before = coordinator._server._workers["w0"]
+    before = coordinator._server.workers["w0"]
     coordinator._loop.call_soon_threadsafe(lambda: coordinator._server._forget(before))
-    poll_until(lambda: "w0" not in coordinator._server._workers)
+    poll_until(lambda: "w0" not in coordinator._server.workers)
     assert last_word_of_an_impostor(coordinator, dial, returning).reason == "worker w0 is somebody else"
     assert len(refusals(caplog)) == 1
     assert worker.views_noticed == [1]
@@ -251,8 +251,8 @@ def test_keys_of_workers_that_are_gone_are_forgotten(serve, dial):
         peer = dial(coordinator)
         peer.introduce(f"n{index}", TOKEN, returning=True)
         peer.close()
-    poll_until(lambda: not coordinator._server._workers)
-    assert coordinator._server._keys == {}
+    poll_until(lambda: not coordinator._server.workers)
+    assert coordinator._server._admission.known == set()
 
 
 def test_what_a_worker_has_said_is_refused_from_another_connection(liar_and_worker, dial, monkeypatch, join, caplog):
@@ -265,11 +265,11 @@ def test_what_a_worker_has_said_is_refused_from_another_connection(liar_and_work
     newcomer.client.send("ready")
     poll_until(lambda: len(heard) >= 2)
     newcomer.stop()
-    poll_until(lambda: "new" not in coordinator._server._workers)
+    poll_until(lambda: "new" not in coordinator._server.workers)
     replay = dial(coordinator)
     replay.say(b"\n".join(heard) + b"\n")
     assert last_word(replay).code == "authentication"
-    assert "new" not in coordinator._server._workers
+    assert "new" not in coordinator._server.workers
     assert worker.views_noticed == [1]
 
 
@@ -299,15 +299,15 @@ def test_fault_in_the_watch_does_not_end_it(serve, join, dial, monkeypatch):
 
 
 def test_addresses_of_standbys_are_bounded(serve, dial, monkeypatch):
-    monkeypatch.setattr(server, "MAX_STANDBYS", 4)
+    monkeypatch.setattr(known_standbys, "MAX_STANDBYS", 4)
     coordinator = serve(1, token=TOKEN)
     for index in range(9):
         assert isinstance(dial(coordinator).introduce(f"n{index}", TOKEN, standby=1 + index), wire.Welcome)
-    assert len(coordinator._server.standbys) <= 4
+    assert len(coordinator._server.standbys.addresses) <= 4
 
 
 def test_workers_are_bounded_and_one_that_comes_back_is_none_more(serve, join, dial, monkeypatch, caplog):
-    monkeypatch.setattr(server, "MAX_WORKERS", 2)
+    monkeypatch.setattr(sessions, "MAX_WORKERS", 2)
     coordinator, key = serve(1, token=TOKEN), new_nonce()
     worker = join(coordinator, "w0", TOKEN).started()
     peers = [dial(coordinator) for _ in range(3)]
@@ -327,5 +327,5 @@ def test_worker_with_which_a_view_would_not_fit_into_a_message_is_refused(serve,
     assert isinstance(peers[0].introduce("w1", TOKEN), wire.Welcome)
     assert peers[1].introduce("w2", TOKEN).reason == "2 are connected, all that fit in a view"
     worker.stop()
-    poll_until(lambda: len(coordinator._server._workers) == 1)
+    poll_until(lambda: len(coordinator._server.workers) == 1)
     assert isinstance(peers[2].introduce("w3", TOKEN), wire.Welcome)

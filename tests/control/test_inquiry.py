@@ -18,6 +18,7 @@ from ef_common.errors import AuthenticationError, Evicted, ProtocolError
 from ef_common.protocol import wire
 from ef_common.protocol.addresses import named_by
 from ef_common.protocol.auth import Token
+from ef_common.protocol.leadership import why_out
 from ef_common.session.crash_record import CrashRecord, lives
 from tests.control.conftest import fall_silent, line_of
 from tests.control.test_client import answer_with, listener  # noqa: F401  (a fixture)
@@ -64,9 +65,9 @@ def test_inquiry_of_a_coordinator_that_may_not_go_on_says_that_nothing_is_decide
     workers[1].client.next_view(1)
     name = workers[0].client.member.id
     server = coordinator._server
-    assert server._why_out(name)
+    assert why_out(name, server.state)
     server.state = replace(server.state, shortage=Shortage("only 1 of 2"))
-    assert server._why_out(name) == ""
+    assert why_out(name, server.state) == ""
 
 
 def test_inquiry_of_a_standby_that_gathers_the_members_says_that_nothing_is_decided(job):  # noqa: F811
@@ -83,7 +84,7 @@ def test_inquiry_goes_from_a_standby_to_who_has_taken_over(job):  # noqa: F811
     workers[0].stop()
     poll_until(lambda: leader(coordinators) is not None)
     third = next(one for one in coordinators[1:] if one is not leader(coordinators))
-    poll_until(lambda: third._server._leader)
+    poll_until(lambda: third._server.leader)
     name = workers[0].client.member.id
     poll_until(lambda: ask(third, name))
     assert ask(third, workers[1].client.member.id) == ""

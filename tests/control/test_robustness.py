@@ -11,9 +11,9 @@ import pytest
 
 from ef_common.control.serving import MAX_UNSENT_BYTES
 from ef_common.core import membership
-from ef_common.protocol import server, wire
+from ef_common.protocol import sessions, wire
 from ef_common.protocol.auth import Token
-from ef_common.protocol.server import MAX_RELAYED_BYTES
+from ef_common.protocol.relay import MAX_RELAYED_BYTES
 from tests.waiting import poll_until
 
 _FIELDS = b'"member":["a","n","",0,1,0,0],"nonce":"%s","key":"%s","proof":"%s","returning":false'
@@ -145,7 +145,7 @@ def test_many_lines_at_once_are_all_taken(form, dial, serve, join):
 
 def test_crowd_of_idle_connections_keeps_nobody_out(form, join, caplog, monkeypatch):
     num_allowed = 512
-    monkeypatch.setattr(server, "MAX_STRANGERS", num_allowed)
+    monkeypatch.setattr(sessions, "MAX_STRANGERS", num_allowed)
     coordinator, workers = form(2)
     room = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 3 * num_allowed  # the coordinator raised it
     crowd = []

@@ -78,7 +78,7 @@ def test_job_loses_a_worker_and_gains_one(lead, enter):
     workers[0].client.publish(generation, "k", b"x" * 500_000)
     assert newcomer.client.value(generation, "k") == b"x" * 500_000
     newcomer.stop()  # with a goodbye
-    poll_until(lambda: coordinator._server.num_workers == 2)
+    poll_until(lambda: len(coordinator._server.workers) == 2)
 
 
 def test_standby_takes_over(lead, enter):
@@ -90,12 +90,12 @@ def test_standby_takes_over(lead, enter):
         worker.client.send("settled", 1)
     leader.stop()
     poll_until(
-        lambda: any(one._server.num_workers == 2 and not isinstance(one._server.state, Idle) for one in standbys)
+        lambda: any(len(one._server.workers) == 2 and not isinstance(one._server.state, Idle) for one in standbys)
     )
     assert [worker.client.is_replaced(1) for worker in workers] == [False, False]
     (led,) = (one for one in standbys if not isinstance(one._server.state, Idle))
     (other,) = (one for one in standbys if one is not led)
-    poll_until(lambda: other._server._leader != "")  # it has been told
+    poll_until(lambda: other._server.leader != "")  # it has been told
 
 
 # ---------------------------------------------------------------- who may be what
@@ -106,7 +106,7 @@ def test_key_of_a_worker_is_none_of_a_coordinator(lead, enter):
     impostor = lead(credentials=TRUST.worker)
     with pytest.raises(AuthenticationError, match=r"its certificate is not accepted: Hostname mismatch"):
         enter(impostor, "w0").started()
-    assert impostor._server.num_workers == 0
+    assert len(impostor._server.workers) == 0
 
 
 @pytest.mark.parametrize("tls", [WORKER, COORDINATOR], ids=["worker", "coordinator"])
@@ -115,11 +115,11 @@ def test_only_a_coordinator_says_that_it_leads(lead, enter, tls, caplog):
     speaker = Conversation(standby.address, Member("speaker", "n", ""), TRUST.token, tls=tls)
     speaker.send(wire.Follow(1, leads=True))
     if tls is COORDINATOR:
-        poll_until(lambda: standby._server._leader == "127.0.0.1:1")
+        poll_until(lambda: standby._server.leader == "127.0.0.1:1")
     else:
         heard = [type(message) for message in iter(speaker.receive, None)]
         assert heard == [wire.Error]
-        assert standby._server._leader == ""
+        assert standby._server.leader == ""
         assert "its certificate is that of a worker" in caplog.text
     speaker.close()
 
@@ -140,7 +140,7 @@ def test_certificate_of_another_job_is_refused_by_both_sides(lead, enter, join, 
     tls = Tls(OTHERS.worker) if stranger == "worker" else WORKER
     with pytest.raises(AuthenticationError, match="there is no TLS with the coordinator"):
         join(coordinator, "w0", TRUST.token, tls=tls).started()
-    assert coordinator._server.num_workers == 0
+    assert len(coordinator._server.workers) == 0
 
 
 def test_client_without_a_certificate_is_refused(lead):
@@ -206,10 +206,10 @@ def test_changed_byte_ends_the_connection_and_nothing_of_it_is_heard(lead, enter
     for worker in workers:
         worker.started()
         worker.client.send("settled", 1)
-    before = coordinator._server._workers["far"]
+    before = coordinator._server.workers["far"]
     between.changes = True
     workers[0].client.send("suspect", 1)
-    poll_until(lambda: coordinator._server._workers.get("far") not in (None, before))
+    poll_until(lambda: coordinator._server.workers.get("far") not in (None, before))
     assert between.changed.is_set()
     assert "no TLS" in caplog.text
     assert not any(worker.client._protocol.end for worker in workers)
@@ -230,7 +230,7 @@ def test_what_was_said_on_one_connection_is_nothing_on_another(lead, enter, netw
     between = network(coordinator)
     enter(between.address, "w0").started()
     say_as_a_stranger(coordinator, bytes(between.passed))
-    assert set(coordinator._server._workers) == {"w0"}
+    assert set(coordinator._server.workers) == {"w0"}
     assert coordinator._server.state.generation == 1
 
 
@@ -270,12 +270,12 @@ def test_stranger_with_garbage_is_closed_and_logged_once(lead, enter, data, capl
     for _ in range(3):
         say_as_a_stranger(coordinator, data)
     assert caplog.text.count("dropped the connection") == 1
-    assert set(coordinator._server._workers) == {"w0"}
+    assert set(coordinator._server.workers) == {"w0"}
 
 
 def test_strangers_in_a_handshake_are_as_many_as_those_in_the_greeting(lead, enter, monkeypatch):
-    monkeypatch.setattr("ef_common.protocol.server.MAX_STRANGERS", 4)
-    monkeypatch.setattr("ef_common.protocol.server._STRANGER_S", 3600.0)
+    monkeypatch.setattr("ef_common.protocol.sessions.MAX_STRANGERS", 4)
+    monkeypatch.setattr("ef_common.protocol.sessions.STRANGER_S", 3600.0)
     coordinator = lead()
     with contextlib.ExitStack() as stack:
         for _ in range(20):

@@ -19,7 +19,7 @@ from ef_common.core import membership
 from ef_common.core.view import Member
 from ef_common.launch import environment
 from ef_common.launch.environment import WorkerEnvironment
-from ef_common.protocol import server, wire
+from ef_common.protocol import sessions, wire
 from ef_common.protocol.addresses import LOOPBACK
 from ef_common.tls import COORDINATOR, Tls
 from tests.control.test_robustness import HELLO
@@ -36,7 +36,7 @@ SILENCE_S = 0.3
 NUM_IDLE = 1000
 NUM_PLACES = 7  # a coordinator, two standbys, two doors, and the two listeners for links of one worker
 FRAME_BYTES = 2**31 - 1
-MORE_FILES = server.MAX_STRANGERS + 300  # 64 are accepted at once, and those turned away are closed a few turns later
+MORE_FILES = sessions.MAX_STRANGERS + 300  # 64 are accepted at once, and those turned away are closed a few turns later
 MORE_BYTES = 64 << 20
 Place = tuple[str, int] | str
 """A port, or the name of an abstract socket."""

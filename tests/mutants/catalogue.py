@@ -322,8 +322,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="coordinator-hands-over-and-leads-on",
         file="ef_common/protocol/server.py",
-        old="        self._supporter.follow(self._leader)\n        self._step_down()\n",
-        new="        self._supporter.follow(self._leader)\n",
+        old="        if hands_over:\n            self._step_down()\n",
+        new="",
         harm="Workers hear nothing of it, and lose their coordinator.",
     ),
     Mutant(

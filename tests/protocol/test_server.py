@@ -40,7 +40,7 @@ def test_worker_whose_first_attempt_took_too_long_is_taken_when_it_comes_again()
     client.outputs.append(again[0])
     _, second = introduce(client, server, 1.5)
     assert first.dropped
-    assert server._workers == {"w": second}
+    assert server.workers == {"w": second}
     assert list(server.state.workers) == ["w"]
     assert client.end is None
 
@@ -192,7 +192,7 @@ def test_who_says_very_much_while_its_report_waits_is_refused() -> None:
     for _ in range(6):
         standby.say(peer, wire.Relay(5, "k", b"v" * 700_000))
     assert peer.dropped
-    assert standby.server._waiting == {}
+    assert standby.server._returns.num_waiting == 0
 
 
 def test_report_of_views_that_are_known_needs_no_answer() -> None:

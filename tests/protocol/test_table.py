@@ -1,4 +1,4 @@
-"""The table of the state machines in docs/architecture.md names what they have."""
+"""The tables of the state machines in docs/architecture.md name what they have."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import get_args
 
 import pytest
 
+from ef_common.core.membership import Settings
+from ef_common.core.progress import Limits
 from ef_common.protocol.announcer import Announcer
 from ef_common.protocol.client import Client
 from ef_common.protocol.client_outputs import ClientOutput
@@ -37,3 +39,15 @@ def test_table_of_the_machines_is_true(row: str, machine: type, outputs: UnionTy
     assert reported
     assert [name for name in reported if not callable(getattr(machine, name, None))] == []
     assert names_in(row, 3) == ([] if outputs is None else [kind.__name__ for kind in get_args(outputs)])
+
+
+def test_table_of_the_parts_of_the_server_is_true() -> None:
+    server = CoordinatorServer(0.0, token=None, settings=Settings(), heartbeat_timeout_s=4.0, limits=Limits())
+    parts = [type(part) for part in vars(server).values() if type(part).__module__.startswith("ef_common.protocol.")]
+    rows = {f"{part.__module__.rpartition('.')[2]}.{part.__name__}": part for part in parts}
+    table = TEXT.partition("| Part of the server |")[2].partition("\n\n")[0]
+    assert sorted(re.findall(r"^\| `([\w.]+)`", table, re.MULTILINE)) == sorted(rows)
+    for row, part in rows.items():
+        told, gives = names_in(row, 3), names_in(row, 4)
+        assert told
+        assert [name for name in told + gives if not callable(getattr(part, name, None))] == []

@@ -62,7 +62,7 @@ class Server(CoordinatorServer):
     def _look_for_hung(self, now: float) -> None:
         view = self.state.view
         if view is not None and membership.is_at_work(self.state):
-            here = [worker for worker in view.ids if worker in self._workers]
+            here = [worker for worker in view.ids if worker in self.workers]
             if self.liveness.hung(here, now).stuck:
                 self.count("stuck")
         super()._look_for_hung(now)
@@ -72,12 +72,12 @@ class Server(CoordinatorServer):
         if isinstance(action, membership.Resign):
             self._count_asked(action.worker)
         if isinstance(action, membership.Stay):
-            self.asked.discard(self._workers.get(action.worker))
+            self.asked.discard(self.workers.get(action.worker))
         super()._perform(action)
 
     def _count_asked(self, worker: str) -> None:
         """Nobody is asked twice over one connection."""
-        peer = self._workers.get(worker)
+        peer = self.workers.get(worker)
         if peer is not None and peer in self.asked:
             raise Violation(f"{worker} is asked to leave again")
         self.asked.add(peer)
@@ -173,7 +173,7 @@ class Coordinator:
     @property
     def workers(self) -> Mapping[str, Peer]:
         """Who is connected."""
-        return self.server._workers
+        return self.server.workers
 
     # ------------------------------------------------------------ standing still, being busy, and dying
 
@@ -327,7 +327,7 @@ class Coordinator:
         """Tell others what it knows, as long as there is something to tell."""
         if self._later(self._announce) or not self.alive:
             return
-        address = self._announcer.next(self.state, self.server.standbys, self.scheduler.now)
+        address = self._announcer.next(self.state, self.server.standbys.addresses, self.scheduler.now)
         self._announces = self._announcer.has_news(self.state)
         if address is not None:
             Announcement(self, address, self._announcer.news)
@@ -339,7 +339,7 @@ class Coordinator:
         if outcome == "told":
             self._announcer.told(address)
         elif outcome == "refused" and self._announcer.refused(address):
-            self.server.standbys.pop(address, None)
+            self.server.standbys.forget(address)
         self._announce()
 
 

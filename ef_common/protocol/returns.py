@@ -1,0 +1,154 @@
+"""The workers that come back, and tell in which views they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ef_common.core import membership
+from ef_common.core.membership import Membership, Phase, Settings
+from ef_common.core.view import Member, View
+from ef_common.protocol import wire
+from ef_common.protocol.known_views import KnownViews
+from ef_common.protocol.peer import Peer, Refusal
+from ef_common.protocol.relay import MAX_RELAYED_BYTES
+from ef_common.protocol.server_outputs import Write
+
+_RECALLS = 3
+"""Number of workers that are asked for a view which they name: one of them may not answer."""
+AT_ANY_TIME = (membership.Failed, wire.Inquire, wire.Seek, wire.Heartbeat, wire.Moved, wire.Bye)
+"""These are heard from a worker that is about to tell where it stands, too."""
+_BEFORE_RETURN = (wire.Return, wire.Follow, *AT_ANY_TIME)
+
+
+class Returns:
+    """Takes the reports of workers that name their views by digests, and asks for the views that are not known.
+
+    ::
+
+        returning --hear: all views are known-----------------------> reported
+                  --hear: some are not--> waiting --learn, ready--> reported
+                                                  --forget--> gone, and others are asked in its place
+
+    N workers that name the same views cost three answers, and share one chain in memory.
+    """
+
+    def __init__(self) -> None:
+        self._views = KnownViews()
+        self._waiting: dict[Peer, None] = {}  # those that have named views which are not known
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of workers whose reports wait."""
+        return len(self._waiting)
+
+    def hear(self, peer: Peer, report: wire.Return, state: Membership) -> list[Write]:
+        """A worker tells where it stands; its report waits if a view that it names is not known, which is asked for."""
+        peer.reported = True
+        self._views.add(link.view for link in state.chain)
+        if not self._views.missing(report.received):
+            return []
+        peer.report = report
+        self._waiting[peer] = None
+        return self._recall(peer, report)
+
+    def put_off(self, peer: Peer, line: bytes) -> None:
+        """Keep what a worker says after a report that waits.
+
+        Raises:
+            Refusal: It says too much.
+        """
+        peer.later.append(line)
+        peer.later_bytes += len(line)
+        if peer.later_bytes > MAX_RELAYED_BYTES:
+            raise Refusal("too much to wait for", f"more than {MAX_RELAYED_BYTES} bytes after its report")
+
+    def learn(self, peer: Peer, views: tuple[View, ...]) -> bool:
+        """A worker tells the views that it names; returns whether anybody needs them."""
+        peer.told = True
+        if peer.report is None and not peer.recalled:
+            return False
+        self._views.add(views)
+        return True
+
+    def lacks_views_of(self, peer: Peer) -> bool:
+        """Whether the report of this worker waits, and names views that are still not known."""
+        return peer.report is not None and bool(self._views.missing(peer.report.received))
+
+    def ready(self) -> Iterator[tuple[Peer, wire.Return]]:
+        """The reports that have waited, and need not any more; each as it is taken, since one may end another's."""
+        for peer in list(self._waiting):
+            report = peer.report
+            if peer in self._waiting and report is not None and not self._views.missing(report.received):
+                del self._waiting[peer]
+                peer.report = None
+                yield peer, report
+
+    def event(self, member: Member, report: wire.Return) -> membership.Returned:
+        """What a report says, all of whose views are known.
+
+        Raises:
+            ProtocolError: A view is named by another generation.
+        """
+        return membership.Returned(
+            member,
+            Phase(report.phase),
+            promised=report.promised,
+            settled=report.settled,
+            received=self._views.chain(report.received),
+            at_boundary=report.at_boundary,
+            suspects=report.suspects,
+            closed=report.closed,
+            failed=report.failed,
+            store=report.store,
+            training=report.training,
+            demand=report.demand,
+        )
+
+    def forget(self, peer: Peer) -> list[Write]:
+        """A worker is gone; if it may have been asked for views, others that name them are asked."""
+        if peer not in self._waiting:
+            return []
+        del self._waiting[peer]
+        recalls: list[Write] = []
+        for other in self._waiting if peer.recalled else ():
+            if other.report is not None and not other.recalled:
+                recalls += self._recall(other, other.report)
+        return recalls
+
+    def forget_views(self, state: Membership) -> None:
+        """Forget the views that a quorum does not count in, unless reports wait."""
+        if not self._waiting:
+            self._views.keep(link.view for link in state.chain)
+
+    def _recall(self, peer: Peer, report: wire.Return) -> list[Write]:
+        """Ask a worker for views that it has named, unless enough have been asked."""
+        missing = self._views.missing(report.received)
+        asked = [digest for other in self._waiting for digest in other.recalled]
+        if all(asked.count(digest) >= _RECALLS for digest in missing):
+            return []
+        peer.recalled = missing
+        return [Write(peer, wire.encode(wire.Recall(missing)))]
+
+
+def is_in_order(peer: Peer, message: wire.FromWorker) -> bool:
+    """Whether only a returning worker reports its resume state and its views, once and before almost anything else."""
+    if isinstance(message, wire.Told):
+        return peer.reported and not peer.told
+    if peer.returning:
+        return isinstance(message, _BEFORE_RETURN)
+    return not isinstance(message, (wire.Return, wire.Follow))
+
+
+def is_elsewhere(event: membership.Returned, state: Membership, settings: Settings) -> bool:
+    """Whether a worker reports another coordinator's newer view: nobody can have issued it if most members are here.
+
+    No other coordinator can have had the quorum for such a view (:mod:`ef_common.core.quorum`), except by a claim. In
+    that case ours is held back as soon as this worker is given up, and the worker is believed when it returns. A worker
+    that is no member, and that knows only of views that never came about, is no liar: it hears that it is out.
+    """
+    view = state.view
+    if view is None or state.held or settings.on_minority == "continue":
+        return False
+    newest = max([event.promised, *(link.view.generation for link in event.received)])
+    is_newer = view.rank_of(event.member.id) is not None and newest > state.generation
+    return is_newer or membership.is_news(state, event.received, event.settled)  # of our generation, maybe
