@@ -19,6 +19,11 @@ PORT, METRICS_PORT = 29400, 29401
 MAX_NAME = 52
 """A pod's name is that of its job and a number, and a label holds 63 characters."""
 DEFAULT_BACKOFF_LIMIT = 6
+UNLIMITED = 2**31 - 1
+"""The default of `workers`: the largest number that the field holds, which no `maxWorkers` exceeds.
+
+A default has to be a constant, and autoscalers cannot read `/scale` of a job that has no value.
+"""
 CONTROLLER = "elasticflow-controller"
 """Name of the controller, of its lease, and of what is installed for it."""
 CONTROLLER_LABELS = {"app.kubernetes.io/name": CONTROLLER}
@@ -231,7 +236,9 @@ def _spec() -> Json:
             "minWorkers": _integer("Worker pods, without which the training waits.", minimum=1, default=1),
             "maxWorkers": _integer("Worker pods, of which the training has no more.", minimum=1),
             "workers": _integer(
-                "Worker pods that it may have now, which `kubectl scale` sets; 0 suspends it. Default: maxWorkers."
+                "Worker pods that it may have now, which `kubectl scale` and autoscalers set; 0 suspends it. More than "
+                "maxWorkers count as maxWorkers.",
+                default=UNLIMITED,
             ),
             "spares": _integer("Worker pods beyond those that train, which wait in case one is lost.", default=0),
             "nprocPerNode": _string("Workers of a pod: a number, or gpu for one for each GPU.", default="1"),

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ BUILT = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elas
 PROGRAMS = ("kube-apiserver", "kube-scheduler", "kube-controller-manager")
 NODE_GRACE_S = 20
 _GUARD_S = 120.0
+_RUNS_S, _STANDS_S = 0.1, 0.9
 _ADMIN, _USER = "admin-token", "user-token"
 
 
@@ -86,6 +88,24 @@ class ControlPlane:
             self._running[program].send_signal(signal.SIGCONT)
 
     @contextlib.contextmanager
+    def slow(self, program: str) -> Iterator[None]:
+        """One of them does something for a tenth of each second only."""
+        over = threading.Event()
+
+        def slow_down() -> None:
+            while not over.wait(_RUNS_S):
+                with self.standing_still(program):
+                    over.wait(_STANDS_S)
+
+        thread = threading.Thread(target=slow_down)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    @contextlib.contextmanager
     def without_api_server(self) -> Iterator[None]:
         """The API server is killed, and started again afterwards."""
         self.kill("kube-apiserver")
@@ -108,6 +128,7 @@ class ControlPlane:
             "--leader-elect=false",
             f"--service-account-private-key-file={key}",
             f"--node-monitor-grace-period={self._node_grace_s}s",
+            "--horizontal-pod-autoscaler-sync-period=1s",
         )
 
     def start_etcd(self) -> None:

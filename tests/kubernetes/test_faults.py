@@ -50,11 +50,28 @@ def test_outage_of_the_control_plane_stops_no_training(training: Training, clust
         time.sleep(OUTAGE_S)
         training.wait_for_steps()
     training.wait_for_world(4, after=second)
+    check_one_loss(training, cluster)
+    training.finish()
+
+
+def test_etcd_that_is_slow_delays_the_replacement_and_stops_no_training(training: Training, cluster: Cluster) -> None:
+    training.submit(1, 4)
+    first = training.wait_for_world(4)
+    training.wait_for_steps()
+    with cluster.plane.slow("etcd"):
+        signal_all(cluster, "a-0")
+        second = training.wait_for_world(3, after=first)
+        training.wait_for_world(4, after=second)
+        check_one_loss(training, cluster)
+        training.finish()
+
+
+def check_one_loss(training: Training, cluster: Cluster) -> None:
+    """The training goes on, one loss is on record, and no controller has ended."""
     training.wait_for_steps()
     status = cluster.status("a")
     assert (status["phase"], status["starts"], status["crashes"]) == ("Running", 1, 1)
     assert [one.poll() for one in cluster.controllers] == [None]
-    training.finish()
 
 
 def test_pods_of_a_node_that_vanishes_are_replaced_elsewhere(training: Training, cluster: Cluster) -> None:

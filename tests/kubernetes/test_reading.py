@@ -15,7 +15,7 @@ from ef_common.kubernetes import reading, writing
 from ef_common.kubernetes.installation import manifests
 from ef_common.kubernetes.quantities import thousandths
 from ef_common.kubernetes.reading import job_of, nodes_of, places_of, request_of
-from ef_common.kubernetes.resource import INDEX_LABEL, JOB_LABEL, METRICS_PORT, UID_LABEL
+from ef_common.kubernetes.resource import INDEX_LABEL, JOB_LABEL, METRICS_PORT, UID_LABEL, definition
 from ef_common.launch.environment import read_environment
 from tests.kubernetes.objects import GPU, job, node
 
@@ -205,6 +205,14 @@ def test_job_is_read_with_what_its_user_wants() -> None:
     assert job_of(job(low=2, workers=1), [], [], priorities={}).maximum == 2
     assert job_of(job(workers=9), [], [], priorities={}).maximum == 4
     assert job_of(job(priorityClassName="high"), [], [], priorities={"high": 9, "": 1}).priority == 9
+
+
+def test_job_has_all_of_its_pods_with_the_default_that_the_api_server_writes() -> None:
+    (version,) = definition()["spec"]["versions"]
+    field = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["workers"]
+    with_default = job(high=2**31 - 1, workers=field["default"])
+    assert job_of(with_default, [], [], priorities={}).maximum == 2**31 - 1
+    assert not job_of(with_default, [], [], priorities={}).suspended
 
 
 @pytest.mark.parametrize(
