@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from ef_common import __version__
-from ef_common.launch.hosts import lines
+from ef_common import __version__, threads
+from ef_common.launch.hosts import far_side, lines
+from ef_common.launch.hosts.far_side import FarSide
 from ef_common.launch.hosts.folder import HostFolder
 from ef_common.launch.hosts.lines import Data, Ended, Order, Refused, Runs
 from tests.waiting import poll_until
@@ -218,3 +221,23 @@ def test_what_cannot_be_is_one_answer(connect: Any, order: Order, tmp_path: Path
     (tmp_path / "tmp" / f"elasticflow-{os.getuid()}").chmod(0o755)
     (said,) = connect(replace(order, job="other")).until(Refused)
     assert "this user alone must have access" in said.why
+
+
+def test_far_side_that_can_no_longer_hear_ends_the_connection(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher makes another one then."""
+    side = FarSide(order)
+    monkeypatch.setattr(sys, "stdin", io.StringIO('{"beat": ""}\n'))
+    monkeypatch.setattr(lines, "read_beat", lambda line: 1 / 0)
+    start, started = threads.start, list[threading.Thread]()
+
+    def noted(*args: Any, **kwargs: Any) -> threading.Thread:
+        started.append(start(*args, **kwargs))
+        return started[-1]
+
+    monkeypatch.setattr(threads, "start", noted)
+    monkeypatch.setattr(HostFolder, "life", "life")
+    monkeypatch.setattr(FarSide, "_say", lambda self, answer: None)
+    monkeypatch.setattr(far_side, "SILENT_S", 1e9)
+    side.run()
+    started[0].join(GUARD_S)
+    assert side._closed
