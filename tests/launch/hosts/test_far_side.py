@@ -185,8 +185,16 @@ def test_status_is_kept_until_the_launcher_knows_it(connect: Any, tmp_path: Path
 
 
 @pytest.mark.parametrize("connected", [True, False])
-def test_node_leaves_when_it_is_told_to_or_its_launcher_is_lost(connect: Any, order: Order, connected: bool) -> None:
+def test_node_leaves_when_it_is_told_to_or_its_launcher_is_lost(
+    connect: Any, order: Order, tmp_path: Path, connected: bool
+) -> None:
     connection = connect(replace(order, orphan_s=0.0 if connected else 1.0))
+
+    def has_begun() -> bool:
+        connection.tell("")  # a busy machine takes longer than that to start a program
+        return any(b"begun with" in file.read_bytes() for file in (tmp_path / "tmp").glob("*/*/output"))
+
+    poll_until(has_begun, guard_s=GUARD_S)
     answers = connection.until(Data, b"begun with")
     if connected:
         connection.tell("leave")
