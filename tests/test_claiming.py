@@ -232,3 +232,16 @@ def test_place_is_the_named_one_or_else_that_of_the_checkpoints() -> None:
     assert str(place_of(None, None, checkpoints=settings, elastic=True)) == "memory://checkpoints"
     assert place_of(None, None, checkpoints=None, elastic=True) is None
     assert place_of(named, "memory://b", checkpoints=settings, elastic=False) is None
+
+
+def test_newcomer_goes_on_although_it_cannot_find_the_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, _ = member(str(tmp_path))
+    first.begin()
+    newcomer, session = member(str(tmp_path))
+    monkeypatch.setattr(Claiming, "_read", lambda claiming: 1 / 0)
+    newcomer.load_state(first.state())
+    wait_for_threads()
+    assert "the thread that finds the place for claims has failed: ZeroDivisionError" in caplog.text
+    assert session.told.empty()

@@ -318,15 +318,17 @@ def _close_in_thread(grave: list[Any], *, daemon: bool) -> None:
 def _wait_and_drop(grave: list[Any]) -> None:
     """Keep objects whose release would block until a lost operation times out, and release them here."""
     flying = grave.pop()
-    if not _settle(flying):
-        for tensor in chain.from_iterable(flying.values()):
-            tensor.set_()  # or their memory would be kept for as long, too
-    for work in flying:
-        try:
-            work.wait()
-        except RuntimeError as error:
-            logger.debug("a lost operation has ended: %s", error)
-    grave.clear()
+    try:
+        if not _settle(flying):
+            for tensor in chain.from_iterable(flying.values()):
+                tensor.set_()  # or their memory would be kept for as long, too
+        for work in flying:
+            try:
+                work.wait()
+            except RuntimeError as error:
+                logger.debug("a lost operation has ended: %s", error)
+    finally:  # the traceback of an exception would hold the group
+        grave.clear()
 
 
 class TorchGroups(ByteArrays):

@@ -107,7 +107,7 @@ class CoordinatorClient:
         self._door: socket.socket | None = None
         self._end_met = threading.Event()  # whoever waits, or asks, has been told of the end
         self._changed = threading.Condition(threading.RLock())  # guards the protocol; signal handlers may interrupt
-        self._calls: deque[Callable[[], None]] = deque()
+        self._calls: deque[tuple[int, Callable[[], None]]] = deque()  # each with the thread that wants it
         self._caller: int | None = None  # the thread that is in the protocol
         self._lines: dict[Link, Line] = {}
         self._connects: SimpleQueue[Connect | None] = SimpleQueue()
@@ -275,7 +275,7 @@ class CoordinatorClient:
 
     def _do(self, act: Callable[[], None]) -> None:
         """Let the protocol do something, and do what follows."""
-        self._calls.append(act)
+        self._calls.append((threading.get_ident(), act))
         if self._caller == threading.get_ident():
             return  # this is a signal handler, and the thread that it interrupts does it next
         while self._calls:  # again, if one came when that was looked at for the last time
@@ -289,12 +289,21 @@ class CoordinatorClient:
                         self._caller = None
             finally:
                 for output in outputs:
-                    self._carry_out(output)
+                    try:
+                        self._carry_out(output)
+                    except Exception as error:  # whichever thread this is, the worker waits for what follows
+                        self._break(_logged(error))
 
     def _do_all(self, outputs: list[ClientOutput]) -> None:
         try:
             while self._calls:
-                self._calls.popleft()()
+                asker, act = self._calls.popleft()
+                try:
+                    act()
+                except Exception as error:
+                    if asker == threading.get_ident():
+                        raise
+                    self._protocol.break_off(_logged(error))  # the thread that asked for it would never know
         finally:
             while self._protocol.outputs:
                 output = self._protocol.outputs.popleft()
@@ -328,12 +337,15 @@ class CoordinatorClient:
                 line.end_sending(_GOODBYE_S)
             case AskForClaim(bid):
                 get = partial(self._get_claim, bid)
-                threads.start(get, name="elasticflow-claim", job=f"gets the claim {bid.claim}")
+                threads.start(get, name="elasticflow-claim", job=f"gets the claim {bid.claim}", on_failure=self._break)
             case Replaced(generation):
                 self._tell(generation)
             case Hung(why):
                 watch = partial(self._on_hung, why, self._end_met)
-                threads.start(watch, name="elasticflow-watchdog", job="ends this worker if it hangs")
+                try:
+                    threads.start(watch, name="elasticflow-watchdog", job="ends this worker if it hangs")
+                except ThreadFailed:  # there can be no more threads
+                    watch()
             case Straggles(slow, ratio, waiting):
                 self._on_straggling(slow, ratio, waiting)
 
@@ -350,7 +362,7 @@ class CoordinatorClient:
         named: tuple[str, ...] | None = None
         try:
             named = self._claim(bid.claim, bid.members) or None
-        except Exception as error:  # no error is an answer, and the coordinator waits for one
+        except BaseException as error:  # not even SystemExit is an answer, and the coordinator waits for one
             if str(error) != self._claim_problem:
                 trace = None if isinstance(error, StorageError) else error
                 text = "the claim %s is not decided, and is tried again: %s"
@@ -426,6 +438,12 @@ class CoordinatorClient:
                         self._changed.wait(min(_NOTED_S, max(0.0, deadline - time.monotonic())))
         finally:
             self._crash_record.rest()
+
+
+def _logged(error: Exception) -> ThreadFailed:
+    failure = threads.failed("speaks with the coordinator", error)
+    logger.error("%s", failure, exc_info=error)
+    return failure
 
 
 class RelayBootstrap:

@@ -139,7 +139,7 @@ def _begin(data: Any, parent: int) -> None:
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_DFL)
     if multiprocessing.get_start_method() == "forkserver":  # the server lives as long as those that it has forked
-        threading.Thread(target=_end_with_parent, daemon=True).start()
+        threading.Thread(target=_end_with_parent, name="ef-parent", daemon=True).start()
     elif sys.platform == "linux":  # it holds the parent's connections, which must not outlive it
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:

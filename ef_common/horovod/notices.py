@@ -61,7 +61,7 @@ class Notices:
         """
         self._server = _Server((self._host, 0), self._handle)
         serve = self._server.serve_forever
-        threads.start(serve, name="elasticflow-notices", job="hears horovodrun's driver", on_failure=self._close)
+        threads.start(serve, name="elasticflow-driver-notices", job="hears horovodrun's driver", on_failure=self._close)
 
     def register(self, store: Store, slot: str, interface: str) -> None:
         """Tell the driver where this worker listens; `slot` is ``HOST:LOCAL_RANK``.

@@ -7,6 +7,7 @@ agent at once, and its worker would not know.
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 import threading
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 import psutil
 
 from ef_common import threads
+
+logger = logging.getLogger(__name__)
 
 SIGNAL = signal.SIGUSR1
 _LOOK_S = 0.1
@@ -54,12 +57,21 @@ class Departure:
     def _pass_on(self) -> None:
         """Tell each worker once; some may be starting."""
         passed_on: set[psutil.Process] = set()
-        agent = psutil.Process()
+        problem = ""
         while not self._stopped.is_set():
-            for child in agent.children():
-                with contextlib.suppress(psutil.Error):
-                    # A child that still has our program would lose the signal, and other children are no workers.
-                    if child not in passed_on and "LOCAL_RANK" in child.environ():
-                        passed_on.add(child)
-                        child.send_signal(SIGNAL)
+            try:
+                _tell_workers(passed_on)
+            except Exception as error:  # the agent ends only after its workers, so they must learn of it
+                if str(error) != problem:
+                    logger.warning("workers cannot be told to leave yet: %s", error, exc_info=error)
+                problem = str(error)
             self._stopped.wait(_LOOK_S)
+
+
+def _tell_workers(passed_on: set[psutil.Process]) -> None:
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            # A child that still has our program would lose the signal, and other children are no workers.
+            if child not in passed_on and "LOCAL_RANK" in child.environ():
+                child.send_signal(SIGNAL)
+                passed_on.add(child)

@@ -144,7 +144,7 @@ def _in_time(act: Callable[..., _T], *args: object) -> _T:
         except Exception as error:
             answer.set_exception(error)
 
-    threads.start(ask, name="elasticflow-registry", job="asks the registry")
+    threads.start(ask, name="elasticflow-registry", job="asks the registry", on_failure=answer.set_exception)
     try:
         return answer.result(ANSWER_S)
     except NoAnswer:

@@ -24,11 +24,17 @@ def end_if_hung(why: str, heard: threading.Event, *, grace_s: float = GRACE_S) -
         heard: Set as soon as the main thread has heard that it is out.
         grace_s: How long to wait for it.
     """
-    with contextlib.suppress(Exception):  # there may be no standard error; the end must come whatever is wrong with it
-        stderr = sys.__stderr__
-        if stderr is not None:
-            number = stderr.fileno()
-            os.write(number, f"elasticflow: this worker keeps the others waiting: {why}. What it does:\n".encode())
-            faulthandler.dump_traceback(number, all_threads=True)
-    if not heard.wait(grace_s):
-        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        with contextlib.suppress(Exception):  # there may be no standard error
+            _write_stacks(why)
+    finally:  # the end must come whatever is wrong
+        if not heard.wait(grace_s):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _write_stacks(why: str) -> None:
+    stderr = sys.__stderr__
+    if stderr is not None:
+        number = stderr.fileno()
+        os.write(number, f"elasticflow: this worker keeps the others waiting: {why}. What it does:\n".encode())
+        faulthandler.dump_traceback(number, all_threads=True)

@@ -29,11 +29,14 @@ from ef_common.protocol.addresses import Address, format_address, is_loopback
 from ef_common.protocol.auth import Token, page_key
 from ef_common.report.guard import Guard
 from ef_common.report.live import Live
+from ef_common.report.waiting import LimitedProtocol
 
 _EVERY_S = 1.0
 _SHARE = 5.0
 """After making a state, the server waits for this many times the duration that it took."""
 _KEEP_ALIVE_S = 15.0
+_BACKLOG = 64
+"""So many connections are accepted before any of them is looked at."""
 _ALL = ("0.0.0.0", "::")
 _LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
@@ -79,7 +82,13 @@ class Server:
         )
         # No log of requests: their addresses may hold the key.
         config = uvicorn.Config(
-            guarded, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=3
+            guarded,
+            http=LimitedProtocol,
+            backlog=_BACKLOG,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=3,
         )
         self._server = uvicorn.Server(config)
 

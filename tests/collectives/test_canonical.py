@@ -188,3 +188,21 @@ def test_member_whose_receiving_fails_does_not_wait_for_its_sending() -> None:
     thread.join(30)
     assert not thread.is_alive()
     assert len(raised) == 1
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
+def test_member_whose_sending_fails_does_not_wait_for_what_it_receives(error: type[BaseException]) -> None:
+    aborted = threading.Event()
+
+    class Group:
+        def send(self, arrays: Sequence[Any], target: int) -> None:
+            raise error("cannot be sent")
+
+        def receive(self, arrays: Sequence[Any], source: int, target: int | None = None) -> None:
+            assert aborted.wait(60)
+
+        def abort(self) -> None:
+            aborted.set()
+
+    with pytest.raises(error, match="cannot be sent"):
+        _Exchange(Room(SIZE, num_flags=2), Group(), 0, 2)._swap({1: []}, {1: []})

@@ -171,6 +171,26 @@ def test_group_that_is_aborted_while_an_operation_begins_is_let_go_of_in_a_threa
     assert ended_in == ["ef-bury"]
 
 
+def test_group_is_let_go_of_although_waiting_for_its_operations_fails(caplog: pytest.LogCaptureFixture) -> None:
+    ended: list[bool] = []
+
+    class ProcessGroup:
+        def __del__(self) -> None:
+            ended.append(True)
+
+    class Broken:
+        def wait(self, timeout: Any = None) -> None:
+            if timeout is None:
+                raise ValueError("out of order")
+
+    group = TorchGroup(ProcessGroup(), view_of(2), 0, (), NoLinks())  # type: ignore[arg-type]
+    group._flying = {Broken(): ()}
+    group.abort()
+    wait_for_burials()
+    assert "the thread that lets go of a group has failed: ValueError: out of order" in caplog.text
+    assert ended
+
+
 class NoLinks:
     def close(self) -> None:
         pass

@@ -24,6 +24,7 @@ from ef_common.errors import GroupBroken
 from tests.collectives import scripts
 from tests.collectives.seats import run_in_processes, view_of
 from tests.gpu import on_gpu
+from tests.waiting import poll_until
 
 ROOT = Path(__file__).parents[2]
 NCCL = "nccl with tensors on a GPU"
@@ -121,6 +122,22 @@ def test_abort_waits_until_no_sum_touches_its_tensor() -> None:
     threading.Timer(0.1, lambda: setattr(pending, "over", True)).start()
     sums.abort()
     assert pending.over
+
+
+def test_abort_does_not_wait_for_ever_if_nccl_cannot_be_aborted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Group:
+        def abort(self) -> None:
+            raise RuntimeError("out of order")
+
+    monkeypatch.setattr(torch_nccl, "_SETTLE_S", 0.05)
+    sums = sums_of_rank_0()
+    sums._process_group = Group()
+    sums._flying.add(FakePending())  # type: ignore[arg-type]
+    sums.abort()
+    poll_until(lambda: "the thread that ends NCCL's sums has failed: RuntimeError: out of order" in caplog.text)
+    assert "a sum on the GPU does not end" in caplog.text
 
 
 def test_abort_is_complete_when_the_interpreter_ends() -> None:

@@ -22,7 +22,7 @@ class Store:
     """Answers when it is let, and fails as often as it is told."""
 
     def __init__(self) -> None:
-        self.failures: list[Exception] = []
+        self.failures: list[BaseException] = []
         self.num_asked = 0
         self.open = threading.Event()
 
@@ -104,9 +104,12 @@ def test_client_that_is_stopped_gives_up(start) -> None:
     assert store.num_asked == 1
 
 
-def test_client_takes_no_unexpected_error_for_an_answer_either(start, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("error", [RuntimeError("out of order"), SystemExit("out of order")], ids=repr)
+def test_client_takes_no_unexpected_error_for_an_answer_either(
+    start, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
     store = Store()
-    store.failures = [RuntimeError("out of order")] * 3
+    store.failures = [error] * 3
     store.open.set()
     client, said = start(store)
     ask(client)

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from ef_common.control.client import CoordinatorClient
+from ef_common.control.coordinator import Coordinator
 from ef_common.control.leader_announcer import LeaderAnnouncer
 from ef_common.control.leader_request import Conversation
 from ef_common.control.line import Line
@@ -14,6 +16,8 @@ from ef_common.control.serving import ServerLoop, Stream
 from ef_common.core.membership import Install
 from ef_common.core.view import View
 from ef_common.errors import CoordinatorLost, GroupBroken, ProtocolError, ThreadFailed
+from ef_common.protocol import wire
+from ef_common.protocol.client import Client
 from ef_common.protocol.server import CoordinatorServer
 from ef_common.protocol.server_outputs import Write
 from ef_common.session.crash_record import CrashRecord
@@ -49,6 +53,17 @@ def fail(*args: object, **kwargs: object) -> None:
     raise RuntimeError("out of order")
 
 
+def words_for(coordinator: Coordinator, client: CoordinatorClient) -> Write:
+    """Something that the coordinator says to a worker."""
+    return Write(coordinator._server.workers[client.member.id], b'{"v":10,"t":"alive"}\n' * 2)
+
+
+def assert_out_of_order(error: BaseException | None) -> None:
+    assert isinstance(error, ThreadFailed)
+    assert str(error) == "the thread that speaks with the coordinator has failed: RuntimeError: out of order"
+    assert isinstance(error.__cause__, RuntimeError)
+
+
 @pytest.mark.parametrize("place", ["receive", "take in"])
 def test_reader_that_fails_tells_the_main_thread_and_ends_the_line(form, monkeypatch, place):
     coordinator, (worker, other) = form(2)
@@ -58,9 +73,7 @@ def test_reader_that_fails_tells_the_main_thread_and_ends_the_line(form, monkeyp
         monkeypatch.setattr(line_of(worker.client), "read", fail)
     else:
         monkeypatch.setattr(worker.client._protocol, "receive", fail)
-    server = coordinator._server
-    words = Write(server.workers[worker.client.member.id], b'{"v":10,"t":"alive"}\n' * 2)
-    in_loop(coordinator, lambda now: server.outputs.append(words))
+    in_loop(coordinator, lambda now: coordinator._server.outputs.append(words_for(coordinator, worker.client)))
     error = waiting.get()
     assert isinstance(error, ThreadFailed)
     assert str(error) == "the thread that listens to the coordinator has failed: RuntimeError: out of order"
@@ -69,6 +82,54 @@ def test_reader_that_fails_tells_the_main_thread_and_ends_the_line(form, monkeyp
     poll_until(lambda: worker.views_noticed[-1] > 1 << 32)  # so its group ends, and a world of one asks
     assert worker.client.change_pending
     assert other.client.next_view(1).ids == (other.client.member.id,)  # the others go on at once
+
+
+def test_failure_of_the_reader_in_a_call_that_another_thread_does_for_it_ends_the_line(form, monkeypatch):
+    """The thread that does it may have nobody who waits for it, and the reader would read on."""
+    coordinator, (worker, other) = form(2)
+    client = worker.client
+    waiting = Outcome(lambda: client.next_view(1))
+    monkeypatch.setattr(client._protocol, "receive", fail)
+    with client._changed:
+        in_loop(coordinator, lambda now: coordinator._server.outputs.append(words_for(coordinator, client)))
+        poll_until(lambda: client._calls)
+        client.send("suspect", 1)
+    assert_out_of_order(waiting.get())
+    assert other.client.next_view(1).ids == (other.client.member.id,)
+
+
+def test_output_that_cannot_be_carried_out_ends_the_line_whoever_asked_for_it(form, monkeypatch):
+    _, (worker, other) = form(2)
+    client = worker.client
+    waiting = Outcome(lambda: client.next_view(1))
+    monkeypatch.setattr(line_of(client), "flush", fail)
+    client.send("suspect", 1)
+    assert_out_of_order(waiting.get())
+    assert other.client.next_view(1).ids == (other.client.member.id,)
+
+
+def test_claim_whose_thread_fails_or_cannot_be_started_ends_the_line(form, monkeypatch):
+    for owner, method in ((Client, "claimed"), (threading.Thread, "start")):
+        _, (worker,) = form(1)
+        client = worker.client
+        client.use_store("0f" * 16, lambda name, members: members)
+        waiting = Outcome(lambda client=client: client.next_view(1))
+        poll_until(lambda client=client: client._changed._waiters)  # it has been started
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, method, fail)
+            client._do(lambda client=client: client._protocol._hear(wire.Claim("3", ("a",))))
+            assert isinstance(waiting.get(), ThreadFailed)
+
+
+def test_worker_that_hangs_is_ended_even_if_there_can_be_no_more_threads(form, monkeypatch):
+    _, (worker,) = form(1)
+    client = worker.client
+    ended: list[str] = []
+    monkeypatch.setattr(client, "_on_hung", lambda why, heard: ended.append(why))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        client._do(lambda: client._protocol._hear(wire.Evicted("it hangs", hung=True)))
+    assert ended == ["it hangs"]
 
 
 def test_heartbeats_that_fail_tell_the_main_thread_and_end_the_line(serve, join, monkeypatch):

@@ -179,6 +179,18 @@ def test_those_who_do_not_answer_are_asked_at_the_same_time():
     assert most > number / 2
 
 
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit])
+def test_error_while_one_of_several_is_asked_reaches_the_one_that_looks(
+    monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise error("out of order")
+
+    monkeypatch.setattr("ef_common.control.leader_request._talk_to_leader", fail)
+    with pytest.raises(error, match="out of order"):
+        find_leader([("127.0.0.1", 7)], AGENT, None)
+
+
 def test_what_a_standby_reaches_on_its_own_machine_others_reach_under_its_address():
     assert named_by(("192.0.2.1", 1), "127.0.0.1:7") == ("192.0.2.1", 7)
     assert named_by(("192.0.2.1", 1), "192.0.2.2:7") == ("192.0.2.2", 7)

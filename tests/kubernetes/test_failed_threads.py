@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import socketserver
 import sys
 import threading
 import time
@@ -141,6 +142,19 @@ def test_probe_is_answered_while_strangers_say_nothing(monkeypatch: pytest.Monke
             assert threading.active_count() <= before + page._server.most + 1
     finally:
         page.stop()
+
+
+def test_probe_of_a_page_whose_thread_has_failed_gets_no_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """So the kubelet starts the controller again."""
+    monkeypatch.setattr(socketserver, "_ServerSelector", lambda: 1 / 0)
+    page = Page("127.0.0.1", 0, metrics=Metrics(), is_ready=lambda: True)
+    page.start()
+    poll_until(lambda: "the thread that answers probes has failed: ZeroDivisionError" in caplog.text)
+    with pytest.raises(OSError, match="timed out"):
+        urllib.request.urlopen(f"http://127.0.0.1:{page.port}/healthz", timeout=0.1)
+    page._server.server_close()
 
 
 def test_client_of_the_page_that_says_nothing_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,21 @@
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
+from ef_common.launch import departure
 from tests.waiting import poll_until
 
+GUARD_S = 60.0
 WORKER = """
 import signal, sys, time
 
@@ -108,3 +114,34 @@ def test_agent_that_is_not_told_or_ignores_that_tells_nobody(tmp_path: Path, tol
     agent.wait_for("late-ready")
     assert not agent.end()
     assert not agent.has("early-heard")
+
+
+def test_workers_are_told_although_they_could_not_be_at_first(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[str] = []
+    errors = [OSError(errno.EMFILE, "Too many open files")] * 2
+
+    class Worker:
+        def environ(self) -> dict[str, str]:
+            if errors:
+                raise errors.pop()
+            return {"LOCAL_RANK": "0"}
+
+        def send_signal(self, number: int) -> None:
+            told.append(signal.Signals(number).name)
+
+    worker, looks = Worker(), threading.Semaphore(0)
+
+    def children(agent: psutil.Process) -> list[Any]:
+        looks.release()
+        return [worker]
+
+    monkeypatch.setattr(departure, "_LOOK_S", 0.001)
+    monkeypatch.setattr(psutil.Process, "children", children)
+    one = departure.Departure()
+    one._hear(signal.SIGUSR1, None)
+    assert all(looks.acquire(timeout=GUARD_S) for _ in range(6))
+    one.stop()
+    assert told == ["SIGUSR1"]
+    assert caplog.text.count("workers cannot be told to leave yet: [Errno 24] Too many open files") == 1

@@ -210,3 +210,13 @@ def test_endpoint_that_no_name_server_ever_knows_is_an_error(monkeypatch: pytest
 
 def test_doors_that_are_not_in_the_list_come_after_it() -> None:
     assert Listed([THERE, HERE]).in_order([("a", 1), ELSEWHERE, HERE]) == [THERE, HERE, ELSEWHERE, ("a", 1)]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit])
+def test_error_while_an_agent_is_asked_reaches_the_one_that_looks(agents: Agents, error: type[BaseException]) -> None:
+    def fail(door: str, wish: str) -> Standing:
+        raise error("out of order")
+
+    agents.others[THERE] = fail
+    with pytest.raises(error, match="out of order"):
+        agents.find(HERE, THERE)

@@ -15,6 +15,7 @@ from ef_common.errors import (
     ProtocolError,
     StorageFailed,
     StorageRefused,
+    ThreadFailed,
 )
 from ef_common.launch import finding
 from ef_common.launch.finding import Job, Patience, find_job
@@ -225,6 +226,19 @@ def test_registry_that_hangs_is_asked_again(
     assert [record.getMessage() for record in caplog.records] == [
         f"the registry {registry.place} does not answer: no answer within 1 s; waiting"
     ]
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
+def test_error_while_the_registry_is_asked_ends_the_search_at_once(
+    registry: Registry, clock: Clock, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    def fail() -> None:
+        raise error("out of order")
+
+    monkeypatch.setattr(registry, "look", fail)
+    monkeypatch.setattr(finding, "ANSWER_S", None)  # it would wait for ever
+    with pytest.raises((ValueError, ThreadFailed), match="out of order"):
+        Agent(registry).find()
 
 
 def test_registry_that_stays_away_is_given_up(

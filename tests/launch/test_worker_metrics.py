@@ -6,6 +6,7 @@ import socket
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
+from http.server import HTTPServer
 from types import SimpleNamespace
 from typing import Any
 from urllib.error import HTTPError
@@ -18,6 +19,7 @@ from ef_common.launch import worker_metrics
 from ef_common.launch.environment import read_environment
 from ef_common.launch.worker_metrics import MetricsPage, Speed, metrics_page
 from ef_common.session.stats import Stats
+from tests.waiting import poll_until
 
 WORKER = Member("a", "node", "")
 OTHER = Member("b", "node", "")
@@ -139,3 +141,16 @@ def test_first_worker_of_a_node_has_the_page_if_the_environment_names_a_port(mon
         environ = {"ELASTICFLOW_METRICS_PORT": text, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"}
         metrics_page(session(), read_environment(environ))
     assert [page.port for page in started] == [29401]
+
+
+def test_page_whose_thread_has_failed_refuses_connections(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(HTTPServer, "handle_request", lambda server: 1 / 0)
+    page = MetricsPage(0, session())
+    page.start()
+    assert page.wait_until_open(10.0)
+    poll_until(lambda: "the thread that answers with metrics has failed: ZeroDivisionError" in caplog.text)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", page.port), timeout=10.0)
+    page.stop()

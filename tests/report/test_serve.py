@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -29,6 +31,7 @@ pytest.importorskip("starlette", reason="needs the extra `live`")
 pytest.importorskip("uvicorn", reason="needs the extra `live`")
 
 from ef_common.report import live as live_module
+from ef_common.report import waiting
 from ef_common.report.live import Live
 from ef_common.report.serve import Server
 
@@ -276,3 +279,31 @@ def test_command_serves_until_ctrl_c_though_somebody_listens(tmp_path: Path) -> 
         process.wait()
     assert SECRET not in output.read_text()
     assert len(output.read_text().splitlines()) == 1
+
+
+def test_page_is_answered_while_strangers_say_nothing_and_its_readers_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "MOST", 5)
+    run = small(tmp_path)
+    with serving(tmp_path) as server, contextlib.ExitStack() as held:
+        subscriber = Subscriber(server)
+        held.callback(subscriber.close)
+        subscriber.next()
+        asked = http.client.HTTPConnection(*server.address, timeout=GUARD_S)
+        held.callback(asked.close)
+        asked.request("GET", "/other")
+        assert asked.getresponse().read()  # its connection stays open for the next request
+        strangers = [held.enter_context(socket.create_connection(server.address, GUARD_S)) for _ in range(20)]
+        for stranger in strangers[:10]:
+            stranger.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n")  # no end
+        assert get(server, "/")[0] == 200
+        for stranger in (asked.sock, *strangers[:-5]):
+            with contextlib.suppress(ConnectionResetError):
+                assert stranger.recv(1) == b""
+        strangers[-1].settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            strangers[-1].recv(1)
+        run.train(1)
+        run.write()
+        subscriber.next(lambda state: state["figures"]["step"] == 221)

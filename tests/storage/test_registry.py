@@ -156,3 +156,12 @@ def test_end_is_recorded_also_where_no_thread_can_be_started(tmp_path: Path, mon
     monkeypatch.setattr("ef_common.threads.start", start)
     Registration(registry, 1, address=LEADER, leads=lambda: True, on_newer=lambda _: True).end(LEFT)
     assert registry.newest() == Start(1, 0, LEFT)
+
+
+def test_agent_ends_although_recording_its_end_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ef_common.launch.registry._LAST_S", None)  # it would wait for ever
+    registry = Registry(Store(f"file://{tmp_path}"), "none", "a")
+    assert registry.found(1)
+    monkeypatch.setattr(registry, "end", lambda number, how: 1 / 0)
+    Registration(registry, 1, address=LEADER, leads=lambda: True, on_newer=lambda _: True).end(LEFT)
+    assert registry.newest() == Start(1)

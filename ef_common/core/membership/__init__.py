@@ -4,6 +4,7 @@ The coordinator runs :func:`decide` on every event. It is in one of five states,
 :mod:`machine` names the events that each state heeds:
 
     Idle → Gathering     a member of another coordinator comes to this standby
+    Idle → Serving       likewise, and it is the only one
     Gathering → Serving  all of its members are here, or there was time enough
     Gathering → Forming  likewise, and none of them is left
     Forming → Serving    enough workers wait: the first view, or one after all members have gone

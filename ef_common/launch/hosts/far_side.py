@@ -136,14 +136,16 @@ class FarSide:
             self._say(Wants(number, nodes))
 
     def _listen(self) -> None:
-        for line in sys.stdin:
-            what = lines.read_beat(line)
-            self._heard_at = time.monotonic()
-            if what == KNOWN:
-                self._is_known = True
-            elif not self._is_over:
-                self._folder.tell(what)
-        self._closed = True
+        try:
+            for line in sys.stdin:
+                what = lines.read_beat(line)
+                self._heard_at = time.monotonic()
+                if what == KNOWN:
+                    self._is_known = True
+                elif not self._is_over:
+                    self._folder.tell(what)
+        finally:
+            self._closed = True
 
     def _is_cut(self) -> bool:
         return self._closed or time.monotonic() > self._heard_at + SILENT_S

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from ef_common import __version__
-from ef_common.launch.hosts import lines
+from ef_common import __version__, threads
+from ef_common.launch.hosts import far_side, lines
+from ef_common.launch.hosts.far_side import FarSide
 from ef_common.launch.hosts.folder import HostFolder
 from ef_common.launch.hosts.lines import Data, Ended, Order, Refused, Runs
 from tests.waiting import poll_until
@@ -182,8 +185,16 @@ def test_status_is_kept_until_the_launcher_knows_it(connect: Any, tmp_path: Path
 
 
 @pytest.mark.parametrize("connected", [True, False])
-def test_node_leaves_when_it_is_told_to_or_its_launcher_is_lost(connect: Any, order: Order, connected: bool) -> None:
+def test_node_leaves_when_it_is_told_to_or_its_launcher_is_lost(
+    connect: Any, order: Order, tmp_path: Path, connected: bool
+) -> None:
     connection = connect(replace(order, orphan_s=0.0 if connected else 1.0))
+
+    def has_begun() -> bool:
+        connection.tell("")  # a busy machine takes longer than that to start a program
+        return any(b"begun with" in file.read_bytes() for file in (tmp_path / "tmp").glob("*/*/output"))
+
+    poll_until(has_begun, guard_s=GUARD_S)
     answers = connection.until(Data, b"begun with")
     if connected:
         connection.tell("leave")
@@ -218,3 +229,23 @@ def test_what_cannot_be_is_one_answer(connect: Any, order: Order, tmp_path: Path
     (tmp_path / "tmp" / f"elasticflow-{os.getuid()}").chmod(0o755)
     (said,) = connect(replace(order, job="other")).until(Refused)
     assert "this user alone must have access" in said.why
+
+
+def test_far_side_that_can_no_longer_hear_ends_the_connection(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher makes another one then."""
+    side = FarSide(order)
+    monkeypatch.setattr(sys, "stdin", io.StringIO('{"beat": ""}\n'))
+    monkeypatch.setattr(lines, "read_beat", lambda line: 1 / 0)
+    start, started = threads.start, list[threading.Thread]()
+
+    def noted(*args: Any, **kwargs: Any) -> threading.Thread:
+        started.append(start(*args, **kwargs))
+        return started[-1]
+
+    monkeypatch.setattr(threads, "start", noted)
+    monkeypatch.setattr(HostFolder, "life", "life")
+    monkeypatch.setattr(FarSide, "_say", lambda self, answer: None)
+    monkeypatch.setattr(far_side, "SILENT_S", 1e9)
+    side.run()
+    started[0].join(GUARD_S)
+    assert side._closed

@@ -1,0 +1,72 @@
+"""The launcher's end of a connection to a host, with a shell in place of the far side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from ef_common import __version__
+from ef_common.launch.hosts import lines
+from ef_common.launch.hosts.lines import Answer, Order, Runs
+from ef_common.launch.hosts.link import Link
+
+GUARD_S = 60.0
+SILENT = ["sh", "-c", "exec sleep 600"]
+ANSWERS = ["sh", "-c", f"echo '{lines.answer_line(Runs('life')).strip()}'; exec sleep 600"]
+ORDER = Order(__version__, "job", "node1", True, "", 1, "", "", [], {}, "/", 0.0)
+
+
+class Heard:
+    """What a link has heard."""
+
+    def __init__(self, command: list[str], error: BaseException | None = None) -> None:
+        self.answers: SimpleQueue[Answer | None] = SimpleQueue()
+        self._error = error
+        self.link = Link(command, ORDER, self._hear)
+        self.link.start()
+
+    def _hear(self, answer: Answer | None) -> None:
+        self.answers.put(answer)
+        if answer is not None and self._error is not None:
+            raise self._error
+
+
+@pytest.fixture
+def call() -> Iterator[Any]:
+    made: list[Heard] = []
+
+    def start(command: list[str], **options: Any) -> Heard:
+        made.append(Heard(command, **options))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.link.close()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("out of order"), SystemExit(1)], ids=repr)
+def test_link_whose_thread_fails_counts_as_ended(call: Any, error: BaseException) -> None:
+    """The other side lives on, and would be waited for."""
+    answers = call(ANSWERS, error=error).answers
+    assert answers.get(timeout=GUARD_S) == Runs("life")
+    assert answers.get(timeout=GUARD_S) is None
+
+
+def test_order_that_cannot_be_given_ends_the_link(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "order_line", lambda order: 1 / 0)
+    assert call(SILENT).answers.get(timeout=GUARD_S) is None
+
+
+def test_link_whose_complaints_cannot_be_read_is_given_up_when_it_is_silent(
+    call: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Link, "_complain", lambda link: 1 / 0)
+    monkeypatch.setattr(lines, "SILENT_S", 0.0)
+    monkeypatch.setattr("ef_common.launch.hosts.link.SILENT_S", 0.0)
+    heard = call(ANSWERS)
+    assert heard.answers.get(timeout=GUARD_S) == Runs("life")
+    assert heard.link.is_silent
+    assert "the thread that listens to a host has failed: ZeroDivisionError" in caplog.text
