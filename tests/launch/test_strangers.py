@@ -67,7 +67,9 @@ class Job:
         self.run.start(*tls, "--nproc-per-node=2", *script(), **environ)
         generation = self.run.wait_for_world(2)
         command = [sys.executable, "-m", "ef_common.cli", "status", "--serve", f"--address={LOOPBACK}:{self._pages[1]}"]
-        self._live = subprocess.Popen([*command, str(directory)], env={**os.environ, **environ})
+        self._live = subprocess.Popen(
+            [*command, str(directory)], env={**os.environ, **environ}, stdout=subprocess.DEVNULL
+        )
         os.kill(self.run.workers()[-1], signal.SIGKILL)
         self.generation = self.run.wait_for_world(2, after=generation)
         self.workers = self.run.workers()
