@@ -22,6 +22,7 @@ Look = tuple[float, str, str]
         pytest.param([(0.0, "a", ""), (0.5, "b", "")], id="one comes long after another one"),
         pytest.param([(0.0, "a", ""), (0.3, "ab", "b"), (0.8, "ab", "")], id="one that did not wait is still new"),
         pytest.param([(0.0, "ab", "ab"), (0.1, "b", "b"), (0.2, "", ""), (0.6, "c", "")], id="they go meanwhile"),
+        pytest.param([(0.0, "ab", "ab"), (0.7, "abc", "abc"), (1.2, "abc", "")], id="one comes when they may go"),
         pytest.param([(0.0, "ab", "ab"), (0.5, "ab", ""), (0.6, "abcd", "cd"), (1.1, "abcd", "")], id="twice"),
     ],
 )

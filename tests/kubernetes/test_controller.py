@@ -496,7 +496,22 @@ def test_controller_that_stands_by_knows_of_no_jobs_that_wait(api: MemoryApi, mo
     controller._look()
     assert controller._arrivals.waiting
     controller._stand_by()
+    monkeypatch.setattr(arrivals, "QUIET_S", 0.0)
     assert controller._rest_s() == controllers._TICK_S
+
+
+def test_jobs_on_which_another_controller_has_decided_do_not_wait(
+    api: MemoryApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        api.create(JOBS, job(name, high=1))
+    first = looking(api)
+    first._look()
+    first._lease.give_up()
+    api.remove(PODS, "here", "b-0")
+    monkeypatch.setattr(arrivals, "QUIET_S", 60.0)
+    looking(api)._look()
+    assert pods(api) == ["a-0", "b-0"]
 
 
 def test_job_that_comes_alone_does_not_wait(api: MemoryApi, monkeypatch: pytest.MonkeyPatch) -> None:

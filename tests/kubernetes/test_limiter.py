@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -35,7 +36,18 @@ def test_so_many_pass_at_once_and_then_so_many_in_a_second() -> None:
 def test_threads_share_the_limit() -> None:
     """No time passes, so each one that must wait comes after all that waited before."""
     waits: list[float] = []
-    limiter = Limiter(4.0, 3.0, clock=lambda: 0.0, sleep=waits.append)
+    inside: list[None] = []
+    crowds: list[int] = []
+
+    def clock() -> float:
+        inside.append(None)
+        time.sleep(1e-4)  # others have their turn
+        crowds.append(len(inside))
+        inside.pop()
+        return 0.0
+
+    limiter = Limiter(4.0, 3.0, clock=clock, sleep=waits.append)
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: limiter.wait(), range(403)))
-    assert sorted(waits) == pytest.approx([number / 4 for number in range(1, 401)])
+        list(pool.map(lambda _: limiter.wait(), range(43)))
+    assert set(crowds) == {1}, "one at a time"
+    assert sorted(waits) == pytest.approx([number / 4 for number in range(1, 41)])
