@@ -791,9 +791,21 @@ def test_page_says_whether_the_controller_lives() -> None:
         assert ask("/readyz")[0] == 503
         ready.set()
         assert ask("/readyz") == (200, "ok\n")
+        metrics.leads(True)
         metrics.looked(time.time() - ALIVE_S - 1)
         assert ask("/healthz") == (503, "it hangs\n")
         assert "elasticflow_controller_looks_total 1" in ask("/metrics")[1]
         assert ask("/else")[0] == 404
     finally:
         page.stop()
+
+
+def test_controller_that_ends_its_calls_after_it_has_lost_its_lease_does_not_hang_later() -> None:
+    metrics = Metrics()
+    metrics.leads(True)
+    metrics.lives(100.0)
+    assert metrics.hangs(100.0 + ALIVE_S + 1)
+    metrics.leads(False)
+    metrics.lives(101.0)
+    metrics.looked(102.0)
+    assert not metrics.hangs(102.0 + ALIVE_S + 1)
