@@ -102,6 +102,10 @@ WITNESSES = {
     ],
     "elasticflow-reports": [KUBERNETES + "test_controller_ends_if_one_of_its_threads_does"],
     "elasticflow-lease": [KUBERNETES + "test_controller_ends_if_one_of_its_threads_does"],
+    "elasticflow-acts": [
+        "tests/kubernetes/test_controller.py::test_job_that_cannot_be_carried_out_keeps_nobody_waiting",
+        "tests/kubernetes/test_controller.py::test_job_whose_calls_fail_keeps_nobody_waiting",
+    ],
     "elasticflow-page": [KUBERNETES + "test_probe_of_a_page_whose_thread_has_failed_gets_no_answer"],
     "elasticflow-pods": [
         "tests/kubernetes/test_clients.py::test_lines_that_cannot_be_read_for_whatever_reason_are_an_error"

@@ -17,7 +17,7 @@ _NO_BUDGET: Json = {"spec": {"minAvailable": 0}}
 
 
 class Belongings:
-    """Makes them once, and lets the disruption budget follow the job.
+    """Makes them once, and lets the disruption budget follow the job. Threads may share it, each for other jobs.
 
     What has been made is remembered, so that a job that grows costs no calls for it. A controller that has just
     started makes these calls for each job once.
@@ -31,6 +31,7 @@ class Belongings:
     def __init__(self, api: Api, namespace: str, *, wait: Callable[[], object]) -> None:
         self._api, self._namespace, self._wait = api, namespace, wait
         self._kept: dict[str, int] = {}
+        self._budgets = kinds.BUDGETS, kinds.OLD_BUDGETS  # the version that the API server has comes first
 
     def keep(self, thing: Json) -> None:
         """Let the pods of this job have what they need, as its spec is now."""
@@ -42,10 +43,7 @@ class Belongings:
             self._make(kinds.SECRETS, writing.secret_of(thing))
             if thing["spec"].get("networkPolicy", True):
                 self._make(kinds.POLICIES, writing.network_policy_of(thing, self._namespace))
-        try:
-            self._limit_disruption(thing, kinds.BUDGETS)
-        except ClusterNotFound:  # this API server is older, or there is no budget to change
-            self._limit_old_disruption(thing)
+        self._limit_disruption(thing)
         self._kept[uid] = generation
 
     def forget_all_but(self, uids: Container[str]) -> None:
@@ -57,14 +55,19 @@ class Belongings:
         with contextlib.suppress(ClusterConflict):  # it is there, and stays as it is
             self._api.create(kind, one)
 
-    def _limit_old_disruption(self, thing: Json) -> None:
+    def _limit_disruption(self, thing: Json) -> None:
+        first, second = self._budgets
         try:
-            self._limit_disruption(thing, kinds.OLD_BUDGETS)
-        except ClusterNotFound:
-            if writing.disruption_budget_of(thing, kinds.OLD_BUDGETS.api_version) is not None:
-                raise
+            self._apply_budget(thing, first)
+        except ClusterNotFound:  # this API server has the other version, or there is no budget to change
+            try:
+                self._apply_budget(thing, second)
+                self._budgets = second, first
+            except ClusterNotFound:
+                if writing.disruption_budget_of(thing, second.api_version) is not None:
+                    raise
 
-    def _limit_disruption(self, thing: Json, kind: kinds.Kind) -> None:
+    def _apply_budget(self, thing: Json, kind: kinds.Kind) -> None:
         """Apply the budget. One that is no longer wanted lets all pods go; it may also never have been there."""
         self._wait()
         budget = writing.disruption_budget_of(thing, kind.api_version)

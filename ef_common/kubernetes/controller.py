@@ -11,12 +11,14 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ef_common import threads
 from ef_common.core.cluster import Decision, Job, Phase, Policy, Refusal, Report, agrees, decide, on_record
+from ef_common.core.cluster.arrivals import Arrivals, arrive
 from ef_common.core.cluster.decide import RETRY_S
 from ef_common.errors import (
     ClusterAway,
@@ -31,9 +33,11 @@ from ef_common.kubernetes import lease as leases
 from ef_common.kubernetes.asking import Reports
 from ef_common.kubernetes.belongings import Belongings
 from ef_common.kubernetes.lease import Lease
+from ef_common.kubernetes.limiter import Limiter
 from ef_common.kubernetes.metrics import Metrics
 from ef_common.kubernetes.reading import Version
-from ef_common.kubernetes.resource import API_VERSION, CONTROLLER, JOB_LABEL, KIND, Json
+from ef_common.kubernetes.resource import JOB_LABEL, Json
+from ef_common.kubernetes.telling import Teller
 from ef_common.kubernetes.watching import Copy
 
 if TYPE_CHECKING:
@@ -48,8 +52,10 @@ _PAUSE_S = 1.0
 _PAUSES_S = (0.2, 30.0)
 _MAX_FAILURES = 20
 """Once calls for this many jobs have failed, the others wait for the next look: the API server itself is in trouble."""
-_CALLS_PER_S, _BURST = 100.0, 200.0
-"""As calls are made one after another, this limit is rarely reached. An API server has limits of its own, too."""
+_CALLS_PER_S, _BURST = 200.0, 400.0
+"""This is reached when many jobs come at once. An API server has limits of its own, too."""
+_NUM_THREADS = 8
+"""How many jobs are acted on at a time: most of a call is waiting."""
 _PROGRESS_S, _PROGRESS_PER_S = 15.0, 2.0
 """The shortest time between two updates of a training's progress in its status, and the most such updates of all jobs
 together in a second: if there are many jobs, that of each is updated less often."""
@@ -87,9 +93,10 @@ class Controller:
         self._renew_s = min(leases.RENEW_S, lease_s / 5)
         self._pauses: dict[Version, tuple[float, float]] = {}  # of jobs whose calls fail: how long, and until when
         self._refusals: dict[Version, Refusal] = {}  # which may not be on record yet
-        self._limiter = _Limiter(_CALLS_PER_S, _BURST, clock=time.monotonic, sleep=self._stopped.wait)
+        self._limiter = Limiter(_CALLS_PER_S, _BURST, clock=time.monotonic, sleep=self._stopped.wait)
         self._belongings = Belongings(api, namespace, wait=self._limiter.wait)
-        self._told: dict[str, str] = {}
+        self._teller = Teller(api)
+        self._arrivals = Arrivals()
         self._reports = Reports(on_news=self._wake.set)
         self._asks_since: float | None = None  # None: this controller asks nobody
         self._failure: ThreadFailed | None = None
@@ -105,7 +112,7 @@ class Controller:
         self._reports.start(on_failure=self._break)
         threads.start(self._keep_lease, name="elasticflow-lease", job="keeps the lease", on_failure=self._break)
         while not self._stopped.is_set():
-            self._wake.wait(_TICK_S)
+            self._wake.wait(self._rest_s())
             self._stopped.wait(_COALESCE_S)
             self._wake.clear()
             if not self._lease.is_mine:
@@ -141,6 +148,7 @@ class Controller:
     def _stand_by(self) -> None:
         """Ask no workers, as only the controller that acts does so; and begin afresh when it acts again."""
         self._pauses.clear()
+        self._arrivals = Arrivals()
         if self._asks_since is not None:
             self._asks_since = None
             self._reports.follow({})
@@ -159,12 +167,16 @@ class Controller:
                 self._wake.set()
             self._stopped.wait(self._renew_s)
 
+    def _rest_s(self) -> float:
+        """How long it may wait until it looks again."""
+        if not self._arrivals.waiting:
+            return _TICK_S
+        return max(0.0, min(_TICK_S, self._arrivals.until - time.monotonic()))
+
     # ------------------------------------------------------------ look, decide, act
 
     def _look(self) -> None:
-        found = self._copies[kinds.JOBS].objects()
-        things = {reading.key_of(one): one for one in found if not one["metadata"].get("deletionTimestamp")}
-        now = time.time()
+        things, now = self._things(), time.time()
         self._forget_all_but(things.values(), now)
         pods, others = self._sorted_pods(things)
         self._ask(pods)
@@ -172,22 +184,39 @@ class Controller:
         jobs = self._read(things, pods, nodes)
         decisions = decide(list(jobs.values()), reading.nodes_of(nodes, others), now, policy=self._policy)
         self._metrics.decided(jobs, decisions)
-        failures = 0
-        for key in self._order(things, decisions):
-            if not self._lease.is_mine:
+        self._act_on_all(things, jobs, decisions, now)
+        self._metrics.looked(time.time())
+
+    def _things(self) -> dict[str, Json]:
+        """The jobs that count, by their keys: those that do not wait for others, and are not being deleted."""
+        found = self._copies[kinds.JOBS].objects()
+        things = {reading.key_of(one): one for one in found if not one["metadata"].get("deletionTimestamp")}
+        new = frozenset(one["metadata"]["uid"] for one in things.values() if not one.get("status"))
+        self._arrivals = arrive(self._arrivals, new, time.monotonic())
+        return {key: one for key, one in things.items() if one["metadata"]["uid"] not in self._arrivals.waiting}
+
+    def _act_on_all(
+        self, things: Mapping[str, Json], jobs: Mapping[str, Job], decisions: Mapping[str, Decision], now: float
+    ) -> None:
+        """Carry out all decisions, several at a time: what is done for a job needs nothing that is done for another."""
+        failures: list[ClusterFailed] = []
+
+        def act(key: str) -> None:
+            if _is_hopeless(failures) or self._stopped.is_set() or not self._lease.is_mine:
                 return
             if time.monotonic() < self._pause_of(things[key])[1]:
-                continue
+                return
             try:
                 self._act_patiently(things[key], jobs[key], decisions[key], now)
             except ClusterFailed as error:
-                failures += 1
-                if isinstance(error, ClusterAway) or failures == _MAX_FAILURES:
-                    logger.warning("the cluster cannot be changed now: %s", error)
-                    self._stopped.wait(_PAUSE_S)
-                    break
+                failures.append(error)
             self._metrics.lives(time.time())
-        self._metrics.looked(time.time())
+
+        with ThreadPoolExecutor(_NUM_THREADS, "elasticflow-acts") as pool:
+            list(pool.map(act, self._order(things, decisions)))
+        if _is_hopeless(failures):
+            logger.warning("the cluster cannot be changed now: %s", failures[-1])
+            self._stopped.wait(_PAUSE_S)
 
     def _order(self, things: Mapping[str, Json], decisions: Mapping[str, Decision]) -> list[str]:
         """Jobs that give room come before those that take it, and last of all those whose calls have failed before."""
@@ -223,9 +252,9 @@ class Controller:
         """Forget jobs other than these, and failures of a job that its user has changed since."""
         uids, versions = {one["metadata"]["uid"] for one in things}, set(map(reading.version_of, things))
         self._belongings.forget_all_but(uids)
+        self._teller.forget_all_but(uids)
         self._pauses = {version: pause for version, pause in self._pauses.items() if version in versions}
         self._refusals = {version: one for version, one in self._refusals.items() if now < one.until}
-        self._told = {uid: text for uid, text in self._told.items() if uid in uids}
 
     def _ask(self, pods: Mapping[str, list[Json]]) -> None:
         """Ask the workers in these pods from now on."""
@@ -265,7 +294,7 @@ class Controller:
         self._pauses[reading.version_of(thing)] = (pause_s, time.monotonic() + pause_s)
         logger.warning("%s waits for %.1f s: %s", job.key, pause_s, why)
         if is_told:
-            self._tell(thing, reason, why, kind="Warning")
+            self._teller.tell(thing, reason, why, kind="Warning")
 
     def _act(self, thing: Json, job: Job, decision: Decision, now: float) -> None:
         """Carry out a decision; see there for why in this order."""
@@ -291,7 +320,7 @@ class Controller:
                 raise
         if decision.delete or decision.create:
             logger.info("%s %s", job.key, decision.why)
-            self._tell(thing, "Resized", decision.why)
+            self._teller.tell(thing, "Resized", decision.why)
         if decision.remove:
             self._api.delete(kinds.JOBS, namespace, thing["metadata"]["name"], uid=thing["metadata"]["uid"])
 
@@ -335,56 +364,9 @@ class Controller:
         is_bad = phase is Phase.FAILED or bool(decision.record.why and not decision.record.is_over)
         text = decision.record.why or decision.why
         logger.info("%s is %s: %s", job.key, phase.value, text)
-        self._tell(thing, phase.value, text, kind="Warning" if is_bad else "Normal")
-
-    def _tell(self, thing: Json, reason: str, message: str, *, kind: str = "Normal") -> None:
-        """An event, which `kubectl describe` shows; the same one is not told twice in a row."""
-        meta = thing["metadata"]
-        if self._told.get(meta["uid"]) == reason + message:
-            return
-        self._told[meta["uid"]] = reason + message
-        now = reading.time_of(time.time())
-        about = {"apiVersion": API_VERSION, "kind": KIND, "name": meta["name"], "namespace": meta["namespace"]}
-        event = {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {"generateName": f"{meta['name']}.", "namespace": meta["namespace"]},
-            "involvedObject": {**about, "uid": meta["uid"], "resourceVersion": meta["resourceVersion"]},
-            "reason": reason,
-            "message": message[:1000],
-            "type": kind,
-            "count": 1,
-            "firstTimestamp": now[:19] + "Z",
-            "lastTimestamp": now[:19] + "Z",
-            "source": {"component": CONTROLLER},
-        }
-        try:
-            self._api.create(kinds.EVENTS, event)
-        except ClusterFailed as error:
-            logger.debug("an event was lost: %s", error)
+        self._teller.tell(thing, phase.value, text, kind="Warning" if is_bad else "Normal")
 
 
-class _Limiter:
-    """Lets so many calls pass in a second, and a number of them at once.
-
-    Args:
-        per_s: Calls in a second.
-        burst: Calls at once.
-        clock: Monotonic time in seconds.
-        sleep: Waits.
-    """
-
-    def __init__(
-        self, per_s: float, burst: float, *, clock: Callable[[], float], sleep: Callable[[float], object]
-    ) -> None:
-        self._per_s, self._burst, self._clock, self._sleep = per_s, burst, clock, sleep
-        self._left, self._at = burst, clock()
-
-    def wait(self) -> None:
-        """Wait until one more may be made."""
-        now = self._clock()
-        self._left = min(self._burst, self._left + (now - self._at) * self._per_s)
-        self._at = now
-        if self._left < 1:
-            self._sleep((1 - self._left) / self._per_s)
-        self._left -= 1
+def _is_hopeless(failures: Sequence[ClusterFailed]) -> bool:
+    """Whether calls that have failed in a look say that the others would fail, too."""
+    return len(failures) >= _MAX_FAILURES or any(isinstance(error, ClusterAway) for error in failures)

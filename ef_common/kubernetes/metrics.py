@@ -51,9 +51,10 @@ class Metrics:
         self.lives(now)
 
     def lives(self, now: float) -> None:
-        """It makes progress."""
+        """It makes progress. If it has lost its lease meanwhile, no more of that is expected."""
         with self._lock:
-            self._lived_at = now
+            if self._gauges["leads"]:
+                self._lived_at = now
 
     def decided(self, jobs: Mapping[str, Job], decisions: Mapping[str, Decision]) -> None:
         """What is there, and what shall be."""

@@ -1,5 +1,19 @@
 """Elastic jobs in a cluster of Kubernetes: two that share it, against gang scheduling; and one beside pods that serve.
 
+A third one loses a pod, with a spare and without one. The figures:
+
+* `cluster_makespan`: until two jobs that share the cluster have ended.
+* `cluster_pending_pod`: until the first pod of the second job runs, which has to be within two seconds. That is what
+  the controller is there for.
+* `cluster_pending`: until its first step. It is held against the same two seconds only to show what it costs to start a
+  process, which is nearly all imports. No controller can change that, so this figure cannot meet them.
+* `cluster_spare`: from the loss of one of two pods to the next step of two workers.
+* `cluster_serving`: from the creation of a pod that serves until it runs. `cluster_evicted` is the part of it that is
+  ours: from when the scheduler has told a pod of the training to go until that one has ended. `cluster_bound` is from
+  then until the scheduler has put the new one there; its own back-off is a second or more of this.
+* `cluster_lost`: steps that the training had to make again for that.
+* `cluster_idle`: the part of the time in which a slot has no pod.
+
 The control plane is a real one, on this machine. A node is a network namespace with one slot, and a pod is a process. A
 step is mostly a sleep, so six workers train as fast on two cores as elsewhere; imports are not, so pods take longer to
 start here than they would on nodes of their own. All that was seen is kept in `build/cluster.json`, of which
@@ -20,8 +34,8 @@ from typing import Any
 
 from ef_common.core.cluster import Policy
 from ef_common.kubernetes.reading import seconds
-from tests.benchmarks.cluster_lives import Lives, held, integral, steps_of, training
-from tests.benchmarks.figure import Figure, emit, is_quick, of_samples
+from tests.benchmarks.cluster_lives import WAITS, Lives, held, integral, steps_of, training, waits_of
+from tests.benchmarks.figure import Figure, emit, is_quick, of_samples, spread
 from tests.benchmarks.processes import ROOT
 from tests.faults.hosts import ENOUGH
 from tests.kubernetes.cluster import Cluster, Training, cluster, why_not
@@ -35,6 +49,11 @@ GUARD_S = 900.0
 SERVED_SLOTS, NUM_SERVING, NUM_WAVES = 4, 2, 2
 CALM_S, WAVE_S = 10.0, 30.0
 ENDLESS = {"epochs": 1000, "length": 3200, "step_sleep_s": 0.1, "stop": ENOUGH}
+LOSING = {**ENDLESS, "step_sleep_s": 0.05}
+STEPS_BEFORE = 100
+"""After so many steps of two workers, their spare has imported what it needs."""
+TARGET_SPARE = 0.25
+MOST_GONE_S, MOST_BOUND_S = 0.5, 1.0
 TARGET_MAKESPAN, MOST_PENDING_S, MOST_SERVING_S, MOST_IDLE = 0.75, 2.0, 1.5, 0.05
 
 Found = dict[str, Any]
@@ -134,6 +153,7 @@ def serving(cluster: Cluster) -> Found:
         "slots": SERVED_SLOTS,
         "seconds": round(end_s, 3),
         "serving": [round(row["running"] - (asked[row["name"]] - began), 3) for row in others],
+        "waits": waits_of(rows),
         "lost": len({event["step"] for event in events if event["kind"] == "step" and event["returned"]}),
         "longest_step": round(max(after - before for before, after in pairwise(times)), 3),
         "idle": round(1 - integral(held(rows), 0.0, end_s) / (SERVED_SLOTS * end_s), 4),
@@ -148,6 +168,29 @@ def _from_running(rows: list[Found]) -> list[Found]:
     return [{**row, "bound": row["running"]} for row in rows]
 
 
+# ------------------------------------------------------------ a spare
+
+
+def loss(cluster: Cluster, *, spares: int) -> Found:
+    """A job of two loses a pod, and goes on with one worker until there are two again."""
+    with _acting(cluster) as (_, folder):
+        job = Training(folder / "a", cluster, "a").submit(1, 2, options=LOSING, spares=spares)
+        before = job.wait_for_world(2)
+        job.wait_for_pods(2 + spares)
+        job.wait_for("start", 2 + spares)
+        job.wait_for_steps(STEPS_BEFORE)
+        killed_at = cluster.cut_off(job.members()[0])
+        after = job.wait_until(lambda _: _full_steps(job, before), "a step of two workers")
+        found = {"spares": spares, "full_again": round(min(after) - killed_at, 3), "load": os.getloadavg()}
+        job.finish()
+    return found
+
+
+def _full_steps(job: Training, before: int) -> list[float]:
+    """When two workers have made steps, in views later than this one."""
+    return [step["time"] for step in job.events("step", world_size=2) if step["generation"] > before]
+
+
 # ------------------------------------------------------------ all of it
 
 
@@ -157,7 +200,7 @@ def run(*, quick: bool) -> dict[str, Figure]:
         print(why)
         return {}
     num_rounds = 1 if quick else 3
-    kept: dict[str, list[Found]] = {"gang": [], "fair": [], "serving": []}
+    kept: dict[str, list[Found]] = {name: [] for name in ("gang", "fair", "serving", "spare", "no_spare")}
 
     def keep(name: str, measure: Callable[[], Found]) -> Found:
         found = measure()
@@ -178,6 +221,9 @@ def run(*, quick: bool) -> dict[str, Figure]:
     with cluster(dict.fromkeys(range(1, SERVED_SLOTS + 1), 1)) as four:
         for _ in range(num_rounds):
             keep("serving", lambda: serving(four))
+        for _ in range(num_rounds):
+            keep("spare", lambda: loss(four, spares=1))
+            keep("no_spare", lambda: loss(four, spares=0))
     return _figures(kept)
 
 
@@ -189,11 +235,18 @@ def _figures(kept: dict[str, list[Found]]) -> dict[str, Figure]:
     makespan = of_samples(of("fair", "makespan"), of("gang", "makespan"), target=TARGET_MAKESPAN, unit="s", gang=gang)
     served = [one for found in kept["serving"] for one in found["serving"]]
     details = {what: of("serving", what) for what in ("not_training_or_serving", "longest_step")}
+    parts = {what: [waits[what] for found in kept["serving"] for waits in found["waits"]] for what in WAITS}
+    others = {what: spread(parts[what]) for what in ("told", "started")}
     return {
         "cluster_makespan": makespan,
         "cluster_pending": of_samples(of("fair", "pending"), [MOST_PENDING_S], target=1.0, unit="s"),
         "cluster_pending_pod": of_samples(of("fair", "pod_pending"), [MOST_PENDING_S], target=1.0, unit="s"),
-        "cluster_serving": of_samples(served, [MOST_SERVING_S], target=1.0, unit="s"),
+        "cluster_spare": of_samples(
+            of("spare", "full_again"), of("no_spare", "full_again"), target=TARGET_SPARE, unit="s"
+        ),
+        "cluster_serving": of_samples(served, [MOST_SERVING_S], target=1.0, unit="s", **others),
+        "cluster_evicted": of_samples(parts["gone"], [MOST_GONE_S], target=1.0, unit="s"),
+        "cluster_bound": of_samples(parts["bound"], [MOST_BOUND_S], target=1.0, unit="s"),
         "cluster_lost": Figure(sum(of("serving", "lost")), 1.0, 0.0, "steps"),
         "cluster_idle": of_samples(of("serving", "idle"), [MOST_IDLE], target=1.0, unit="share", **details),
     }

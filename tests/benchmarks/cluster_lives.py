@@ -115,6 +115,34 @@ def _since(value: Any, since: float) -> Any:
     return round(value - since, 3) if isinstance(value, float) else value
 
 
+# ------------------------------------------------------------ who has waited for whom
+
+
+WAITS = ("told", "gone", "bound", "started")
+"""Until a pod was told to go, until it had ended, until the new one had its node, and until that one ran."""
+
+
+def waits_of(rows: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
+    """What each pod that serves has waited for after its creation, one wait after the other, in seconds.
+
+    Those for which no pod of a training had to go are left out.
+    """
+    return [waits for row in rows if not row["job"] and (waits := _waits_of(row, rows))]
+
+
+def _waits_of(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> dict[str, float] | None:
+    if row["running"] is None:
+        return None
+    on_its_node = [one for one in rows if one["job"] and one["node"] == row["node"]]
+    ended = [one for one in on_its_node if None not in (one["told"], one["ended"]) and one["told"] >= row["created"]]
+    went = [(one["ended"], one["told"]) for one in ended if one["ended"] <= row["bound"]]
+    if not went:
+        return None
+    ended_at, told_at = max(went)
+    times = row["created"], told_at, ended_at, row["bound"], row["running"]
+    return {what: round(after - before, 3) for what, (before, after) in zip(WAITS, pairwise(times), strict=True)}
+
+
 # ------------------------------------------------------------ slots over time
 
 

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("lightkube")
 
-from tests.benchmarks.cluster_lives import difference, held, integral, training
+from tests.benchmarks.cluster_lives import difference, held, integral, training, waits_of
 
 
 def test_slots_are_held_from_the_binding_to_the_end() -> None:
@@ -28,3 +28,22 @@ def test_slot_seconds_lie_under_the_steps(begin: float, end: float, expected: fl
 
 def test_difference_is_what_one_number_has_more_than_the_other() -> None:
     assert difference([(1.0, 2), (5.0, 0)], [(2.0, 1), (6.0, 0)]) == [(1.0, 2), (2.0, 1), (5.0, 0), (6.0, 0)]
+
+
+def test_pod_that_serves_waits_for_the_one_that_went_from_its_node() -> None:
+    def row(job: str, node: str, *times: float | None) -> dict[str, object]:
+        return {"job": job, "node": node} | dict(
+            zip(("created", "bound", "running", "told", "ended"), times, strict=True)
+        )
+
+    rows = [
+        row("a", "n1", 0.0, 0.0, 1.0, 5.0, 9.0),  # for somebody else, earlier
+        row("a", "n1", 10.0, 10.0, 11.0, 20.5, 22.5),
+        row("a", "n1", 30.0, 30.0, 31.0, 40.0, 41.0),  # later
+        row("a", "n2", 0.0, 0.0, 1.0, 20.5, 21.0),  # elsewhere
+        row("a", "n1", 0.0, 0.0, 1.0, None, None),
+        row("", "n1", 20.0, 23.5, 23.75, None, None),
+        row("", "n3", 20.0, 20.5, 20.75, None, None),  # its node was free
+        row("", "", 20.0, None, None, None, None),
+    ]
+    assert waits_of(rows) == [{"told": 0.5, "gone": 2.0, "bound": 1.0, "started": 0.25}]

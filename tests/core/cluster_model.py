@@ -13,6 +13,8 @@ from ef_common.core.cluster.state import FINISHED, LEFT
 GPU = "gpu"
 ONE = {GPU: 1}
 GRACE_S = 30.0
+NUM_AT_A_TIME = 3
+"""On so many jobs a controller acts at a time."""
 
 
 @dataclass(slots=True)
@@ -155,13 +157,14 @@ class Cluster:
         return decisions
 
     def step(self, controller: Controller) -> bool:
-        """One call of what it has to do."""
+        """One call of what it has to do for one of the jobs that it acts on at a time."""
         while controller.todo:
+            one = self.random.choice(controller.todo[:NUM_AT_A_TIME])
             try:
-                next(controller.todo[0])
+                next(one)
                 return True
             except StopIteration:
-                controller.todo.pop(0)
+                controller.todo.remove(one)
         return False
 
     def _act(self, job: Job, version: int, decision: Decision) -> Iterator[object]:

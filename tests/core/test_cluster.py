@@ -700,7 +700,7 @@ def test_no_schedule_breaks_a_limit_and_each_one_comes_to_rest_with_its_shares(p
 
 
 def test_no_schedule_breaks_a_limit_if_trainings_choose_their_sizes_and_have_spares() -> None:
-    check_schedules(NUM_SCHEDULES // 3, num_controllers=2, autoscales=True)
+    check_schedules(NUM_SCHEDULES // 2, num_controllers=2, autoscales=True)
 
 
 @pytest.mark.thorough

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from ef_common.errors import ClusterFailed, ClusterNotFound
@@ -184,6 +185,19 @@ class Cluster:
             if not pod["metadata"].get("deletionTimestamp")
         }
 
+    def processes_of(self, pod: str) -> set[int]:
+        """The processes of a pod that runs."""
+        process = psutil.Process(self.kubelets.process_of(pod).pid)
+        return {process.pid, *(child.pid for child in process.children(recursive=True))}
+
+    def cut_off(self, pod: str) -> float:
+        """Kill all of a pod at once, as a worker whose agent ends would leave gently; the time of the day."""
+        killed_at = time.time()
+        for process in self.processes_of(pod):
+            with contextlib.suppress(ProcessLookupError):  # it went with its parent
+                os.kill(process, signal.SIGKILL)
+        return killed_at
+
     def events(self, job: str) -> list[str]:
         """What the controller has told of a job."""
         found, _ = self.api.list(EVENTS, _HERE)
@@ -290,6 +304,13 @@ class Training(Run):
         self._cluster.wait_until(
             lambda: list(self._cluster.pods(self.name).values()) == ["Running"] * number, f"{number} pods"
         )
+
+    def members(self) -> list[str]:
+        """Pods whose workers are in the newest view; the others are spares, or have not joined yet."""
+        view = self.events("view")[-1]
+        pids = {event["pid"] for event in self.events("start") if event["worker"] in view["members"]}
+        running = [pod for pod, phase in self._cluster.pods(self.name).items() if phase == "Running"]
+        return [pod for pod in running if pids & self._cluster.processes_of(pod)]
 
     def finish(self) -> None:
         """The training is enough: it ends well, and with it the job."""

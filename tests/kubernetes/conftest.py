@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ef_common.core.cluster import arrivals
 from ef_common.kubernetes import controller as controllers
 from ef_common.kubernetes import watching
 from ef_common.kubernetes.kinds import NODES
@@ -47,6 +48,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> MemoryApi:
     monkeypatch.setattr(controllers, "_TICK_S", 0.02)
     monkeypatch.setattr(controllers, "_COALESCE_S", 0.0)
     monkeypatch.setattr(controllers, "_CALLS_PER_S", 1e6)
+    monkeypatch.setattr(arrivals, "QUIET_S", 0.0)
     monkeypatch.setattr(watching, "_PAUSES_S", (0.01, 0.05))
     api = MemoryApi()
     api.create(NODES, node("n1", 4))

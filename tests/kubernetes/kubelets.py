@@ -92,7 +92,6 @@ class Kubelets:
         self._threads: list[threading.Thread] = []
         self._names: dict[str, list[str]] = {}
         self.dead: set[int] = set()
-        self.gone_after_s: dict[str, float] = {}
 
     def __enter__(self) -> Kubelets:
         for node in self._gpus:
@@ -215,14 +214,12 @@ class Kubelets:
     def _end(self, pod: dict[str, Any]) -> None:
         meta = pod["metadata"]
         process = self._processes.get(meta["uid"])
-        began = time.monotonic()
         if process is not None and process.poll() is None:
             process.send_signal(signal.SIGTERM)
             try:
                 process.wait(max(meta.get("deletionGracePeriodSeconds") or 0, 0.01))
             except subprocess.TimeoutExpired:
                 _kill(process)
-        self.gone_after_s[meta["name"]] = time.monotonic() - began
 
         def delete() -> Json:
             with contextlib.suppress(ClusterConflict):  # it has gone, and another one has its name

@@ -4,6 +4,8 @@ It is an HTTP server that forwards each call. A call that changes objects never 
 answer never gets back the second time: either way, the controller dies. So each call is tried by one controller that
 dies before it, and made by one that dies after it, and there is no state in which none has died. Objects that are there
 are made or applied by each controller that starts, which from the third time on does not die of that.
+
+A call that is under way when the controller dies may still be made after that.
 """
 
 from __future__ import annotations

@@ -11,13 +11,13 @@ from urllib.error import HTTPError
 
 import pytest
 
-from ef_common.core.cluster import Decision, Doom, Policy, Record
+from ef_common.core.cluster import Decision, Doom, Policy, Record, arrivals
 from ef_common.core.cluster.state import LEFT
 from ef_common.errors import ClusterNotFound
 from ef_common.kubernetes import asking, reading
 from ef_common.kubernetes import controller as controllers
 from ef_common.kubernetes.controller import Controller
-from ef_common.kubernetes.kinds import BUDGETS, EVENTS, JOBS, LEASES, NODES, PODS, POLICIES, SECRETS, SERVICES
+from ef_common.kubernetes.kinds import BUDGETS, EVENTS, JOBS, LEASES, NODES, PODS, POLICIES, SECRETS, SERVICES, Kind
 from ef_common.kubernetes.lease import DURATION_S, Lease
 from ef_common.kubernetes.metrics import ALIVE_S, Metrics, Page
 from ef_common.kubernetes.resource import CONTROLLER, JOB_LABEL, METRICS_PORT, UID_LABEL
@@ -117,11 +117,18 @@ def test_job_without_a_network_policy_gets_none(api: MemoryApi, acting: Acting) 
 
 
 @pytest.mark.parametrize("unknown", ["", "policy/v1"])
-def test_minimum_of_a_job_stays_when_a_node_is_drained(api: MemoryApi, acting: Acting, unknown: str) -> None:
+def test_minimum_of_a_job_stays_when_a_node_is_drained(
+    api: MemoryApi, acting: Acting, monkeypatch: pytest.MonkeyPatch, unknown: str
+) -> None:
     api.unknown.add(unknown)
     api.create(JOBS, job(low=2))
     poll_until(lambda: len(pods(api)) == 4)
     budget = api.get(BUDGETS, "here", own_name(api))
+    asked = list[str]()
+    monkeypatch.setattr(api, "apply", lambda kind, thing: asked.append(kind.api_version))
+    api.create(JOBS, job("b", low=2))
+    poll_until(lambda: asked)
+    assert asked == [budget["apiVersion"]]  # as it is known by now
     meta = api.get(JOBS, "here", "a")["metadata"]
     assert budget["apiVersion"] == ("policy/v1beta1" if unknown else "policy/v1")
     assert budget["spec"] == {"minAvailable": 2, "selector": {"matchLabels": {JOB_LABEL: "a", UID_LABEL: meta["uid"]}}}
@@ -390,7 +397,7 @@ def test_controller_forgets_jobs_that_have_gone(api: MemoryApi, monkeypatch: pyt
 
     def known() -> list[int]:
         belongings = controller._belongings._kept
-        return list(map(len, (controller._pauses, controller._refusals, controller._told, belongings)))
+        return list(map(len, (controller._pauses, controller._refusals, controller._teller._told, belongings)))
 
     controller._look()
     assert known() == [1, 1, 1, 1]
@@ -423,10 +430,11 @@ def test_controller_that_takes_long_for_many_jobs_does_not_hang(api: MemoryApi) 
     assert len(lived) == 3 + 1
 
 
-@pytest.mark.parametrize(("trouble", "most"), [("away", 1), ("failing", controllers._MAX_FAILURES)])
+@pytest.mark.parametrize(("trouble", "fewest"), [("away", 1), ("failing", controllers._MAX_FAILURES)])
 def test_api_server_in_trouble_is_left_alone_for_a_while(
-    api: MemoryApi, monkeypatch: pytest.MonkeyPatch, trouble: str, most: int
+    api: MemoryApi, monkeypatch: pytest.MonkeyPatch, trouble: str, fewest: int
 ) -> None:
+    most = fewest + controllers._NUM_THREADS - 1  # the other calls were under way
     monkeypatch.setattr(controllers, "_PAUSE_S", 0.0)
     names = [f"j{number}" for number in range(3 * controllers._MAX_FAILURES)]
     for name in names:
@@ -436,12 +444,13 @@ def test_api_server_in_trouble_is_left_alone_for_a_while(
         api.down = True
     api.failing = {f"replace elasticjobs {name}": "etcdserver: request timed out" for name in names}
     before, told = api.num_failed, list[str]()
-    monkeypatch.setattr(controller, "_tell", lambda thing, reason, message, **_: told.append(message))
+    monkeypatch.setattr(controller._teller, "tell", lambda thing, reason, message, **_: told.append(message))
     controller._look()
-    assert api.num_failed - before == most
-    assert len(told) == (0 if trouble == "away" else most)  # an event could not be written, either
+    first = api.num_failed - before
+    assert fewest <= first <= most
+    assert len(told) == (0 if trouble == "away" else first)  # an event could not be written, either
     controller._look()
-    assert len(controller._pauses) == 2 * most  # others have had their turn
+    assert 2 * fewest <= len(controller._pauses) <= 2 * most  # others have had their turn
     api.down, api.failing = False, {}
     controller._stand_by()
     controller._look()
@@ -457,6 +466,111 @@ def test_controller_that_loses_its_lease_in_an_outage_does_not_hang(api: MemoryA
         assert not acting.metrics.hangs(time.time() + ALIVE_S + 1)
     finally:
         acting.stop()
+
+
+def test_jobs_that_come_together_are_decided_on_together(api: MemoryApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrivals, "QUIET_S", 60.0)
+    monkeypatch.setattr(arrivals, "PATIENCE_S", 60.0)
+    controller = looking(api)
+    assert controller._rest_s() == controllers._TICK_S
+    for names in ("ab", "c"):
+        for name in names:
+            api.create(JOBS, job(name))
+        read_all(controller)
+        controller._look()
+        assert pods(api) == []
+    monkeypatch.setattr(arrivals, "QUIET_S", 0.0)
+    assert controller._rest_s() == 0.0
+    before = len(api.calls)
+    controller._look()
+    assert [name[0] for name in pods(api)] == ["a", "a", "b", "c"]
+    assert not [call for call in api.calls[before:] if call.startswith("delete")]
+    assert controller._rest_s() == controllers._TICK_S
+
+
+def test_controller_that_stands_by_knows_of_no_jobs_that_wait(api: MemoryApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrivals, "QUIET_S", 60.0)
+    for name in ("a", "b"):
+        api.create(JOBS, job(name))
+    controller = looking(api)
+    controller._look()
+    assert controller._arrivals.waiting
+    controller._stand_by()
+    monkeypatch.setattr(arrivals, "QUIET_S", 0.0)
+    assert controller._rest_s() == controllers._TICK_S
+
+
+def test_jobs_on_which_another_controller_has_decided_do_not_wait(
+    api: MemoryApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        api.create(JOBS, job(name, high=1))
+    first = looking(api)
+    first._look()
+    first._lease.give_up()
+    api.remove(PODS, "here", "b-0")
+    monkeypatch.setattr(arrivals, "QUIET_S", 60.0)
+    looking(api)._look()
+    assert pods(api) == ["a-0", "b-0"]
+
+
+def test_job_that_comes_alone_does_not_wait(api: MemoryApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrivals, "QUIET_S", 60.0)
+    monkeypatch.setattr(arrivals, "PATIENCE_S", 60.0)
+    api.create(JOBS, job(high=1))
+    controller = looking(api)
+    controller._look()
+    assert pods(api) == ["a-0"]
+
+
+def test_jobs_wait_only_for_a_moment_although_nothing_else_happens(
+    api: MemoryApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controllers, "_TICK_S", 600.0)
+    monkeypatch.setattr(arrivals, "QUIET_S", 0.1)
+    for name in ("a", "b"):
+        api.create(JOBS, job(name, high=1))
+    acting = Acting(api)
+    try:
+        poll_until(lambda: pods(api) == ["a-0", "b-0"])
+    finally:
+        acting.stop()
+
+
+def test_several_jobs_are_acted_on_at_a_time(api: MemoryApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"j{number}" for number in range(controllers._NUM_THREADS)]
+    api.create(NODES, node("n2", len(names)))
+    for name in names:
+        api.create(JOBS, job(name, high=1))
+    together, create = threading.Barrier(len(names)), api.create
+
+    def wait_and_create(kind: Kind, thing: Any) -> Any:
+        if kind is PODS:
+            together.wait(30.0)  # or it fails
+        return create(kind, thing)
+
+    monkeypatch.setattr(api, "create", wait_and_create)
+    controller = looking(api)
+    controller._look()
+    assert pods(api) == [f"{name}-0" for name in names]
+
+
+def test_controller_that_is_no_longer_the_one_that_acts_begins_with_no_other_job(
+    api: MemoryApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"j{number}" for number in range(3 * controllers._NUM_THREADS)]
+    for name in names:
+        api.create(JOBS, job(name, high=1))
+    controller, replace = looking(api), api.replace
+
+    def lose_lease(kind: Kind, thing: Any, **options: Any) -> Any:
+        controller._lease._renewed_at = None
+        return replace(kind, thing, **options)
+
+    monkeypatch.setattr(api, "replace", lose_lease)
+    controller._look()
+    begun = [one for one in api.list(JOBS)[0] if one.get("status")]
+    assert 1 <= len(begun) <= controllers._NUM_THREADS
 
 
 def test_only_one_of_two_controllers_acts_and_the_other_one_takes_over(api: MemoryApi) -> None:
@@ -677,9 +791,21 @@ def test_page_says_whether_the_controller_lives() -> None:
         assert ask("/readyz")[0] == 503
         ready.set()
         assert ask("/readyz") == (200, "ok\n")
+        metrics.leads(True)
         metrics.looked(time.time() - ALIVE_S - 1)
         assert ask("/healthz") == (503, "it hangs\n")
         assert "elasticflow_controller_looks_total 1" in ask("/metrics")[1]
         assert ask("/else")[0] == 404
     finally:
         page.stop()
+
+
+def test_controller_that_ends_its_calls_after_it_has_lost_its_lease_does_not_hang_later() -> None:
+    metrics = Metrics()
+    metrics.leads(True)
+    metrics.lives(100.0)
+    assert metrics.hangs(100.0 + ALIVE_S + 1)
+    metrics.leads(False)
+    metrics.lives(101.0)
+    metrics.looked(102.0)
+    assert not metrics.hangs(102.0 + ALIVE_S + 1)

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 import pytest
 
@@ -115,11 +116,16 @@ def test_two_controllers_that_act_at_once_do_no_harm(training: Training, cluster
 # ---------------------------------------------------------------- a controller dies at each of its calls
 
 
-def test_controller_that_dies_at_each_of_its_calls_leaves_nothing_undone(training: Training, cluster: Cluster) -> None:
+def test_controller_that_dies_at_each_of_its_calls_leaves_nothing_undone(
+    training: Training, cluster: Cluster, tmp_path: Path
+) -> None:
+    """It acts on two jobs at a time, so one of them loses its controller at a call for the other one."""
     cluster.stop_controllers()
+    other = Training(tmp_path / "b", cluster, "b")
     with striking(cluster.plane.address, lambda: cluster.controllers[-1].kill()) as striker:
         training.submit(1, 2, command=IDLE, ttlSecondsAfterFinished=0)
-        live_until(cluster, striker, lambda: runs(cluster, "a-0", "a-1"))
+        other.submit(1, 1, command=IDLE, ttlSecondsAfterFinished=0)
+        live_until(cluster, striker, lambda: runs(cluster, "a-0", "a-1", "b-0"))
         (kept,) = (pod["metadata"]["uid"] for pod in pods(cluster) if pod["metadata"]["name"] == "a-0")
         assert cluster.status("a")["starts"] == 1
 
@@ -129,11 +135,12 @@ def test_controller_that_dies_at_each_of_its_calls_leaves_nothing_undone(trainin
             return True
 
         cluster.elasticflow("scale", "a", "1")
-        live_until(cluster, striker, lambda: has_its_minimum() and runs(cluster, "a-0"))
+        live_until(cluster, striker, lambda: has_its_minimum() and runs(cluster, "a-0", "b-0"))
         cluster.elasticflow("scale", "a", "2")
-        live_until(cluster, striker, lambda: has_its_minimum() and runs(cluster, "a-0", "a-1"))
+        live_until(cluster, striker, lambda: has_its_minimum() and runs(cluster, "a-0", "a-1", "b-0"))
         assert (cluster.status("a")["starts"], cluster.status("a")["crashes"]) == (1, 0)
-        (training.directory / OVER).touch()
+        for job in (training, other):
+            (job.directory / OVER).touch()
         live_until(cluster, striker, lambda: not cluster.api.list(JOBS)[0])
     cluster.wait_until(lambda: not pods(cluster), "the end of its pods")
     for died in (striker.lost, striker.unanswered):
@@ -149,14 +156,15 @@ CALLS = {
 
 def pods(cluster: Cluster) -> list[Json]:
     found = cluster.api.list(PODS, "default")[0]
-    assert {pod["metadata"]["name"] for pod in found} <= {"a-0", "a-1"}, "more than the maximum"
+    assert {pod["metadata"]["name"] for pod in found} <= {"a-0", "a-1", "b-0"}, "more than the maximum"
     return found
 
 
 def runs(cluster: Cluster, *names: str) -> bool:
-    """Whether these pods run, no others are there, and the job says so."""
+    """Whether these pods run, no others are there, and the jobs say so."""
     found = [(pod["metadata"]["name"], pod["status"]["phase"]) for pod in pods(cluster)]
-    return sorted(found) == [(name, "Running") for name in names] and cluster.status("a").get("running") == len(names)
+    running = sum(cluster.status(job).get("running", 0) for job in ("a", "b"))
+    return sorted(found) == [(name, "Running") for name in names] and running == len(names)
 
 
 def live_until(cluster: Cluster, striker: Striker, condition: Callable[[], bool]) -> None:

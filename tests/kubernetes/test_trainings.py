@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 from typing import Any
 
-import psutil
 import pytest
 
 pytest.importorskip("lightkube")
@@ -83,12 +79,9 @@ def test_spare_takes_the_place_of_a_worker_that_is_lost(training: Training, clus
     training.wait_for("start", 3)
     training.wait_for_steps(100)  # the spare is ready then
     view = training.events("view")[-1]
-    members = {event["pid"] for event in training.events("start") if event["worker"] in view["members"]}
-    victims = [pod for pod in cluster.pods("a") if members & processes_of(cluster, pod)]
+    victims = training.members()
     assert len(victims) == 2
-    killed_at = time.time()
-    for process in processes_of(cluster, victims[0]):  # all at once: a worker whose agent ends would leave gently
-        os.kill(process, signal.SIGKILL)
+    killed_at = cluster.cut_off(victims[0])
     training.wait_for_world(2, after=view["generation"])
     (newest,) = set(training.events("view")[-1]["members"]) - set(view["members"])
     (start,) = training.events("start", worker=newest)
@@ -114,11 +107,6 @@ def test_straggler_is_replaced_by_a_pod_that_is_asked_for(training: Training, cl
     assert cluster.status("a")["crashes"] == 0
     check_gentle(training)
     training.finish()
-
-
-def processes_of(cluster: Cluster, pod: str) -> set[int]:
-    process = psutil.Process(cluster.kubelets.process_of(pod).pid)
-    return {process.pid, *(child.pid for child in process.children(recursive=True))}
 
 
 def test_node_is_drained_as_long_as_the_minimum_stays(training: Training, cluster: Cluster) -> None:

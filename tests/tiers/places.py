@@ -61,7 +61,10 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "ef_common/data/torch_stream.py": ("tests/test_streams.py", "tests/faults/test_streams.py"),
     "ef_common/demo": ("tests/demo",),
     "ef_common/horovod": ("tests/horovod", "tests/collectives", "tests/faults/test_horovodrun.py"),
-    "ef_common/core/cluster": ("tests/core/test_cluster.py", "tests/core/test_cluster_report.py", "tests/kubernetes"),
+    "ef_common/core/cluster": (
+        *("tests/core/test_cluster.py", "tests/core/test_cluster_report.py", "tests/core/test_arrivals.py"),
+        "tests/kubernetes",
+    ),
     "ef_common/kubernetes": ("tests/kubernetes",),
     "ef_common/cli/kubernetes.py": ("tests/kubernetes", "tests/cli"),
     "ef_common/launch/kubeflow.py": ("tests/launch", "tests/kubernetes/kubeflow"),
