@@ -1,0 +1,88 @@
+"""Where the job is led, as far as a coordinator knows."""
+
+from __future__ import annotations
+
+import pytest
+
+from ef_common.core.doors import LOOK, PROMISE
+from ef_common.core.membership import (
+    Challenged,
+    Ended,
+    FailedElsewhere,
+    Forming,
+    Gathering,
+    Idle,
+    Membership,
+    Outranked,
+    Serving,
+    Shortage,
+)
+from ef_common.core.view import Member, View
+from ef_common.protocol import wire
+from ef_common.protocol.leadership import Leadership, why_out
+from ef_common.protocol.peer import Peer
+
+VIEW = View(3, (Member("a", "na", "10.0.0.1", standby=7), Member("b", "nb", "10.0.0.2", standby=8)))
+SERVING = Serving(generation=3, view=VIEW)
+HELD = Serving(generation=3, view=VIEW, shortage=Shortage("1 of 2"))
+
+
+@pytest.mark.parametrize(
+    ("name", "leads", "state", "heard", "leader"),
+    [
+        ("a", False, SERVING, Outranked(False), ""),
+        ("a", False, HELD, Outranked(False), "h:1"),  # workers may find others there
+        ("z", False, SERVING, Challenged(), ""),
+        ("z", True, SERVING, Outranked(True), "h:1"),
+        ("m", True, SERVING, None, ""),  # its own news
+    ],
+)
+def test_news_of_another_coordinator(name: str, leads: bool, state: Membership, heard: object, leader: str) -> None:
+    known = Leadership("m", "")
+    assert known.heed(name, "h", wire.Follow(1, leads), state) == heard
+    assert known.leader == leader
+    seek = wire.Seek("", LOOK)
+    answer = known.answer(Peer("", 0.0), seek, Idle(), 0.0)
+    assert isinstance(answer, wire.Standing)
+    assert answer.leader == ("h:1" if leads and leader else "")
+
+
+def test_failure_elsewhere_is_heeded_from_anybody() -> None:
+    known = Leadership("m", "")
+    assert known.heed("m", "h", wire.Follow(1, True, "why"), SERVING) == FailedElsewhere("why")
+    assert known.leader == ""
+
+
+def test_job_is_handed_over_to_the_first_standby_on_another_node() -> None:
+    known = Leadership("m", "")
+    assert known.hand_over("na", SERVING)
+    assert known.leader == "10.0.0.2:8"
+    assert not known.hand_over("na", Forming())
+    assert not known.hand_over("na", Serving(generation=3, view=VIEW, closed=True))
+    assert not known.hand_over("na", Serving(view=View(3, VIEW.members[:1])))
+
+
+def test_agents_are_answered_by_who_may_lead() -> None:
+    known, agent = Leadership("m", "job"), Peer("", 0.0)
+    agent.member = Member("agent", "n", "")
+    assert isinstance(known.answer(agent, wire.Seek("h:1", PROMISE, "other"), Idle(), 0.0), wire.Error)
+    leads = known.answer(agent, wire.Seek("h:1", PROMISE, "job"), SERVING, 0.0)
+    assert isinstance(leads, wire.Standing)
+    assert (leads.leads, leads.granted, leads.over) == (True, False, False)
+    agent.may_lead = False
+    refused = known.answer(agent, wire.Seek("h:1", PROMISE), Idle(), 0.0)
+    assert isinstance(refused, wire.Standing)
+    assert (refused.granted, refused.doors) == (False, ("h:1",))  # that of the first question
+    agent.may_lead = True
+    granted = known.answer(agent, wire.Seek("h:1", PROMISE), Idle(), 0.0)
+    assert isinstance(granted, wire.Standing)
+    assert granted.granted
+
+
+def test_worker_is_out_if_the_newest_view_is_without_it_and_is_not_held_back() -> None:
+    assert why_out("a", SERVING) == ""
+    assert why_out("x", SERVING) == "view 3 is without it"
+    assert why_out("x", HELD) == ""
+    assert why_out("x", Forming()) == ""
+    assert why_out("x", Gathering(generation=3, since=0.0)) == ""
+    assert why_out("a", Ended(generation=3, failed="ValueError")) == "ValueError"

@@ -1,0 +1,63 @@
+"""What members publish reaches the others of their view."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+
+from ef_common.core.view import Member, View
+from ef_common.protocol import wire
+from ef_common.protocol.peer import Peer, Refusal
+from ef_common.protocol.relay import MAX_RELAYED_BYTES, MAX_VALUE_BYTES, Relay
+
+
+def members_of(number: int, generation: int = 3) -> tuple[View, list[Peer]]:
+    view = View(generation, tuple(Member(f"w{index:02}", f"n{index}", "") for index in range(number)))
+    peers = [Peer("", 0.0) for _ in range(number)]
+    for peer, worker in zip(peers, view.ids, strict=True):
+        peer.worker = worker
+    return view, peers
+
+
+def test_value_in_a_small_view_goes_to_the_others_at_once() -> None:
+    relay, (view, peers) = Relay(), members_of(3)
+    passed = relay.publish(peers[1], wire.Relay(3, "k", b"v"), view, 0.0)
+    assert passed == [(wire.Relayed(3, (("k", b"v"),)), ("w00", "w02"))]
+    assert relay.due == inf
+
+
+def test_values_in_a_large_view_are_gathered_and_lost_with_it() -> None:
+    relay, (view, peers) = Relay(), members_of(20)
+    for peer in peers[:2]:
+        assert relay.publish(peer, wire.Relay(3, "k", b"v"), view, 1.0) == []
+    assert relay.due == pytest.approx(1.0004)
+    assert relay.publish(peers[0], wire.Relay(3, "k", b"v"), view, 2.0) == []
+    assert relay.due == pytest.approx(1.0004)  # the first one waits no longer
+    relay.clear()
+    assert relay.due == inf
+    assert relay.pass_on(view) == []
+    relay.publish(peers[0], wire.Relay(3, "k", b"v"), view, 3.0)
+    assert relay.pass_on(None) == []
+    assert relay.pass_on(view) == []
+
+
+def test_value_for_another_view_or_of_no_member_goes_to_nobody() -> None:
+    relay, (view, peers) = Relay(), members_of(3)
+    assert relay.publish(peers[0], wire.Relay(2, "k", b"v"), view, 0.0) == []
+    assert relay.publish(peers[0], wire.Relay(3, "k", b"v"), None, 0.0) == []
+    peers[0].worker = "x"
+    assert relay.publish(peers[0], wire.Relay(3, "k", b"v"), view, 0.0) == []
+
+
+def test_member_may_publish_a_bounded_number_of_bytes_in_each_view() -> None:
+    relay, (view, peers) = Relay(), members_of(2)
+    whole = wire.Relay(3, "k", bytes(MAX_VALUE_BYTES - 1))
+    for _ in range(MAX_RELAYED_BYTES // MAX_VALUE_BYTES):
+        relay.publish(peers[0], whole, view, 0.0)
+    with pytest.raises(Refusal, match="in one view"):
+        relay.publish(peers[0], wire.Relay(3, "", b"v"), view, 0.0)
+    with pytest.raises(Refusal):
+        relay.publish(peers[1], wire.Relay(3, "k", bytes(MAX_VALUE_BYTES)), view, 0.0)
+    after, _ = members_of(2, generation=4)
+    assert relay.publish(peers[0], wire.Relay(4, "k", b"v"), after, 0.0)

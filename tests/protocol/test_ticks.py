@@ -1,0 +1,39 @@
+"""When the membership machine is to look."""
+
+from __future__ import annotations
+
+from math import inf
+
+from ef_common.core.membership import Arrived, Forming, Idle, Settings, decide
+from ef_common.core.view import Member
+from ef_common.protocol.ticks import Probes, Ticks
+
+SETTINGS = Settings(min_nodes=1, last_call_s=2.0)
+WAITING = decide(Forming(), Arrived(Member("w", "n", "")), 5.0, SETTINGS)[0]
+
+
+def test_each_deadline_is_taken_once() -> None:
+    ticks = Ticks()
+    ticks.arm(WAITING, SETTINGS)
+    assert ticks.due == 7.0
+    assert [ticks.take(now) for now in (6.9, 7.0, 8.0)] == [False, True, False]
+    ticks.arm(WAITING, SETTINGS)  # it is the same
+    assert ticks.due == inf
+    ticks.arm(Idle(), SETTINGS)
+    ticks.arm(WAITING, SETTINGS)
+    assert ticks.due == 7.0
+
+
+def test_arrival_before_the_first_view_is_looked_at_soon_and_the_deadline_stays() -> None:
+    ticks = Ticks()
+    ticks.arm(WAITING, SETTINGS)
+    ticks.arrived(WAITING)
+    assert ticks.soon
+    assert [ticks.take(now) for now in (5.0, 5.0)] == [True, False]
+    assert ticks.due == 7.0
+
+
+def test_nobody_is_probed_while_nobody_is_missing() -> None:
+    probes = Probes()
+    assert probes.look(WAITING, 1.0) == []
+    assert probes.due == inf
