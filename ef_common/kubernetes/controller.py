@@ -212,7 +212,7 @@ class Controller:
                 failures.append(error)
             self._metrics.lives(time.time())
 
-        with ThreadPoolExecutor(_NUM_THREADS, "elasticflow-acts") as pool:
+        with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="elasticflow-acts") as pool:
             list(pool.map(act, self._order(things, decisions)))
         if _is_hopeless(failures):
             logger.warning("the cluster cannot be changed now: %s", failures[-1])
