@@ -7,7 +7,6 @@ are checked as those of any log are, and their number and size are limited.
 from __future__ import annotations
 
 import json
-import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -141,7 +140,6 @@ def _ask(api: Api, namespace: str, container: str, command: list[str], place: Pa
     try:
         return _keep(_lines(api.run(namespace, pod, container, command)), folder)
     except (ClusterFailed, EventLogError) as error:
-        shutil.rmtree(folder)
         return str(error).replace(f"{folder}/", "")
 
 

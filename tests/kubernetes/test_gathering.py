@@ -251,7 +251,9 @@ def test_report_is_one_page_and_is_audited_if_nothing_is_missing(
     assert "here/a" in page
     found = json.loads(report(monkeypatch, api, "--json").stdout)
     assert (found["audit"]["ok"], found["figures"]["world_size"], found["run"]) == (True, 3, "here/a")
-    assert json.loads(report(monkeypatch, api, "--json", "--no-audit").stdout)["audit"]["ok"] is None
+    unaudited = json.loads(report(monkeypatch, api, "--json", "--no-audit", "--run-dir=/there").stdout)
+    assert (unaudited["audit"]["ok"], unaudited["audit"]["why"]) == (None, "The audit was left out (--no-audit).")
+    assert api.asked[-1][1] == ["elasticflow", "logs", "--json", "/there"]
 
 
 def test_report_without_some_logs_says_so_and_is_no_violation(
