@@ -116,6 +116,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Sec-WebSocket-Accept", accept.decode() if isinstance(accept, bytes) else accept)
         self.send_header("Sec-WebSocket-Protocol", _PROTOCOL)
         self.end_headers()
+        try:
+            self._pass_on(process)
+        except OSError:  # whoever has asked has gone
+            process.kill()
+        process.wait()
+
+    def _pass_on(self, process: subprocess.Popen[bytes]) -> None:
         socket, lock = Connection(ConnectionType.SERVER), threading.Lock()
 
         def pass_on(channel: int, chunks: Iterator[bytes]) -> None:

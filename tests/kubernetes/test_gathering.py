@@ -161,6 +161,7 @@ def test_many_missing_workers_are_told_in_short() -> None:
         (b"".join(line(f"w{number}") for number in range(40)), "more than 30 workers"),
         (line("w") * 5000, "larger than 0 MiB"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "log",
 )
 def test_pod_that_lies_spoils_only_its_own_log(
     api: Logged, run: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: bytes, why: str
