@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -228,9 +229,12 @@ def test_report_has_the_logs_of_all_pods_and_says_which_are_gone(training: Train
     assert {lane["host"] for lane in found["lanes"] if lane["how"] != "silent"} >= {"a-0", "a-1"}
     lines = cluster.call("report", "a", "--json").stderr.splitlines()
     assert lines[0].startswith("The event logs of these workers are missing, as no pod that runs has them: a-0-")
-    for folder in cluster.kubelets.outputs.glob("volumes/*/own"):
-        (folder / ENOUGH).touch()
-    training.wait_for_phase("Succeeded")
+    with ThreadPoolExecutor(1) as reader:
+        told = reader.submit(cluster.elasticflow, "logs", "--follow", "a")
+        for folder in cluster.kubelets.outputs.glob("volumes/*/own"):
+            (folder / ENOUGH).touch()
+        training.wait_for_phase("Succeeded")
+        assert {line.split("  ")[0] for line in told.result().splitlines()} == {"a-0", "a-1"}
     late = cluster.call("report", "a")
     assert (late.returncode, late.stdout) == (1, "")
     assert "no pod of a runs" in late.stderr
