@@ -24,7 +24,7 @@ from urllib.parse import quote
 
 from ef_common.errors import UsageError
 
-__all__ = ["MAX_LINE_BYTES", "VERSION", "EventLog", "EventLogError", "Record", "expand", "ranges", "read"]
+__all__ = ["MAX_LINE_BYTES", "VERSION", "EventLog", "EventLogError", "Record", "expand", "path_of", "ranges", "read"]
 
 VERSION = 1
 MAX_LINE_BYTES = 1 << 20
@@ -114,7 +114,7 @@ class EventLog:
         if not worker:
             raise EventLogError(f"A worker id is a non-empty string. Received: worker={worker!r}")
         self.worker = worker
-        self.path = None if run_dir is None else _path_of(Path(run_dir), worker)
+        self.path = None if run_dir is None else path_of(Path(run_dir), worker)
         self._fd: int | None = None
         self._dropping = run_dir is None
         self._listener = listener
@@ -290,7 +290,8 @@ def _unchecked(line: bytes, path: Path) -> Record:
     return record
 
 
-def _path_of(run_dir: Path, worker: str) -> Path:
+def path_of(run_dir: Path, worker: str) -> Path:
+    """The log of a worker in the directory of a run."""
     # Ids may hold ':' or '/': quoting keeps one file per id, inside the directory.
     return run_dir / "events" / f"{quote(worker, safe='')}.jsonl"
 
@@ -351,7 +352,7 @@ def _parse(line: bytes, file: Path) -> Record:
         raise ValueError(f"expected version v={VERSION}. Received: v={record.get('v')!r}")
     _require(record, _ENVELOPE_FIELDS)
     _require(record, _FIELDS.get(record["kind"], {}))
-    if _path_of(Path(), record["worker"]).name != file.name:
+    if path_of(Path(), record["worker"]).name != file.name:
         raise ValueError(f"a file holds the events of one worker. Received: worker={record['worker']!r}")
     _require(record, {name: check for name, check in _OPTIONAL_FIELDS.items() if name in record})
     return record

@@ -83,11 +83,8 @@ def check_command(words: list[str]) -> None:
             assert set(options(arguments[:start])) <= {"--dry-run", *SRUN}, "unknown option"
             check_command(arguments[start:])
         case ["elasticflow", ("slurm" | "yarn") as launcher, "submit", *arguments]:
-            submission = main.commands[launcher]
-            assert isinstance(submission, click.Group)
-            own = {name for parameter in submission.commands["submit"].params for name in parameter.opts}
             end = next(number for number, word in enumerate(arguments) if word.endswith(".py"))
-            assert set(options(arguments[:end])) <= own | launch_options() | SBATCH, "unknown option"
+            assert set(options(arguments[:end])) <= submit_options(launcher) | SBATCH, "unknown option"
             check_script(arguments[end:])
         case ["elasticflow", "mpi", *arguments]:
             start = arguments.index("elasticflow")
@@ -96,7 +93,7 @@ def check_command(words: list[str]) -> None:
             check_command(arguments[start:])
         case ["elasticflow", "kubernetes", "submit", *arguments]:
             end = next(number for number, word in enumerate(arguments) if word.endswith(".py"))
-            check_click(main, ["kubernetes", "submit", *arguments[:end]])
+            assert set(options(arguments[:end])) <= submit_options("kubernetes"), "unknown option"
         case ["elasticflow", *arguments]:
             check_click(main, arguments)
         case ["make", target, *_]:
@@ -116,6 +113,13 @@ def check_click(command: click.Command, arguments: list[str]) -> None:
         command, arguments = found, arguments[1:]
     known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
     assert set(options(arguments)) <= known, "unknown option"
+
+
+def submit_options(launcher: str) -> frozenset[str]:
+    """Those of its command `submit`, and those of `elasticflow run`, which it takes as well."""
+    group = main.commands[launcher]
+    assert isinstance(group, click.Group)
+    return launch_options() | {name for parameter in group.commands["submit"].params for name in parameter.opts}
 
 
 @cache

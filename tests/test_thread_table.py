@@ -106,6 +106,14 @@ WITNESSES = {
         "tests/kubernetes/test_controller.py::test_job_that_cannot_be_carried_out_keeps_nobody_waiting",
         "tests/kubernetes/test_controller.py::test_job_whose_calls_fail_keeps_nobody_waiting",
     ],
+    "ef-read": ["tests/storage/test_store.py::test_read_into_from_a_store_that_ignores_ranges_fails"],
+    "ef-hash": ["tests/storage/test_store.py::test_read_into_does_not_leave_out_what_could_not_be_hashed"],
+    "elasticflow-probe": [
+        "tests/cli/test_doctor.py::test_broken_package_is_a_line_of_the_thorough_report_and_so_is_what_needs_it"
+    ],
+    "elasticflow-gather": [
+        "tests/kubernetes/test_gathering.py::test_error_while_one_of_several_pods_is_asked_ends_the_command"
+    ],
     "elasticflow-page": [KUBERNETES + "test_probe_of_a_page_whose_thread_has_failed_gets_no_answer"],
     "elasticflow-pods": [
         "tests/kubernetes/test_clients.py::test_lines_that_cannot_be_read_for_whatever_reason_are_an_error"
@@ -212,6 +220,8 @@ def names_of_threads(found: Iterable[Call]) -> set[str]:
         for call in found:
             given = {one.arg: one.value for one in call.node.keywords}
             name = given.get("thread_name_prefix")
+            if name is None and call.callee.rpartition(".")[2] == "ThreadPoolExecutor":
+                name = call.node.args[1] if len(call.node.args) > 1 else ast.Constant("ThreadPoolExecutor")
             if call.callee in NOT_OURS:
                 name = given.get("name", ast.Constant(call.callee.rpartition(".")[2]))
             elif call.callee in starters:
@@ -283,6 +293,8 @@ def test_threads_that_nobody_watches_over_are_in_known_places() -> None:
         ),
         ("threading.Thread(target=f)\nthreading.Timer(1, f)", {"Thread", "Timer"}),
         ("ThreadPoolExecutor(1, thread_name_prefix='g')", {"g"}),
+        ("ThreadPoolExecutor(1, 'g')", {"g"}),
+        ("ThreadPoolExecutor(1)", {"ThreadPoolExecutor"}),
     ],
 )
 def test_threads_are_found(source: str, names: set[str]) -> None:

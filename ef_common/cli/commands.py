@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +14,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from ef_common import __version__
+from ef_common.cli import reporting
 from ef_common.cli.common import refusing
 from ef_common.cli.kubernetes import kubernetes
 from ef_common.cli.mpi import mpi
@@ -104,9 +104,7 @@ def audit(run: Path | None, as_json: bool) -> None:
 @click.option(
     "--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="The file. Default: RUN/report.html."
 )
-@click.option("--png", type=click.Path(path_type=Path, dir_okay=False), help="Also draw a picture (needs matplotlib).")
-@click.option("--audit/--no-audit", "audits", default=True, help="Audit the run. Default: yes.")
-@_as_json
+@reporting.options
 def report(run: Path | None, output: Path | None, png: Path | None, audits: bool, as_json: bool) -> None:
     """Write a report of RUN: one HTML file that a browser shows without a network.
 
@@ -114,35 +112,13 @@ def report(run: Path | None, output: Path | None, png: Path | None, audits: bool
     shows the outcome, the goodput and the audit; workers, samples per second, loss, batch, learning rate and what each
     change has cost over time; what each process did; and tables of the changes, checkpoints and warnings.
     """
-    from ef_common.events import finite
-    from ef_common.files import write_whole
     from ef_common.launch import run_directory
-    from ef_common.report.page import page
     from ef_common.report.timeline import snapshot_of
 
     with refusing("report"):
         place = run or run_directory.newest()
-        snapshot = snapshot_of(place, audited=audits)
-        if as_json:
-            click.echo(json.dumps(finite(snapshot)))
-            return
-        target = output or place / "report.html"
-        _write(target, page(snapshot).encode(), how=Path.write_bytes if output else write_whole)
-        click.echo(f"The report is in {target}")
-        if png is not None:
-            from ef_common.report.image import picture
-
-            _write(png, picture(snapshot), how=Path.write_bytes)
-            click.echo(f"The picture is in {png}")
-
-
-def _write(path: Path, content: bytes, *, how: Callable[[Path, bytes], object]) -> None:
-    from ef_common.errors import UsageError
-
-    try:
-        how(path, content)
-    except OSError as error:
-        raise UsageError(f"cannot write the file: {error.strerror}. Received: {path}") from None
+        snapshot = snapshot_of(place, unaudited="" if audits else reporting.LEFT_OUT)
+        reporting.write(snapshot, output or place / "report.html", whole=output is None, png=png, as_json=as_json)
 
 
 @main.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)

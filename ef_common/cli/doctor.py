@@ -272,7 +272,7 @@ def _distribution(name: str) -> str:
 
 def _probe_all(installed: Mapping[str, str]) -> list[Finding]:
     names = [name for name in _PROBES if _can_probe(name, installed)]
-    with ThreadPoolExecutor(max_workers=len(_PROBES)) as threads:
+    with ThreadPoolExecutor(len(_PROBES), thread_name_prefix="elasticflow-probe") as threads:
         found = dict(zip(names, threads.map(lambda name: _probe(name, _PROBES[name], installed), names), strict=True))
     broken = {name for name, (first, *_) in found.items() if first.remedy}
     needs = {"lightning": "torch", "horovod.torch": "torch", "horovod.tensorflow": "tensorflow"}

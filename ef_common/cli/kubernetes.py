@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ef_common.cli import reporting
 from ef_common.cli.common import name_for, options_and_script, refusing, say_what_next
 from ef_common.core.cluster import Policy
 from ef_common.errors import ThreadFailed, UsageError
@@ -162,6 +164,7 @@ def controller(namespace: str, page: str, namespaced: bool, lease_s: float, poli
 @click.option("--name", default="", help="Name of the job. Default: that of the script.")
 @click.option("--resource", "resources", multiple=True, metavar="NAME=AMOUNT", help="Of a pod: nvidia.com/gpu=1 …")
 @click.option("--env", "environ", multiple=True, metavar="NAME=VALUE", help="A variable of the pods.")
+@click.option("--volume", "claims", multiple=True, metavar="CLAIM=PATH", help="A volume that all pods mount there.")
 @click.option("--checkpoint", metavar="URL", default="", help="Where checkpoints are, which all pods reach.")
 @click.option("--spares", type=click.IntRange(0), default=0, help="Pods beyond MAX, which wait in case one is lost.")
 @click.option("--priority-class", default="", help="Priority class of the pods.")
@@ -176,6 +179,7 @@ def submit(
     name: str,
     resources: tuple[str, ...],
     environ: tuple[str, ...],
+    claims: tuple[str, ...],
     checkpoint: str,
     spares: int,
     priority_class: str,
@@ -203,6 +207,7 @@ def submit(
             environ=pairs(environ, option="--env"),
             run=run,
             spares=spares,
+            claims=pairs(claims, option="--volume"),
         )
         job = submission.job()
         if dry_run:
@@ -220,6 +225,7 @@ def submit(
         (f"elasticflow kubernetes status{where} {submission.name}", "which pods it has, and why"),
         (f"elasticflow kubernetes logs --follow{where} {submission.name}", "what it prints"),
         (f"elasticflow kubernetes scale{where} {submission.name} WORKERS", "no more pods than this"),
+        (f"elasticflow kubernetes report{where} {submission.name}", "a page that shows how it goes"),
         (f"kubectl delete elasticjob{where} {submission.name}", "end it"),
     )
     say_what_next(f"ElasticJob {submission.name} starts with {low} to {high} pods.", rows)
@@ -296,6 +302,44 @@ def logs(name: str, follow: bool, namespace: str, kubeconfig: str) -> None:
 
         for pod, line in lines(api, namespace or api.namespace, name, follow=follow):
             click.echo(f"{pod}  {line}")
+
+
+@kubernetes.command()
+@click.argument("name")
+@click.option(
+    "--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="The file. Default: NAME-report.html."
+)
+@click.option("--run-dir", default="", metavar="DIR", help="Run directory of the pods. Default: what the job says.")
+@reporting.options
+@_namespace
+@_kubeconfig
+def report(
+    name: str,
+    output: Path | None,
+    run_dir: str,
+    png: Path | None,
+    audits: bool,
+    as_json: bool,
+    namespace: str,
+    kubeconfig: str,
+) -> None:
+    """Write a report of the job NAME from the event logs of its pods, as `elasticflow report` writes one of a run.
+
+    Pods that are gone have taken their logs with them. If any are missing, that is said, and the job is not audited.
+    """
+    with refusing("kubernetes report"), _connected(kubeconfig) as api, tempfile.TemporaryDirectory() as folder:
+        from ef_common.kubernetes.gathering import gather
+        from ef_common.report.timeline import snapshot_of
+
+        where, place = namespace or api.namespace, Path(folder) / "run"
+        found = gather(api, where, name, place, run_dir=run_dir)
+        for line in found.lines():
+            click.echo(line, err=True)
+        unaudited = "" if audits else reporting.LEFT_OUT
+        if found.missing:
+            unaudited = "The job is not audited, as the event logs of some workers are missing."
+        snapshot = {**snapshot_of(place, unaudited=unaudited), "run": f"{where}/{name}"}
+        reporting.write(snapshot, output or Path(f"{name}-report.html"), whole=False, png=png, as_json=as_json)
 
 
 def _as_yaml(things: list[dict[str, object]]) -> str:

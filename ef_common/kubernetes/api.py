@@ -8,7 +8,7 @@ that its models do not have.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import httpx2
@@ -17,10 +17,12 @@ from lightkube.config.client_adapter import Client, ConnectionParams
 from lightkube.core.exceptions import ConfigError
 
 from ef_common.errors import ClusterAway, ClusterConflict, ClusterFailed, ClusterNotFound, ClusterRefused, UsageError
+from ef_common.kubernetes import remote
 from ef_common.kubernetes.kinds import PODS, Kind
 from ef_common.kubernetes.resource import Json
 
 _TIMEOUT_S = 10.0
+_SILENCE_S = 60.0
 _MERGE, _APPLY = "application/merge-patch+json", "application/apply-patch+yaml"
 _MAX_CHARS = 200
 _Part = TypeVar("_Part", str, Json)
@@ -165,6 +167,24 @@ class Api:
                     answer.read()
                     raise _error_of(answer)
                 yield from answer.iter_lines()
+        except httpx2.HTTPError as error:
+            raise ClusterAway(f"the API server does not answer: {error!r}") from error
+
+    def run(self, namespace: str, pod: str, container: str, command: Sequence[str]) -> Iterator[bytes]:
+        """What a command writes that runs in a container of a pod, as `kubectl exec` runs it.
+
+        Raises:
+            ClusterFailed: It cannot be run, has not ended well, or says nothing for a while.
+        """
+        options = [("container", container), ("stdout", "true"), ("stderr", "true")]
+        params = [*options, *(("command", part) for part in command)]
+        path, headers = PODS.path(namespace, pod, "exec"), remote.headers()
+        try:
+            with self._client.stream("GET", path, params=params, headers=headers) as answer:
+                if answer.status_code != remote.SWITCHING:
+                    answer.read()
+                    raise _error_of(answer)
+                yield from remote.output(answer.extensions["network_stream"], silence_s=_SILENCE_S)
         except httpx2.HTTPError as error:
             raise ClusterAway(f"the API server does not answer: {error!r}") from error
 

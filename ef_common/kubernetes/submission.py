@@ -10,7 +10,8 @@ from typing import Any
 from ef_common.errors import UsageError
 from ef_common.kubernetes.resource import API_VERSION, KIND, MAX_NAME, Json, autoscale_in
 
-_AUTOSCALE = "--autoscale="
+_AUTOSCALE, _RUN_DIR = "--autoscale=", "--run-dir="
+_GROUP = 1000
 _NAME = re.compile(rf"[a-z]([a-z0-9-]{{0,{MAX_NAME - 2}}}[a-z0-9])?")
 
 
@@ -32,6 +33,7 @@ class Submission:
         environ: Variables of the pods.
         run: Options for `elasticflow run`. Of these, `--autoscale` is a field of the job.
         spares: Pods beyond `max_workers`, which wait in case one is lost.
+        claims: Where the pods mount volumes, by the names of their claims. All pods share them.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Submission:
     environ: Mapping[str, str] | None = None
     run: tuple[str, ...] = ()
     spares: int = 0
+    claims: Mapping[str, str] | None = None
 
     def job(self) -> Json:
         """The job.
@@ -83,7 +86,7 @@ class Submission:
         container: Json = {
             "name": "worker",
             "image": self.image,
-            "command": ["elasticflow", "run", "--run-dir=/run/elasticflow", *run],
+            "command": ["elasticflow", "run", *self._run_dir, *run],
             "args": list(self.command),
             "securityContext": {
                 "allowPrivilegeEscalation": False,
@@ -96,11 +99,22 @@ class Submission:
             container["resources"] = {"limits": dict(self.resources)}
         if self.environ:
             container["env"] = [{"name": name, "value": value} for name, value in self.environ.items()]
-        return {
+        pod: Json = {
             "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
             "containers": [container],
             "volumes": [{"name": "run", "emptyDir": {}}, {"name": "tmp", "emptyDir": {}}],
         }
+        for number, (claim, path) in enumerate((self.claims or {}).items()):
+            pod["securityContext"]["fsGroup"] = _GROUP  # else root alone may write there
+            name = f"claim-{number}"
+            pod["volumes"].append({"name": name, "persistentVolumeClaim": {"claimName": claim}})
+            container["volumeMounts"].append({"name": name, "mountPath": path})
+        return pod
+
+    @property
+    def _run_dir(self) -> tuple[str, ...]:
+        """The run directory, if the user does not name one: the root file system cannot be written to."""
+        return () if any(option.startswith(_RUN_DIR) for option in self.run) else (f"{_RUN_DIR}/run/elasticflow",)
 
 
 def pairs(texts: Sequence[str], *, option: str) -> dict[str, str]:

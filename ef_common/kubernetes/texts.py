@@ -27,3 +27,13 @@ def document(thing: Json) -> str:
     """One document, whose lines are not folded."""
     text: str = yaml.dump(thing, Dumper=_Plain, sort_keys=False, allow_unicode=True, width=math.inf)
     return text
+
+
+def one_line(text: str) -> str:
+    r"""What a pod says, in one line that does nothing to a terminal.
+
+    Example:
+        >>> one_line("lost\n  its \x1b[31mhead")
+        'lost its [31mhead'
+    """
+    return "".join(char for char in " ".join(text.split()) if char.isprintable())

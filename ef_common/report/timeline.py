@@ -291,18 +291,18 @@ class Timeline:
         return found
 
 
-def snapshot_of(run_dir: Path, *, audited: bool = True) -> dict[str, Any]:
+def snapshot_of(run_dir: Path, *, unaudited: str = "") -> dict[str, Any]:
     """The current data to show about a run.
 
     Args:
         run_dir: Directory of the run.
-        audited: Audit it as well, which holds all of its events in memory.
+        unaudited: Why it is not audited, as a sentence; "" audits it, which holds all of its events in memory.
 
     Raises:
         EventLogError: There are no events, or the log is malformed or cannot be read.
     """
     try:
-        report: Report | str = audit(run_dir) if audited else "The audit was left out (--no-audit)."
+        report: Report | str = unaudited or audit(run_dir)
         timeline = Timeline(run_dir)
         if not timeline.update():
             raise EventLogError(f"there are no events in {run_dir}")

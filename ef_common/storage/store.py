@@ -207,7 +207,7 @@ class Store:
         digest = xxhash.xxh3_128()
         read = self._read_ranges if self._run(f"read {name}", lambda fs: fs.async_impl) else self._read_stream
         hashed: list[Future[None]] = []
-        with ThreadPoolExecutor(1) as hashing:  # a piece is hashed while the next ones are read
+        with ThreadPoolExecutor(1, thread_name_prefix="ef-hash") as hashing:  # a piece is hashed while the next ones are read
             size = read(name, target, lambda piece: hashed.append(hashing.submit(digest.update, piece)))
         for one in hashed:
             one.result()
@@ -243,7 +243,7 @@ class Store:
             self._run(f"read {name}", fetch)
             return room
 
-        with ThreadPoolExecutor(NUM_READERS) as readers:
+        with ThreadPoolExecutor(NUM_READERS, thread_name_prefix="ef-read") as readers:
             for piece in readers.map(read, range(0, len(wanted), PART_BYTES)):
                 took(piece)
         return size

@@ -90,7 +90,7 @@ def _report(data: bytes) -> None:
     (folder / "events").mkdir(exist_ok=True)
     (folder / "events" / f"{_NAME}.jsonl").write_bytes(data)
     with contextlib.suppress(EventLogError):
-        embedded(snapshot_of(folder, audited=False))
+        embedded(snapshot_of(folder, unaudited="It is not needed here."))
 
 
 def _state(data: bytes) -> None:

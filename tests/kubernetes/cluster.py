@@ -259,10 +259,12 @@ class Training(Run):
         command: tuple[str, ...] = (),
         options: Mapping[str, Any] | None = None,
         grace_s: int = 40,
+        apart: bool = False,
         **spec: Any,
     ) -> Training:
-        """Submit it, as a file that somebody has written by hand."""
-        run = (sys.executable, "-m", "ef_common.cli", "run", f"--run-dir={self.directory}", "--monitor-interval=0.1")
+        """Submit it, as a file that somebody has written by hand; each pod may have a run directory of its own."""
+        place = self.directory / "own" if apart else self.directory
+        run = (sys.executable, "-m", "ef_common.cli", "run", f"--run-dir={place}", "--monitor-interval=0.1")
         training = json.dumps({**OPTIONS, **(options or {})})
         container = {
             "name": "worker",
@@ -271,8 +273,10 @@ class Training(Run):
             "env": [{"name": name, "value": value} for name, value in ENVIRON.items()],
             "resources": {"limits": {GPU: "1"}},
             "workingDir": str(self.directory),
+            "volumeMounts": [{"name": "own", "mountPath": str(place)}] if apart else [],
         }
-        pod = {"terminationGracePeriodSeconds": grace_s, "containers": [container]}
+        volumes = [{"name": "own", "emptyDir": {}}] if apart else []
+        pod = {"terminationGracePeriodSeconds": grace_s, "containers": [container], "volumes": volumes}
         job = {
             "apiVersion": JOBS.api_version,
             "kind": JOBS.kind,

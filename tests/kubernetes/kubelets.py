@@ -1,7 +1,8 @@
 """Nodes of a test cluster: network namespaces, on which the command of a pod runs as a real process.
 
 What a kubelet does, they do: they report the node and the pod, give the process its variables, send it SIGTERM when
-the pod is deleted, and SIGKILL after its grace period. Not real are images, probes, volumes, limits, and name servers:
+the pod is deleted, and SIGKILL after its grace period, tell what it has written, and run other commands beside it. Not
+real are images, probes, volumes but emptyDir, limits, and name servers:
 the headless services of the cluster are in the hosts file of each node, from the endpoints that the real controller
 manager makes.
 """
@@ -17,7 +18,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from ef_common.kubernetes.reading import time_of
 from ef_common.kubernetes.resource import Json
 from ef_common.kubernetes.watching import Copy
 from tests.faults import networks
+from tests.kubernetes.kubelet_server import ADDRESS, KubeletServer
 
 ENDPOINTS = Kind("v1", "Endpoints", "endpoints")
 NODE_LEASES = Kind("coordination.k8s.io/v1", "Lease", "leases")
@@ -40,8 +42,8 @@ def name_of(node: int) -> str:
     return f"node{node}"
 
 
-def register(api: Api, name: str, *, gpus: int, address: str) -> Json:
-    """Say that there is such a node, and that it is ready."""
+def register(api: Api, name: str, *, gpus: int, address: str, kubelet: int = 0) -> Json:
+    """Say that there is such a node, and that it is ready; and at which port its kubelet answers on this machine."""
     labels = {"kubernetes.io/hostname": name}
     head = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
     with contextlib.suppress(ClusterConflict):
@@ -52,7 +54,11 @@ def register(api: Api, name: str, *, gpus: int, address: str) -> Json:
     status = {
         "capacity": has,
         "allocatable": has,
-        "addresses": [{"type": "InternalIP", "address": address}],
+        "addresses": [  # the API server asks for a host name first
+            {"type": "InternalIP", "address": address},
+            *([{"type": "Hostname", "address": ADDRESS}] if kubelet else []),
+        ],
+        "daemonEndpoints": {"kubeletEndpoint": {"Port": kubelet}},
         "conditions": [{**ready, "lastHeartbeatTime": now, "lastTransitionTime": now}],
     }
     while True:
@@ -86,6 +92,7 @@ class Kubelets:
         self._pods = Copy(self._api, PODS, on_change=self._changed.set)
         self._endpoints = Copy(self._api, ENDPOINTS, on_change=self._changed.set)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._server = KubeletServer(outputs, run=self._start_in, log=self._log_of)
         self._seen: set[str] = set()
         self._ending: set[str] = set()
         self._stopped = threading.Event()
@@ -94,6 +101,7 @@ class Kubelets:
         self.dead: set[int] = set()
 
     def __enter__(self) -> Kubelets:
+        self._server.__enter__()
         for node in self._gpus:
             self._register(node)
         self._pods.start()
@@ -111,6 +119,7 @@ class Kubelets:
             _kill(process)
         for thread in list(self._threads):
             thread.join(10.0)
+        self._server.__exit__()
         self._api.close()
 
     def process_of(self, pod: str) -> subprocess.Popen[bytes]:
@@ -137,7 +146,9 @@ class Kubelets:
     # ------------------------------------------------------------ a node
 
     def _register(self, node: int) -> Json:
-        return register(self._api, name_of(node), gpus=self._gpus[node], address=networks.address(node))
+        return register(
+            self._api, name_of(node), gpus=self._gpus[node], address=networks.address(node), kubelet=self._server.port
+        )
 
     def _beat(self) -> None:
         while not self._stopped.is_set():
@@ -188,18 +199,9 @@ class Kubelets:
 
     def _run(self, pod: dict[str, Any], node: int) -> None:
         meta, container = pod["metadata"], pod["spec"]["containers"][0]
-        environ = {**_base_environ(), **self._variables(pod, node)}
         command = [*(container.get("command") or ()), *(container.get("args") or ())]
-        with (self.outputs / f"{meta['name']}.txt").open("ab") as output:
-            process = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", *networks.inside_as(node, _host_name(pod)), *command],
-                env=environ,
-                cwd=container.get("workingDir"),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        with self._output(pod).open("ab") as output:
+            process = self._popen(pod, node, command, stdout=output, stderr=subprocess.STDOUT)
         self._processes[meta["uid"]] = process
         self._report(pod, node, "Running", {"running": {"startedAt": time_of(time.time())[:19] + "Z"}})
         status = process.wait()
@@ -210,6 +212,43 @@ class Kubelets:
         if not self._stopped.is_set():
             ended = {"exitCode": status, "finishedAt": time_of(time.time())[:19] + "Z"}
             self._report(pod, node, "Failed" if status else "Succeeded", {"terminated": ended})
+
+    def _popen(self, pod: Json, node: int, command: Sequence[str], **pipes: Any) -> subprocess.Popen[bytes]:
+        inside = (*networks.inside_as(node, _host_name(pod)), *self._mounting(pod))
+        return subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", *inside, *command],
+            env={**_base_environ(), **self._variables(pod, node)},
+            cwd=pod["spec"]["containers"][0].get("workingDir"),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            **pipes,
+        )
+
+    def _mounting(self, pod: Json) -> tuple[str, ...]:
+        """Prefix of a command that sees the folders of its pod (emptyDir) where those are mounted."""
+        own = {one["name"] for one in pod["spec"].get("volumes") or () if "emptyDir" in one}
+        mounts = []
+        for mount in pod["spec"]["containers"][0].get("volumeMounts") or ():
+            if mount["name"] in own:
+                folder = self.outputs / "volumes" / pod["metadata"]["uid"] / mount["name"]
+                folder.mkdir(parents=True, exist_ok=True)
+                mounts.append(f"mkdir -p {mount['mountPath']} && mount --bind {folder} {mount['mountPath']}")
+        return ("sh", "-c", " && ".join([*mounts, 'exec "$@"']), "sh") if mounts else ()
+
+    def _output(self, pod: Json) -> Path:
+        return self.outputs / f"{pod['metadata']['name']}.txt"
+
+    def _start_in(self, namespace: str, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        """Another command in a pod."""
+        pod = self._api.get(PODS, namespace, name)
+        node = self._numbers[pod["spec"]["nodeName"]]
+        return self._popen(pod, node, command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def _log_of(self, namespace: str, name: str) -> tuple[Path, Callable[[], bool]]:
+        """What a pod has written, and whether it may write more."""
+        pod = self._api.get(PODS, namespace, name)
+        process = self._processes[pod["metadata"]["uid"]]
+        return self._output(pod), lambda: process.poll() is None
 
     def _end(self, pod: dict[str, Any]) -> None:
         meta = pod["metadata"]
@@ -315,7 +354,8 @@ def _names_of(address: Mapping[str, Any], service: Mapping[str, Any]) -> list[st
 
 def _base_environ() -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "ELASTICFLOW_", "SLURM_", "KUBE"))}
-    return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", "")])
+    return {**kept, "PATH": path, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,11 +17,14 @@ pytest.importorskip("lightkube")
 from ef_common.errors import ClusterRefused
 from ef_common.kubernetes.api import Api
 from ef_common.kubernetes.kinds import JOBS, NODES, PODS, SECRETS
+from ef_common.kubernetes.resource import Json
 from tests.faults.conftest import check_gentle
+from tests.faults.hosts import ENOUGH
 from tests.kubernetes import cluster as clusters
 from tests.kubernetes.cluster import Cluster, Training
 
 pytestmark = clusters.MARKS
+LEFT_OUT = "The job is not audited, as the event logs of some workers are missing."
 
 
 def test_job_starts_with_what_fits_and_grows(training: Training, cluster: Cluster) -> None:
@@ -206,3 +211,43 @@ def test_controller_has_no_rights_but_those_that_it_needs(cluster: Cluster) -> N
     with pytest.raises(ClusterRefused, match="cannot patch resource"):
         api.change(JOBS, "default", "a", {"spec": {"workers": 1}})
     api.close()
+
+
+def test_report_has_the_logs_of_all_pods_and_says_which_are_gone(training: Training, cluster: Cluster) -> None:
+    training.submit(1, 2, apart=True)
+    found = reported(cluster, lambda found: found["figures"]["world_size"] == 2 and found["figures"]["step"])
+    assert {lane["host"] for lane in found["lanes"]} == {"a-0", "a-1"}
+    assert found["audit"]["ok"] is True
+    assert {line.split("  ")[0] for line in cluster.elasticflow("logs", "a").splitlines()} == {"a-0", "a-1"}
+    page = training.directory / "page.html"
+    assert cluster.elasticflow("report", "a", f"--output={page}") == f"The report is in {page}\n"
+    assert "default/a" in page.read_text()
+
+    signal_all(cluster, "a-0")
+    found = reported(cluster, lambda found: found["audit"]["ok"] is None and found["figures"]["world_size"] == 2)
+    assert found["audit"]["why"] == LEFT_OUT
+    assert {lane["host"] for lane in found["lanes"] if lane["how"] != "silent"} >= {"a-0", "a-1"}
+    lines = cluster.call("report", "a", "--json").stderr.splitlines()
+    assert lines[0].startswith("The event logs of these workers are missing, as no pod that runs has them: a-0-")
+    with ThreadPoolExecutor(1) as reader:
+        told = reader.submit(cluster.elasticflow, "logs", "--follow", "a")
+        for folder in cluster.kubelets.outputs.glob("volumes/*/own"):
+            (folder / ENOUGH).touch()
+        training.wait_for_phase("Succeeded")
+        assert {line.split("  ")[0] for line in told.result().splitlines()} == {"a-0", "a-1"}
+    late = cluster.call("report", "a")
+    assert (late.returncode, late.stdout) == (1, "")
+    assert "no pod of a runs" in late.stderr
+
+
+def reported(cluster: Cluster, is_enough: Callable[[Json], object]) -> Json:
+    """The first report of which that is so."""
+    reports: list[Json] = []
+
+    def look() -> bool:
+        done = cluster.call("report", "a", "--json")
+        reports.extend(map(json.loads, done.stdout.splitlines()))
+        return bool(done.returncode == 0 and is_enough(reports[-1]))
+
+    cluster.wait_until(look, "a report")
+    return reports[-1]

@@ -67,6 +67,22 @@ def test_how_a_job_chooses_its_size_is_a_field_of_it() -> None:
     assert {"autoscale", "spares"}.isdisjoint(submitted("--autoscale=off", "train.py")["spec"])
 
 
+def test_volumes_are_mounted_and_may_have_the_run_directory() -> None:
+    job = submitted("--volume=runs=/runs", "--volume=data.v2=/data", "--run-dir=/runs/digits", "train.py")
+    assert problem(job) == ""
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["command"] == ["elasticflow", "run", "--run-dir=/runs/digits"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    claims = {
+        mounts[volume["name"]]: volume["persistentVolumeClaim"]["claimName"]
+        for volume in pod["volumes"]
+        if "persistentVolumeClaim" in volume
+    }
+    assert claims == {"/runs": "runs", "/data": "data.v2"}
+    assert pod["securityContext"]["fsGroup"] == 1000
+
+
 def test_submitted_pods_are_restricted() -> None:
     pod = submitted("train.py")["spec"]["template"]["spec"]
     assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
@@ -86,6 +102,7 @@ def test_submitted_pods_are_restricted() -> None:
         (("--workers=4:2", "train.py"), "expected MIN:MAX"),
         (("--workers=1:2",), "Received: no script"),
         (("--resource=gpu", "train.py"), "expected NAME=VALUE. Received: --resource=gpu"),
+        (("--volume=/runs", "train.py"), "expected NAME=VALUE. Received: --volume=/runs"),
         (("--autoscale=max=4", "train.py"), "between those of --workers. Received: --autoscale=max=4"),
         (("--autoscale=policy=best", "train.py"), "policy is one of"),
         (("--name=Big_Job", "train.py"), "Received: Big_Job"),

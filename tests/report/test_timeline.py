@@ -19,7 +19,7 @@ from tests.report.generated import BATCH, BEGAN, Generated, small
 
 
 def shown(run_dir: Path) -> dict[str, Any]:
-    return {**snapshot_of(run_dir, audited=False), "audit": None}
+    return {**snapshot_of(run_dir, unaudited="It is not needed here."), "audit": None}
 
 
 def test_changes_are_told_with_who_why_and_what_they_cost(tmp_path: Path) -> None:
