@@ -91,6 +91,15 @@ class _Search:
     longest_pause_s: float
     attempt: int = 0  # number of the next one
     round_began: int = 0  # number of the first attempt since the last pause
+    attempt_s: float = _ATTEMPT_S
+
+    def be_patient(self) -> None:
+        """A coordinator has accepted a connection, and was too busy to answer in time.
+
+        It works off the connections in their order: if thousands come at once, and each is given up while it waits, all
+        that it comes to are dead, for ever.
+        """
+        self.attempt_s = min(2 * self.attempt_s, _FIRST_ATTEMPT_S)
 
 
 class Client:
@@ -321,6 +330,7 @@ class Client:
     def connected(self, link: Link, now: float) -> None:
         """A connection is there; the coordinator speaks first."""
         self._now = link.heard = now
+        link.reached = True
         if link is not self._trying:  # that took too long
             self.outputs.append(Close(link))
 
@@ -389,6 +399,8 @@ class Client:
         if self._stopped:
             return
         if self._trying is not None and now >= self._tried_until:
+            if self._trying.reached and self._search is not None:
+                self._search.be_patient()
             self._fail_attempt("timed out")
         if self._try_at is not None and now >= self._try_at:
             self._try_next()
@@ -481,7 +493,7 @@ class Client:
             return
         begun = self.resume_state.phase is not Phase.EARLY
         introduction = Introduction(self.member, self._token, key=self._key, address=address, returning=begun)
-        timeout_s = _ATTEMPT_S
+        timeout_s = _ATTEMPT_S if search is None else search.attempt_s
         if search is not None and not begun and not self.member.standby:
             timeout_s = max(0.1, min(search.until - self._now, _FIRST_ATTEMPT_S))
         self._trying = Link(address, introduction, wire.MAX_STRANGER_BYTES, self._now)

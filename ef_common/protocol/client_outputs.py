@@ -21,6 +21,7 @@ class Link:
 
     Attributes:
         heard: When something came last.
+        reached: The connection was made.
         lines: What has come.
     """
 
@@ -28,6 +29,7 @@ class Link:
         self.address = address
         self.introduction = introduction
         self.since = self.heard = now
+        self.reached = False
         self.lines = Lines(max_bytes)
 
 

@@ -2,8 +2,9 @@
 
 A real coordinator, in a process of its own, serves real clients over loopback: the state machine of a worker's end,
 with a socket each, many in this process; no training, and no process groups. A client counts as settled in a view as
-soon as it has it. For each change: the bytes that all clients send and receive, the longest message, and the CPU time
-of the coordinator that leads. The exponents are those of a power law through the figures of 64 workers and more.
+soon as it has it. For each change, and for the exchange of addresses in a view (`meeting`): the bytes that all clients
+send and receive, the longest message, and the CPU time of the coordinator that leads. The exponents are those of a
+power law through the figures of 64 workers and more.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from itertools import pairwise
 from typing import IO
 
 from ef_common.collectives.bootstrap_store import pack
+from ef_common.control.sockets import raise_file_limit
 from ef_common.core.view import Member
 from ef_common.errors import MembershipError
 from ef_common.protocol import client_outputs as outputs
@@ -29,15 +31,17 @@ from tests.benchmarks.figure import Figure, emit, is_quick
 from tests.benchmarks.processes import ROOT
 
 SIZES = (16, 64, 256, 1024, 4096)
-QUICK_SIZES = (16, 64, 256)
+QUICK_SIZES = (16, 64, 256, 1024)
 NUM_JOINS = 100
 TARGET_EXPONENT = 1.3
 BUDGET_S = 1.0
 BUDGET_SIZE = 1024
 MAX_MESSAGE_BYTES = 1024 * 1024
-_GUARD_S = 300.0
+_GUARD_S = 900.0
 _LOOK_S = 0.05
 _AT_ONCE = 64
+_GREETINGS_AT_ONCE = 128
+"""So many introduce themselves at a time: all share one core here; as processes of their own, they answer at once."""
 _READ_BYTES = 256 * 1024
 _PAIR_BYTES = 8
 
@@ -87,6 +91,20 @@ class Leader:
         return pipe
 
 
+class Lengths:
+    """The lengths of the lines that come in pieces."""
+
+    def __init__(self) -> None:
+        self._rest = 0
+
+    def longest(self, data: bytes) -> int:
+        """Bytes of the longest line that ends in this piece; 0 if none does."""
+        first, *others = (len(part) for part in data.split(b"\n"))
+        lengths = [self._rest + first, *others]
+        self._rest = lengths.pop()
+        return max(lengths, default=0)
+
+
 class Worker:
     """A client and its sockets; it settles in each view, and comes to a boundary when it is to."""
 
@@ -95,6 +113,7 @@ class Worker:
         self.client = Client(address, member, None, connect_timeout_s=_GUARD_S)
         self.sockets: dict[outputs.Link, socket.socket] = {}
         self.unsent: dict[outputs.Link, bytearray] = {}
+        self.received: dict[outputs.Link, Lengths] = {}
         self.is_ready = False
         self.settled = self.asked = 0
         self.client.start(time.monotonic())
@@ -127,22 +146,29 @@ class Worker:
     def _do(self, output: outputs.ClientOutput) -> None:
         match output:
             case outputs.Connect(link):
-                sock = socket.socket()
-                try:
-                    sock.connect(link.address)
-                except OSError as error:
-                    sock.close()
-                    self.client.unreached(link, str(error), time.monotonic())
-                    return
-                sock.setblocking(False)
-                self.sockets[link], self.unsent[link] = sock, bytearray()
-                self.crowd.watch(self, link, sock)
-                self.client.connected(link, time.monotonic())
+                self.crowd.callers[link] = self
+            case outputs.Trust(link):
+                self.crowd.greeting.discard(link)
             case outputs.Send(link, data):
-                self.crowd.count(data)
+                self.crowd.count(data, Lengths())
                 self._send(link, data)
             case outputs.Close(link) | outputs.Leave(link) | outputs.EndSending(link):
                 self._close(link)
+
+    def connect(self, link: outputs.Link) -> None:
+        """Connect to a coordinator."""
+        sock = socket.socket()
+        try:
+            sock.connect(link.address)
+        except OSError as error:
+            sock.close()
+            self.client.unreached(link, str(error), time.monotonic())
+        else:
+            sock.setblocking(False)
+            self.sockets[link], self.unsent[link], self.received[link] = sock, bytearray(), Lengths()
+            self.crowd.watch(self, link, sock)
+            self.client.connected(link, time.monotonic())
+        self.do_all()
 
     def _send(self, link: outputs.Link, data: bytes) -> None:
         sock = self.sockets.get(link)
@@ -159,8 +185,9 @@ class Worker:
 
     def _close(self, link: outputs.Link) -> None:
         sock = self.sockets.pop(link, None)
+        self.crowd.callers.pop(link, None)
         if sock is not None:
-            self.crowd.forget(sock)
+            self.crowd.forget(link, sock)
             sock.close()
 
     def read(self, link: outputs.Link) -> None:
@@ -175,7 +202,7 @@ class Worker:
         except OSError:
             data = b""
         if data:
-            self.crowd.count(data)
+            self.crowd.count(data, self.received[link])
             self.client.receive(link, data, time.monotonic())
         else:
             self._close(link)
@@ -189,10 +216,20 @@ class Worker:
 
 
 class Crowd:
-    """Many workers, served by one loop."""
+    """Many workers, served by one loop.
+
+    Attributes:
+        workers: All.
+        callers: Those that are to connect.
+        greeting: Connections whose coordinator has not taken the worker so far.
+        num_bytes: That all have sent and received.
+        longest: Bytes of the longest message among them.
+    """
 
     def __init__(self) -> None:
         self.workers: list[Worker] = []
+        self.callers: dict[outputs.Link, Worker] = {}
+        self.greeting: set[outputs.Link] = set()
         self.num_bytes = self.longest = 0
         self._selector = selectors.DefaultSelector()
 
@@ -204,15 +241,17 @@ class Crowd:
     def watch(self, worker: Worker, link: outputs.Link, sock: socket.socket) -> None:
         """Read what comes on this socket."""
         self._selector.register(sock, selectors.EVENT_READ, (worker, link))
+        self.greeting.add(link)
 
-    def forget(self, sock: socket.socket) -> None:
+    def forget(self, link: outputs.Link, sock: socket.socket) -> None:
         """No more."""
         self._selector.unregister(sock)
+        self.greeting.discard(link)
 
-    def count(self, data: bytes) -> None:
-        """Count bytes, and the longest line among them."""
+    def count(self, data: bytes, lengths: Lengths) -> None:
+        """Count bytes that a connection has carried, and the longest line among them."""
         self.num_bytes += len(data)
-        self.longest = max(self.longest, *(len(line) for line in data.split(b"\n")))
+        self.longest = max(self.longest, lengths.longest(data))
 
     def run_until(self, is_over: Callable[[], bool]) -> None:
         """Let all go on.
@@ -223,9 +262,12 @@ class Crowd:
         now = time.monotonic()
         end, look_at = now + _GUARD_S, now
         while True:
+            while self.callers and len(self.greeting) < _GREETINGS_AT_ONCE:
+                link = next(iter(self.callers))
+                self.callers.pop(link).connect(link)
             # A few at a time, as processes of their own would all have their turn.
-            for key, _ in self._selector.select(_LOOK_S)[:_AT_ONCE]:
-                worker, link = key.data
+            events = [key.data for key, _ in self._selector.select(_LOOK_S)]
+            for worker, link in sorted(events, key=lambda event: event[1] not in self.greeting)[:_AT_ONCE]:
                 worker.read(link)
             now = time.monotonic()
             if now < look_at:
@@ -252,8 +294,6 @@ class Job:
         self.num_made = 0
         for _ in range(size):
             self.join()
-            if self.num_made % 64 == 0:
-                self.crowd.run_until(lambda: all(one.client._link for one in self.crowd.workers))
         self.crowd.run_until(lambda: self.is_settled(size))
 
     def join(self) -> Worker:
@@ -356,6 +396,7 @@ def exponent(sizes: Sequence[int], costs: Sequence[float]) -> float:
 
 def run(sizes: Sequence[int]) -> dict[str, Figure]:
     """Measure jobs of these sizes."""
+    raise_file_limit()
     costs: dict[int, dict[str, Cost]] = {}
     for size in sizes:
         costs[size] = measure(size)
@@ -367,7 +408,7 @@ def run(sizes: Sequence[int]) -> dict[str, Figure]:
             )
     large = [size for size in sizes if size >= 64]
     figures: dict[str, Figure] = {}
-    for change in ("loss", "join", "failover"):
+    for change in ("loss", "join", "failover", "meeting"):
         for what in ("num_bytes", "cpu_s"):
             found = [float(getattr(costs[size][change], what)) for size in large]
             steps = {

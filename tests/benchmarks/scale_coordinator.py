@@ -9,7 +9,7 @@ import time
 from ef_common.control.coordinator import Coordinator
 from ef_common.core.membership import Gathering, Idle, Serving, Settings
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 1200.0
 
 
 def main() -> None:

@@ -96,9 +96,11 @@ def test_engine_imports_no_framework_but_its_own(directory: Path, engine: str) -
         assert set(found) <= {expected, "keras"}
 
 
-def test_strangers_who_connect_to_the_listener_cost_no_descriptor(directory: Path) -> None:
-    for num_listeners, more, total in run_in_processes(scripts.strangers_come, 2, directory):
-        assert num_listeners >= 1
+@pytest.mark.parametrize("engine", [one for one in ENGINES if one.values[0] in ("gloo", "horovod")])
+def test_strangers_who_connect_to_the_listeners_cost_no_descriptor(directory: Path, engine: str) -> None:
+    for num_listeners, more, total in run_in_processes(scripts.strangers_come, 2, directory, engine=engine):
+        # Horovod's Gloo listens for each connection by itself, until that stands.
+        assert num_listeners == 0 if engine == "horovod" else num_listeners >= 1
         assert more == 0
         assert total == 2.0
 

@@ -185,6 +185,24 @@ def test_client_tries_one_address_after_the_other_and_pauses_after_each_round() 
     assert len(drain(client, Connect)) == 1
 
 
+@pytest.mark.parametrize(("accepts", "expected"), [(True, [1.0, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]), (False, [1.0] * 7)])
+def test_coordinator_that_accepts_and_is_too_busy_to_answer_gets_more_time_with_each_attempt(
+    accepts: bool, expected: list[float]
+) -> None:
+    client, link = member()
+    now, found = 1.0, []
+    client.ended(link, in_order=True, now=now)
+    while len(found) < len(expected):
+        for connect in drain(client, Connect):
+            found.append(connect.timeout_s)
+            if accepts:
+                client.connected(connect.link, now)
+            now += connect.timeout_s
+        now = max(now, client.deadline or 0.0)
+        client.tick(now)
+    assert found == expected
+
+
 def test_client_that_hears_nothing_leaves_its_coordinator_unless_it_was_itself_that_slept() -> None:
     client, _ = member()
     client.tick(100.0)  # it was asleep
