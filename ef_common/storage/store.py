@@ -207,7 +207,9 @@ class Store:
         digest = xxhash.xxh3_128()
         read = self._read_ranges if self._run(f"read {name}", lambda fs: fs.async_impl) else self._read_stream
         hashed: list[Future[None]] = []
-        with ThreadPoolExecutor(1, thread_name_prefix="ef-hash") as hashing:  # a piece is hashed while the next ones are read
+        with ThreadPoolExecutor(
+            1, thread_name_prefix="ef-hash"
+        ) as hashing:  # a piece is hashed while the next ones are read
             size = read(name, target, lambda piece: hashed.append(hashing.submit(digest.update, piece)))
         for one in hashed:
             one.result()
