@@ -57,6 +57,9 @@ def test_job_is_handed_over_to_the_first_standby_on_another_node() -> None:
     known = Leadership("m", "")
     assert known.hand_over("na", SERVING)
     assert known.leader == "10.0.0.2:8"
+    answer = known.answer(Peer("", 0.0), wire.Seek("", LOOK), Idle(), 0.0)
+    assert isinstance(answer, wire.Standing)
+    assert answer.leader == known.leader
     assert not known.hand_over("na", Forming())
     assert not known.hand_over("na", Serving(generation=3, view=VIEW, closed=True))
     assert not known.hand_over("na", Serving(view=View(3, VIEW.members[:1])))

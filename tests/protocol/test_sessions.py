@@ -28,7 +28,8 @@ def test_strangers_that_are_late_or_too_many_are_named_the_oldest_first(monkeypa
     peers = [known.connect("10.0.0.9", when) for when in (0.0, 1.0, 2.5)]
     assert known.is_crowded
     assert known.oldest(1) == peers[:1]
-    assert known.overdue(3.5, 1.0) == peers[:2]  # a short timeout is too short for a stranger
+    assert known.overdue(2.5, 1.0) == peers[:1]  # a short timeout is too short for a stranger
+    assert known.overdue(3.5, 1.0) == peers[:2]
     assert known.overdue(3.5, 3.0) == peers[:1]
     assert not known.forget(peers[0])  # no worker
     known.adopt(peers[1], MEMBERS[0], proof="", returning=False)

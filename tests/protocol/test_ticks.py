@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
-from ef_common.core.membership import Arrived, Forming, Idle, Settings, decide
-from ef_common.core.view import Member
+from ef_common.core.membership import Arrived, Forming, Idle, Serving, Settings, Shortage, decide
+from ef_common.core.quorum import Link
+from ef_common.core.view import Member, View
+from ef_common.protocol.server_outputs import Probe
 from ef_common.protocol.ticks import Probes, Ticks
 
 SETTINGS = Settings(min_nodes=1, last_call_s=2.0)
+MEMBERS = (Member("a", "na", "", door=9), Member("b", "nb", ""))
+VIEW = View(1, MEMBERS)
+LED = Serving(generation=1, view=VIEW, chain=(Link(VIEW),))
+HELD = replace(LED, shortage=Shortage("0 of 2"))
 WAITING = decide(Forming(), Arrived(Member("w", "n", "")), 5.0, SETTINGS)[0]
 
 
@@ -31,6 +38,17 @@ def test_arrival_before_the_first_view_is_looked_at_soon_and_the_deadline_stays(
     assert ticks.soon
     assert [ticks.take(now) for now in (5.0, 5.0)] == [True, False]
     assert ticks.due == 7.0
+    ticks.arrived(LED)
+    assert not ticks.soon
+
+
+def test_missing_members_that_listen_are_probed_again_and_again() -> None:
+    probes = Probes()
+    assert probes.look(LED, 1.0) == []
+    assert probes.look(HELD, 1.0) == [Probe(MEMBERS[0])]
+    assert probes.due == 1.1
+    assert probes.look(LED, 1.1) == []
+    assert probes.due == inf
 
 
 def test_nobody_is_probed_while_nobody_is_missing() -> None:

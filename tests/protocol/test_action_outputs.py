@@ -1,0 +1,84 @@
+"""What workers are told of a decision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ef_common.core import membership
+from ef_common.core.membership import Phase, Serving
+from ef_common.core.membership.phase import Standing
+from ef_common.core.view import Member, View
+from ef_common.core.watermark import Watermark
+from ef_common.protocol import wire
+from ef_common.protocol.action_outputs import answer_heartbeat, outputs_of
+from ef_common.protocol.server_outputs import Write, WriteOrReset
+from ef_common.protocol.sessions import Sessions
+
+MEMBERS = tuple(Member(name, f"n{name}", "h", standby=1) for name in "abcd")
+BEFORE, VIEW = View(3, MEMBERS[:3]), View(4, MEMBERS[:2])
+STATE = Serving(generation=3, view=VIEW, workers={"d": Standing(MEMBERS[3], Phase.WARMING)})
+
+
+class Job:
+    """Members a, b and c, and a newcomer d."""
+
+    def __init__(self) -> None:
+        self.sessions = Sessions()
+        self.peers = {member.id: self.sessions.connect("h", 0.0) for member in MEMBERS}
+        for member in MEMBERS:
+            self.sessions.adopt(self.peers[member.id], member, proof="0f" * 32, returning=False)
+            self.peers[member.id].view = BEFORE
+
+    def do(self, action: membership.Action) -> list[tuple[str, type, wire.FromCoordinator]]:
+        """Who is told what, and how."""
+        told = []
+        for output in outputs_of(action, STATE, self.sessions, timeout_s=2.0):
+            assert isinstance(output, (Write, WriteOrReset))
+            told.append((str(output.peer.worker), type(output), wire.decode_from_coordinator(output.data)))
+        return told
+
+
+def test_view_is_told_first_to_those_that_must_not_go_on_without_knowing_it() -> None:
+    job = Job()
+    silent = job.peers["d"]
+    job.sessions.forget(silent)
+    job.sessions.suspend(silent, "silent")
+    told = job.do(membership.Install(VIEW, dropped=("c",)))
+    assert [(worker, how) for worker, how, _ in told] == [
+        ("d", WriteOrReset),
+        ("c", WriteOrReset),
+        ("a", Write),
+        ("b", Write),
+    ]
+    assert told[0][2] == wire.Evicted("silent")
+    assert all(isinstance(new, wire.NewView) and new.before == 3 for _, _, new in told[1:])
+    assert [job.peers[worker].view for worker in "abc"] == [VIEW] * 3
+
+
+def test_member_that_is_back_need_not_publish_again() -> None:
+    told = Job().do(membership.Republish(BEFORE, "b"))
+    assert told == [(worker, Write, wire.Republish(3)) for worker in "ac"]
+
+
+def test_newcomer_that_warms_up_is_told_the_newest_watermark_of_the_members() -> None:
+    job = Job()
+    marks: Mapping[str, Watermark] = {"a": Watermark(1, 2), "b": Watermark(2, 1), "c": Watermark(9, 9)}
+    for worker, mark in marks.items():
+        job.peers[worker].watermark = mark  # c is no member any more
+    welcome, mark = (message for _, _, message in job.do(membership.Welcome("d", warm_up=True)))
+    assert isinstance(welcome, wire.Welcome)
+    assert (welcome.heartbeat_timeout_s, welcome.standbys) == (2.0, (("h", 1),))
+    newest = wire.JobWatermark(max(marks["a"], marks["b"]))
+    assert mark == newest
+    assert len(job.do(membership.Welcome("d", warm_up=False))) == 1
+    line = wire.encode(newest)
+    assert list(answer_heartbeat("d", STATE, job.sessions)) == [Write(job.peers["d"], line, can_wait=True)]
+    assert list(answer_heartbeat("a", STATE, job.sessions)) == []
+
+
+def test_worker_that_is_gone_is_told_nothing() -> None:
+    job = Job()
+    job.sessions.forget(job.peers["a"])
+    for action in (membership.Abort("a", "why"), membership.Finish("a"), membership.Resign("a")):
+        assert job.do(action) == []
+    assert [worker for worker, _, _ in job.do(membership.Announce(VIEW))] == ["b"]
