@@ -136,7 +136,7 @@ class Elastic(keras.callbacks.Callback):
             with leaving_cleanly():
                 self._worker = this_worker(self._engine)
             if self._settings.evict_stragglers:
-                self._worker.session.evict_stragglers()
+                self._worker.session.job.evict_stragglers()
         worker = self._worker
         named = self._settings.compensation.reference_batch_size is not None
         saves = self._settings.checkpointing(worker.checkpoint) is not None

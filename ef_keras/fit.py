@@ -224,7 +224,7 @@ class Fit:
         has_result = self._checkpoints is not None and self._checkpoints.load_result()
         if self.schedules is not None and self._checkpoints is not None and self._checkpoints.schedules is not None:
             self.schedules.load_state(self._checkpoints.schedules)
-        self._session.skip_training(has_result=has_result)
+        self._session.trainings.skip(has_result=has_result)
         self._claiming.skip()
         hooks.start_at(self._model, self._callbacks.params["epochs"])
 
@@ -271,14 +271,14 @@ class Fit:
         if self._skips:
             if self._checkpoints is not None:
                 self._state.remember(self._checkpoints.memories)
-            self._session.end_training()
+            self._session.trainings.end()
             return
         self._remember()  # of a training that had ended before
         self.data.dealer.end()
         self._session.run(Barrier("end of the training"))
         if self._checkpoints is not None:
             self._checkpoints.job.finish(self.data.dealer.num_updates, complete=self._limits)
-        self._session.end_training()
+        self._session.trainings.end()
 
     def release(self) -> None:
         """Remove what was installed, however far `fit` has come. May be repeated."""

@@ -156,7 +156,12 @@ class GlobalReducer(Reducer):
         return self._results
 
     def _flags(self) -> Sequence[float]:
-        return [float(self.session.change_pending), float(self.wants_stop), float(self.session.wish), *self._used]
+        return [
+            float(self.session.change_pending),
+            float(self.wants_stop),
+            float(self.session.agreements.wish),
+            *self._used,
+        ]
 
     def _update(self, sums: Sequence[np.ndarray], used: Sequence[float]) -> None:
         gradients = [(array, variable) for array, variable, n in zip(sums, self._variables, used, strict=False) if n]

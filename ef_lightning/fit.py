@@ -338,7 +338,7 @@ class Fit:
     def skip(self) -> None:
         """The others have ended this training: end the `fit`, with the saved result if there is one."""
         has_result = self.checkpoints is not None and self.checkpoints.load_result()
-        self._session.skip_training(has_result=has_result)
+        self._session.trainings.skip(has_result=has_result)
         self._claiming.skip()
         if not has_result:
             hooks.do_without_best(self._trainer)

@@ -32,8 +32,8 @@ def agree_on_trainer(trainer: Any, host: Host, session: Session) -> None:
     """
     mine = {
         "versions": hooks.logger_versions(trainer),
-        "skipped": session.has_skipped,
-        "lacks": session.lacks_results,
+        "skipped": session.trainings.has_skipped,
+        "lacks": session.trainings.lacks_results,
     }
     everybody, _ = operations.gather(session, mine, what="a logger's version")
     hooks.set_logger_versions(trainer, everybody[0]["versions"])
@@ -45,7 +45,7 @@ def agree_on_trainer(trainer: Any, host: Host, session: Session) -> None:
             "only those have trained is as the program made it"
         )
     memories, _ = operations.gather(session, memory_of(trainer, host), what="state of a callback")
-    if session.has_skipped:
+    if session.trainings.has_skipped:
         remember(trainer, host, memories[0])
 
 

@@ -241,7 +241,7 @@ class ElasticMixin(CollectivesMixin):
         with leaving_cleanly():
             self._worker = worker = this_worker(self.backend)
             if self.settings.evict_stragglers:
-                worker.session.evict_stragglers()
+                worker.session.job.evict_stragglers()
         self.host.set_rank(self.session.rank)
         self._trainer, self._run = trainer, Run(self, worker, trainer)
         self._fit = self._run.fit
@@ -308,7 +308,7 @@ class ElasticMixin(CollectivesMixin):
         """Release the Trainer; the membership lasts as long as the process."""
         run, fit = self._run, self._fit
         if fit is not None and not self._trainer.interrupted:
-            self.session.end_training()
+            self.session.trainings.end()
         if fit is not None:
             self._saved |= {name: state for name, state in fit.saved().items() if state is not None}
         if run is not None:

@@ -18,6 +18,7 @@ from ef_common.data.autoscaler import Autoscaler
 from ef_common.data.dealer import Dealer, Rest
 from ef_common.data.fleet import LATE_S, RELEASE_S
 from ef_common.events import EventLog
+from ef_common.session.stats import Stats
 
 STEP_S = 0.1
 EVERY = 20
@@ -69,8 +70,8 @@ class Job:
         self._limits = (min_nodes, max_nodes)
         self.wishes: list[int] = []
         self.is_alone = False
-        self.replaces = ""
-        self.rank, self.newcomer, self.entering, self.paused_s = rank, False, False, 0.0
+        self.stats, self.job = Stats(), self
+        self.rank, self.newcomer, self.entering = rank, False, False
         self.rate: Callable[[int], float] = lambda nodes: 100.0 * nodes
         self.members: list[str] = []
         self.machines = {f"w{number}": machine for number, machine in enumerate(machines)}
@@ -187,7 +188,7 @@ def test_cost_of_a_change_is_learned_and_told(make: Any, heard: Heard) -> None:
     scaler, _, _ = make(job)
     job.train(scaler, 5)
     job.enter(3)
-    job.paused_s += 1.5
+    job.stats.paused_s += 1.5
     job.train(scaler, 5)
     assert scaler.history.change_s == 1.5
     job.train(scaler, 2 * EVERY)
@@ -787,9 +788,9 @@ def test_session_knows_who_is_being_replaced(make: Any) -> None:
     job.train(scaler, 5)
     job.know(stragglers=("w1",))
     job.wait(scaler, 1.0)
-    assert job.replaces == "w1"
+    assert job.stats.replaces == "w1"
     job.wait(scaler, LATE_S)
-    assert job.replaces == ""
+    assert job.stats.replaces == ""
 
 
 def test_next_rank_0_goes_on_with_a_replacement(make: Any) -> None:
@@ -798,10 +799,10 @@ def test_next_rank_0_goes_on_with_a_replacement(make: Any) -> None:
     job.train(scaler, 5)
     job.know(wanted=3, stragglers=("w2",))
     job.wait(scaler, 1.0)
-    assert job.replaces == ""
+    assert job.stats.replaces == ""
     job.rank = 0
     job.wait(scaler, 1.0)
-    assert job.replaces == "w2"
+    assert job.stats.replaces == "w2"
 
 
 def test_straggler_for_which_nobody_has_come_is_not_asked_for_again(make: Any) -> None:

@@ -58,13 +58,13 @@ def test_last_checkpoint_tells_of_the_end(saved_before: str, tmp_path: Path) -> 
 
 def test_session_knows_the_newest_checkpoint_that_was_written_or_found(tmp_path: Path) -> None:
     job = start(tmp_path)
-    assert job._session.checkpoint_step is None
+    assert job._session.stats.checkpoint_step is None
     job.take(5)
     assert job._saver is not None
     assert job._saver.flush(30.0)
-    assert job._session.checkpoint_step == 5
+    assert job._session.stats.checkpoint_step == 5
     job.stop()
-    assert start(tmp_path)._session.checkpoint_step == 5
+    assert start(tmp_path)._session.stats.checkpoint_step == 5
 
 
 def test_training_that_has_ended_is_saved_again_only_if_it_has_gone_on(tmp_path: Path) -> None:

@@ -37,8 +37,9 @@ class Recorder(Session):
         super().__init__(SOLO.members[0], channel=None, groups=None)  # type: ignore[arg-type]
         self.told: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.claim: GetClaim = lambda name, members: ()
+        self.job.use_store = self.note  # type: ignore[method-assign]
 
-    def use_store(self, store: str, claim: Any = None) -> None:
+    def note(self, store: str, claim: Any = None) -> None:
         self.claim = claim
         self.told.put(store)
 
@@ -165,7 +166,7 @@ def test_place_that_only_some_members_have_is_not_told_and_training_begins(
     told: list[str] = []
 
     def begin(session: Session, rank: int) -> list[bytes]:
-        monkeypatch.setattr(session, "use_store", lambda store, claim=None: told.append(store))
+        monkeypatch.setattr(session.job, "use_store", lambda store, claim=None: told.append(store))
         Claiming(places[rank], session).begin()
         return session.group.all_gather(bytes([rank]))
 

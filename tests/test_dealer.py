@@ -32,13 +32,13 @@ def test_dealer_notes_its_share_of_each_step_and_its_end(tmp_path: Path) -> None
     dealer, session = make(tmp_path)
     other = Member("other", "n", "")
     dealer.begin(2, 20)
-    session.completed_in = View(1, (other, *SOLO.members))
+    session.collectives.completed_in = View(1, (other, *SOLO.members))
     dealer.deal()
     found = noted(tmp_path)
     assert (found.epoch, found.step, found.in_step, found.ranges, found.num_positions) == (2, 1, True, ((4, 8),), 4)
     dealer.commit(session.completed_in)
     assert not noted(tmp_path).in_step
-    session.completed_in = SOLO
+    session.collectives.completed_in = SOLO
     dealer.deal()
     assert (noted(tmp_path).step, noted(tmp_path).ranges) == (2, ((8, 12),))
 
@@ -47,7 +47,7 @@ def test_limited_batch_is_shared_by_the_members(tmp_path: Path) -> None:
     dealer, session = make(tmp_path)
     dealer.max_batch = 6
     dealer.begin(0, 21)
-    session.completed_in = View(1, (*SOLO.members, Member("b", "n", ""), Member("c", "n", "")))
+    session.collectives.completed_in = View(1, (*SOLO.members, Member("b", "n", ""), Member("c", "n", "")))
     assert dealer.num_steps() == 4
     windows = []
     while dealer.progress.remaining:
@@ -80,7 +80,7 @@ def test_dealer_notes_all_batches_of_an_accumulation(tmp_path: Path) -> None:
 def test_dealer_notes_the_whole_of_a_global_batch(tmp_path: Path) -> None:
     dealer, session = make(tmp_path, global_batch=GlobalBatch(10, 1))
     dealer.begin(0, 20)
-    session.completed_in = View(1, (*SOLO.members, Member("other", "n", "")))
+    session.collectives.completed_in = View(1, (*SOLO.members, Member("other", "n", "")))
     dealer.deal()
     assert noted(tmp_path).ranges == ((0, 10),)
 
@@ -88,10 +88,10 @@ def test_dealer_notes_the_whole_of_a_global_batch(tmp_path: Path) -> None:
 def test_dealer_notes_positions_that_have_come_back(tmp_path: Path) -> None:
     dealer, session = make(tmp_path)
     dealer.begin(0, 4)
-    session.completed_in = View(1, (*SOLO.members, Member("other", "n", "")))
+    session.collectives.completed_in = View(1, (*SOLO.members, Member("other", "n", "")))
     dealer.deal()
     dealer.commit(SOLO)  # the other one's are dealt again
-    session.completed_in = SOLO
+    session.collectives.completed_in = SOLO
     dealer.deal()
     assert noted(tmp_path).ranges == ((2, 3), (3, 4))
 
@@ -99,7 +99,7 @@ def test_dealer_notes_positions_that_have_come_back(tmp_path: Path) -> None:
 def test_dealer_that_goes_on_from_a_state_deals_what_a_lost_worker_had(tmp_path: Path) -> None:
     dealer, session = make(tmp_path)
     dealer.begin(0, 16)
-    session.completed_in = View(1, (*SOLO.members, Member("other", "n", "")))
+    session.collectives.completed_in = View(1, (*SOLO.members, Member("other", "n", "")))
     dealer.deal()
     dealer.commit(SOLO)  # 4 to 7 were the other one's
     resumed, _ = make(tmp_path)
@@ -154,7 +154,7 @@ def test_dealer_tells_of_each_update_and_of_what_is_left(tmp_path: Path) -> None
     dealer.on_committed = lambda view, num_samples, step: told.append((view.world_size, num_samples, step))
     dealer.samples_per_position = 2.0
     dealer.begin(0, 20)
-    session.completed_in = View(1, (*SOLO.members, Member("other", "n", "")))
+    session.collectives.completed_in = View(1, (*SOLO.members, Member("other", "n", "")))
     for _ in range(2):
         dealer.deal()
         dealer.commit(session.completed_in)

@@ -20,6 +20,7 @@ from ef_common.data.walking import Walk
 from ef_common.errors import UsageError
 from ef_common.events import EventLog
 from ef_common.session.crash_record import CrashRecord
+from ef_common.session.stats import Stats
 
 LENGTH = 23
 
@@ -28,13 +29,11 @@ class Session(SimpleNamespace):
     """The session of one worker; the test makes the views."""
 
     def __init__(self, worker: str) -> None:
-        super().__init__(
-            worker=Member(worker, worker, ""), crash_record=CrashRecord(), is_alone=False, training=1, told=None
-        )
-        self.num_samples_trained = 0.0
+        super().__init__(worker=Member(worker, worker, ""), crash_record=CrashRecord(), is_alone=False, told=None)
+        self.stats, self.trainings, self.job = Stats(), SimpleNamespace(number=1), self
         self.begin_step = lambda num_samples: None
         self.when_confirmed = lambda act: act()
-        self.job_watermark = lambda: None
+        self.watermark = lambda: None
 
     def see(self, members: tuple[str, ...]) -> None:
         self.completed_in = self.view = View(1, tuple(Member(name, name, "") for name in members))

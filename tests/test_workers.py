@@ -13,7 +13,7 @@ def watch(worker: str) -> WorkersWatch:
 
 
 def look(watch: WorkersWatch, generation: int, ids: str) -> WorkersChange | None:
-    watch._session.completed_in = View(generation, tuple(Member(worker, "n", "") for worker in ids))
+    watch._session.collectives.completed_in = View(generation, tuple(Member(worker, "n", "") for worker in ids))
     return watch.look()
 
 

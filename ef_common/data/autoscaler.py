@@ -153,7 +153,7 @@ class Autoscaler:
             return
         if settings is not None:
             self._measure(settings, contributors, num_samples, now)
-        room = session.room
+        room = session.job.room
         if room is not None:
             self._replacing.follow(room, contributors, acts=self._acts)
         if session.rank != 0:
@@ -203,7 +203,7 @@ class Autoscaler:
     # ------------------------------------------------------------ what is measured
 
     def _measure(self, settings: Autoscale, view: View, num_samples: float, now: float) -> None:
-        before_s, self._paused_s = self._paused_s, self._session.paused_s
+        before_s, self._paused_s = self._paused_s, self._session.stats.paused_s
         paused_s = self._paused_s - before_s
         took_s = 0.0 if self._last_at is None else now - self._last_at
         self._last_at = now
@@ -349,7 +349,7 @@ class Autoscaler:
     @property
     def wanted_nodes(self) -> int | None:
         """How many nodes are wanted; None if the training does not choose its size."""
-        room = self._session.room
+        room = self._session.job.room
         return None if self._settings is None else (room.wanted if room is not None else 0) or self._nodes
 
     def state(self) -> dict[str, Any] | None:

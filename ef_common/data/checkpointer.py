@@ -186,7 +186,7 @@ class Checkpointer:
     def _join(self, run: int) -> None:
         self._checkpoints.join(run, None if self.found is None else self.found.id)
         step = 0 if self.found is None else self.found.id.step
-        self._session.checkpoint_step = None if self.found is None else step
+        self._session.stats.checkpoint_step = None if self.found is None else step
         self._pace = Pace.begin(time.monotonic(), step, workers=max(1, self._session.world_size))
         where = "" if self.found is None else f", from step {step} ({self.found.id.name})"
         logger.info("run %d at %s%s", run, self._checkpoints.store, where)
@@ -235,7 +235,7 @@ class Checkpointer:
         return turn
 
     def _turn(self, step: int) -> Turn | None:
-        if self._session.take_wish():
+        if self._session.agreements.take_wish(self._session.completed_in):
             return "together"
         if not self._due(step + 1):
             return None
@@ -313,7 +313,7 @@ class Checkpointer:
         return self._saver
 
     def _saved(self, id: CheckpointId, seconds: float) -> None:
-        self._session.checkpoint_step = id.step
+        self._session.stats.checkpoint_step = id.step
         self._pace = self._pace.with_write(seconds)
 
     # ------------------------------------------------------------ end

@@ -51,11 +51,11 @@ class Claiming:
     @property
     def _one(self) -> Claiming:
         """The claiming that counts."""
-        return self._session.first_claiming or self
+        return self._session.trainings.first_claiming or self
 
     def _is_first(self) -> bool:
-        if self._session.first_claiming is None:
-            self._session.first_claiming = self
+        if self._session.trainings.first_claiming is None:
+            self._session.trainings.first_claiming = self
             return True
         if str(self._one._place) != str(self._place):
             logger.info("claims stay in %s, as in the first training of this process", self._one._place)
@@ -82,7 +82,7 @@ class Claiming:
         digest = "" if self._place is None else self._read()
         digests, _ = operations.gather(self._session, digest, what="digest of a place for claims")
         if set(digests) == {""}:
-            self._session.use_store("")
+            self._session.job.use_store("")
         elif "" in digests:
             logger.warning(
                 "some workers have no place for claims, so none breaks ties. Set the same for all (claims=, "
@@ -104,7 +104,7 @@ class Claiming:
 
     def _begin_again(self) -> None:
         if self._place is None:
-            self._session.use_store("")
+            self._session.job.use_store("")
         else:
             self._run = self._mark(self._place)
             self._use(self._read())
@@ -151,7 +151,7 @@ class Claiming:
                 raise StorageFailed(f"{self._place} is not the place that the workers have agreed on")
             return named
 
-        self._session.use_store(digest, claim)
+        self._session.job.use_store(digest, claim)
 
     def excluded(self, generation: int) -> bool:
         """Whether workers other than this one have the claim of a view with this generation or a newer one.
@@ -184,7 +184,7 @@ class Claiming:
     def _take(self, state: dict[str, Any] | None) -> None:
         if self._place is None:
             if state is None:
-                self._session.use_store("")
+                self._session.job.use_store("")
         elif state is not None:
             self._run = state["run"]
             if state["digest"] is not None:  # in a thread of its own, as the others wait

@@ -308,8 +308,8 @@ class Dealer:
         self.num_updates += 1
         num_positions = sum(stop - start for start, stop in done.committed)
         num_samples = self._num_samples or num_positions * self.samples_per_position
-        self._session.num_samples_trained += num_samples
-        self._session.step = self.num_updates
+        self._session.stats.num_samples_trained += num_samples
+        self._session.stats.step = self.num_updates
         if self.on_committed is not None and num_samples:
             self.on_committed(contributors, num_samples, self.num_updates)
         if self._session.crash_record.is_read:

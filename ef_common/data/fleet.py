@@ -74,7 +74,7 @@ class Fleet:
 
     def aim(self, nodes: int, room: Room) -> None:
         """From now on, so many nodes are wanted."""
-        self._session.want(nodes)
+        self._session.job.want(nodes)
         grows = nodes > room.nodes
         self._wish = _Wish(nodes, room.nodes, self._clock(), orders=not grows)
         if grows:

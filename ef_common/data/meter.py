@@ -42,7 +42,7 @@ class Meter:
         self._before = self._read()
 
     def _read(self) -> _Reading:
-        return _Reading(self._clock(), self._session.num_samples_trained, self._session.paused_s)
+        return _Reading(self._clock(), self._session.stats.num_samples_trained, self._session.stats.paused_s)
 
     def row(self) -> dict[str, float]:
         """The values to log now.

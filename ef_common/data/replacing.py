@@ -78,7 +78,7 @@ class Replacing:
         self._end()
         if room.wanted == room.nodes and (room.stragglers or not self._keeps_wish):
             self._now = _Replacement("", room.nodes, self._clock())
-            self._session.replaces = next(iter(room.stragglers), "")
+            self._session.stats.replaces = next(iter(room.stragglers), "")
 
     def settle(self, room: Room, view: View) -> bool:
         """Look after stragglers. Returns whether none is being replaced now."""
@@ -100,8 +100,8 @@ class Replacing:
             return
         self._past = self._past.with_one(straggler, view.members, now)
         self._now = _Replacement(worker, room.nodes, self._clock())
-        self._session.want(room.nodes)  # else the newcomer would be one more; and all members hear of it
-        self._session.replaces = worker
+        self._session.job.want(room.nodes)  # else the newcomer would be one more; and all members hear of it
+        self._session.stats.replaces = worker
         self._fleet.order(room.nodes + 1, room)
         number = f"{self._past.num_asked(now)} of at most {MOST_PER_HOUR} in an hour"
         self._tell(
@@ -127,10 +127,10 @@ class Replacing:
         self._end()
         self._fleet.order(one.nodes, room)
         if not self._keeps_wish:
-            self._session.want(0)
+            self._session.job.want(0)
 
     def _end(self) -> None:
-        self._now, self._session.replaces = None, ""
+        self._now, self._session.stats.replaces = None, ""
 
     def _is_refused(self, nodes: int) -> bool:
         """Whether no more than so many nodes can be had, which has been said."""

@@ -102,13 +102,13 @@ class Sharing:
         if num_bytes() < self._least_bytes:
             return False
         self._wished = (generation, step)
-        session.wish = True
+        session.agreements.wish = True
         return True
 
     def agree(self, id: CheckpointId, offer: Offer, *, busy: bool) -> Plan | None:
         """Agree on a plan; all members call this at the same boundary. None: nothing is taken there."""
         session = self._session
-        self._wished, session.wish = None, False
+        self._wished, session.agreements.wish = None, False
         mine: dict[str, Any] = {"busy": busy, "offer": None}
         ids = session.completed_in.ids
         if ids[0] == session.worker.id:
@@ -162,5 +162,5 @@ class Sharing:
 
     def written_alone(self) -> None:
         """Rank 0 has taken a checkpoint alone."""
-        self._wished, self._session.wish = None, False
+        self._wished, self._session.agreements.wish = None, False
         self._num_alone = max(0, self._num_alone - 1)

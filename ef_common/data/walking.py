@@ -97,8 +97,8 @@ class Walk:
         progress = self._dealer.progress
         if progress.uncommitted:
             return
-        self._session.tell_watermark(
-            Watermark(progress.epoch, progress.cursor, progress.returned, self._session.training)
+        self._session.job.tell_watermark(
+            Watermark(progress.epoch, progress.cursor, progress.returned, self._session.trainings.number)
         )
 
     def catch_up(self) -> None:
@@ -111,7 +111,8 @@ class Walk:
             JobFinished: The job has ended meanwhile.
         """
         stream, target, lag, report = self.stream, None, math.inf, _Report()
-        while (newest := self._session.job_watermark()) is not None and newest.training == self._session.training:
+        training = self._session.trainings.number
+        while (newest := self._session.job.watermark()) is not None and newest.training == training:
             if target is None or not stream.lag(target) or newest.epoch > target.epoch:
                 target, before, lag = newest, lag, stream.lag(newest)
                 if not 0 < lag < before:

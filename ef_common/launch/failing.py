@@ -176,7 +176,7 @@ class Failing:
 
     def _tell(self, why: str) -> None:
         self._told = True
-        if self._session.fail(why):
+        if self._session.job.fail(why):
             self._session.crash_record.fail(why)
         else:
             logger.warning("not all other workers have heard that an exception of its own ends this worker")

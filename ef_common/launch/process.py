@@ -43,7 +43,7 @@ from ef_common.session import Session
 from ef_common.session.crash_record import CrashRecord
 from ef_common.session.ports import ControlChannel
 from ef_common.session.progress_tracker import ProgressTracker
-from ef_common.session.settling import Surroundings
+from ef_common.session.surroundings import Surroundings
 from ef_common.story import Story
 from ef_common.terminal import log_as_json, outlive_reader
 from ef_common.tls import Tls
@@ -90,8 +90,8 @@ class Worker:
         number = next(self.fits)
         self.failing.forget()
         self.log.write("training", number=number)
-        self.session.begin_training(number)
-        return self.session.is_behind
+        self.session.trainings.begin(number)
+        return self.session.trainings.is_behind
 
     def places(self, settings: ElasticSettings) -> tuple[Claiming, Callable[[Source], Checkpointer] | None]:
         """The claims of the program's next training, and the factory of its checkpoints, if any. Asked once each."""
@@ -107,7 +107,7 @@ class Worker:
         chosen = settings.autoscaling(self.autoscale)
         if not self.elastic or (chosen is None and not settings.evict_stragglers):
             return None
-        self.session.evict_stragglers()
+        self.session.job.evict_stragglers()
         return Autoscaler(chosen, self.session, log=self.log, provisioner=self.provisioner)
 
     def end(self) -> None:

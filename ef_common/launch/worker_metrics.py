@@ -89,23 +89,23 @@ class MetricsPage:
     def text(self) -> str:
         """All of it, as Prometheus reads it."""
         session = self._session
-        view, room, now = session.view, session.room, self._clock()
+        view, room, now = session.view, session.job.room, self._clock()
         is_member = view.generation > 0 and view.rank_of(session.worker.id) is not None and not session.newcomer
-        self._speed.note(now, session.num_samples_trained)
+        self._speed.note(now, session.stats.num_samples_trained)
         wanted = 0 if room is None else room.wanted
-        if wanted and view.rank_of(session.replaces) is not None:
+        if wanted and view.rank_of(session.stats.replaces) is not None:
             wanted += 1  # whoever comes in its place waits until it goes
         values = {
             "workers": view.world_size if is_member else 0,
             "view_generation": view.generation,
-            "step": session.step,
+            "step": session.stats.step,
             "samples_per_second": round(self._speed.at(now), 3) if is_member else 0,
-            "samples_total": round(session.num_samples_trained),
-            "pause_seconds_total": round(session.paused_s, 3),
+            "samples_total": round(session.stats.num_samples_trained),
+            "pause_seconds_total": round(session.stats.paused_s, 3),
             "nodes_wanted": wanted,
         }
-        if session.checkpoint_step is not None:
-            values["checkpoint_step"] = session.checkpoint_step
+        if session.stats.checkpoint_step is not None:
+            values["checkpoint_step"] = session.stats.checkpoint_step
         lines = [f"{name} {value}" for name, value in values.items()]
         if is_member and view.members[0].address:
             lines.append(f'rank_zero{{address="{view.members[0].address}"}} 1')
@@ -130,7 +130,7 @@ class MetricsPage:
         with server, suppress(OSError, ValueError):  # it was closed
             while not self._stopped.is_set():
                 server.handle_request()
-                self._speed.note(self._clock(), self._session.num_samples_trained)
+                self._speed.note(self._clock(), self._session.stats.num_samples_trained)
 
     def _bind(self) -> HTTPServer:
         def answer(path: str) -> tuple[int, str]:

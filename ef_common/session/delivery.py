@@ -41,7 +41,7 @@ class Delivery:
         self._send_bytes(operation.describe(), target)
         self._group.send(operation.result(None), target)
 
-    def receive_result(self, operation: Operation | None, source: int) -> View:
+    def receive_result(self, operation: Operation | None, source: int) -> tuple[Operation, View]:
         """Receive the result of a collective.
 
         Args:
@@ -49,14 +49,14 @@ class Delivery:
             source: A rank that has completed it.
 
         Returns:
-            The view in which it has completed.
+            The collective, and the view in which it has completed.
         """
         if operation is None:
             raise ProtocolError("behind by a collective that is not in flight")
         meta = json.loads(self._receive_bytes(source))
         header = self._receive_bytes(source)
         self._group.receive(operation.result(header), source)
-        return View(int(meta["generation"]), tuple(Member(worker, "", "") for worker in meta["ids"]))
+        return operation, View(int(meta["generation"]), tuple(Member(worker, "", "") for worker in meta["ids"]))
 
     def hand_on_state(self, state: State | None, chain: Sequence[int], rank: int, take_in: TakeIn) -> None:
         """Send the state (the first of a chain), or receive it and pass it on as it arrives (the others).

@@ -61,7 +61,7 @@ def main() -> None:
     directory, node, num_bytes = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     session = this_worker().session
     session.state = Payload(num_bytes, filled=not session.newcomer)
-    session.begin_training(1)
+    session.trainings.begin(1)
     if session.newcomer:
         (directory / f"ready-{node}").touch()
         session.join()

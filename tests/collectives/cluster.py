@@ -131,6 +131,7 @@ class Cluster:
         self._suspects: set[str] = set()
         self._deciding = threading.RLock()  # a member hears of one decision before the next one is made
         self.sessions: list[Session] = []
+        self.listeners: list[Callable[[int], None]] = []
 
     def meeting(self, view: View, number: int) -> Meeting:
         with self.lock:
@@ -161,8 +162,8 @@ class Cluster:
             self._suspects = set()
             self.view = View(self.view.generation + 1, members, admitted_at=1)
             self._changed.notify_all()
-        for session in self.sessions:
-            session._current.replace(self.view.generation)
+        for replace in self.listeners:
+            replace(self.view.generation)
 
     def wait_view(self, after: int) -> View:
         with self._changed:
@@ -218,6 +219,7 @@ class ThreadChannel:
         self._cluster, self._worker = cluster, worker
 
     def start(self, on_view: Callable[[int], None]) -> bool:
+        self._cluster.listeners.append(on_view)
         return False
 
     def send(self, kind: str, generation: int = 0) -> None:

@@ -263,7 +263,7 @@ def test_flags_tell_all_how_many_have_raised_them(flag: str, heard: str, later: 
         reducer = GradientReducer(session, module, weights=weights)  # type: ignore[arg-type]
         reducer.attach()
         for raised in (False, rank == 1, later):
-            setattr(session, flag, raised)
+            setattr(session if hasattr(session, flag) else session.agreements, flag, raised)
             reducer.before_backward()
             mean_loss(module, rank).backward()
             reducer.after_backward()

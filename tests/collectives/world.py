@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ef_common.core.view import Member, View
+from ef_common.session.agreements import Agreements
 from ef_common.session.ports import Group, Operation
 from tests.collectives.cluster import Cluster
 
@@ -29,7 +30,7 @@ class OneView:
         self.group = group
         self.worker = self.view.members[rank]
         self.change_pending = False
-        self.wish = False
+        self.agreements = Agreements()
         self.agreed: list[float] = []
         self.wishes: list[float] = []
         self.newest: Any = None

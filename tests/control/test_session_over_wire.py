@@ -100,7 +100,7 @@ class Trainer(threading.Thread):
                 self.session.agree(sum(map(int, step.flags)))
                 self.world_sizes = [*self.world_sizes, self.session.completed_in.world_size]
             if self.order == "end":
-                self.session.end_training()
+                self.session.trainings.end()
                 self.session.close()
                 self.session.stop()
             self.channel.stop()

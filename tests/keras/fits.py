@@ -18,7 +18,7 @@ def program(backend: str, gates: str, checkpoint: str = "") -> dict[str, Any]:
 
     class Gate(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            if this_worker().session.training == 2 and batch == 2:
+            if this_worker().session.trainings.number == 2 and batch == 2:
                 self.wait("second")
 
         def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:

@@ -215,7 +215,7 @@ def catch_in_a_job() -> dict[str, Any]:
         caught.append(True)
     wrong += left_behind(model) + different(model, made(model.get_weights()), ef_keras.callbacks())
     worker = this_worker()
-    return {"caught": caught, "wrong": wrong, "elastic": worker.elastic, "fits": worker.session.training}
+    return {"caught": caught, "wrong": wrong, "elastic": worker.elastic, "fits": worker.session.trainings.number}
 
 
 def not_caught() -> None:

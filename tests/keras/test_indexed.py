@@ -21,6 +21,7 @@ from ef_common.session.crash_record import CrashRecord
 keras = pytest.importorskip("keras")
 
 from ef_common.core.epochs import Epochs  # noqa: E402
+from ef_common.session.stats import Stats  # noqa: E402
 from ef_keras.hooks import Indexed  # noqa: E402
 from ef_keras.indexed import IndexedSource  # noqa: E402
 from ef_keras.training_data import TrainingData  # noqa: E402
@@ -154,7 +155,7 @@ class World:
         self.worker = Member("a", "a", "")
         self.completed_in = self.view = View(1, (self.worker,))
         self.newcomer = self.is_alone = False
-        self.num_samples_trained = 0.0
+        self.stats = Stats()
 
 
 def training(data: Any) -> TrainingData:
@@ -243,7 +244,7 @@ class Members:
     def __init__(self, *names: str) -> None:
         self.worker = Member("a", "a", "")
         self.newcomer = self.is_alone = False
-        self.num_samples_trained = 0.0
+        self.stats = Stats()
         self.crash_record, self.next = CrashRecord(), names
         self.boundary()
 

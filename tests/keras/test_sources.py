@@ -21,6 +21,7 @@ pytest.importorskip("keras")
 
 from ef_common.core.epochs import ENDLESS, Epochs
 from ef_common.data.walked_stream import WalkedStream
+from ef_common.session.stats import Stats
 from ef_keras.training_data import TrainingData, num_samples
 
 LENGTH = 40
@@ -137,11 +138,9 @@ class Trains(SimpleNamespace):
 
     def __init__(self, worker: str, *names: str) -> None:
         members = tuple(Member(name, name, "") for name in names)
-        super().__init__(
-            worker=Member(worker, worker, ""), crash_record=CrashRecord(), newcomer=False, is_alone=False, training=1
-        )
+        super().__init__(worker=Member(worker, worker, ""), crash_record=CrashRecord(), newcomer=False, is_alone=False)
         self.completed_in = self.view = View(1, members)
-        self.num_samples_trained = 0.0
+        self.stats, self.trainings, self.job = Stats(), SimpleNamespace(number=1), self
         self.begin_step = lambda num_samples: None
         self.boundary = lambda: False
         self.tell_watermark = lambda place: None
@@ -264,17 +263,27 @@ class Others:
     def __init__(self, source: WalkedStream, *, ahead: int, speed: float, ends_after: int = 10**9) -> None:
         self.worker = Member("new", "n", "")
         self.newcomer, self.is_alone = True, False
-        self.training = 1
+        self.trainings, self.job = SimpleNamespace(number=1), self
         self._source, self._ahead, self._speed, self._ends_after = source, ahead, speed, ends_after
         self.num_asked = 0
 
-    def job_watermark(self) -> Watermark | None:
+    def watermark(self) -> Watermark | None:
         walked = self.num_asked
         self.num_asked += 1
         if walked >= self._ends_after:
             raise JobFinished("it is over")
         cursor = self._ahead + int(self._speed * (walked - walked % 20))
         return Watermark(*divmod(cursor, self._source.epochs.length))
+
+
+def others_at(position: Watermark | None) -> Any:
+    """The session of a newcomer whose members are in training 1, at this position."""
+    return SimpleNamespace(
+        worker=Member("new", "n", ""),
+        is_alone=False,
+        trainings=SimpleNamespace(number=1),
+        job=SimpleNamespace(watermark=lambda: position),
+    )
 
 
 def catch_up(source: WalkedStream, others: Any) -> None:
@@ -286,9 +295,8 @@ def test_newcomer_that_is_faster_catches_up(speed: float) -> None:
     source, _ = stream(10_000)
     others = Others(source, ahead=2000, speed=speed)
     catch_up(source, others)
-    assert source.lag(others.job_watermark()) <= 20 * speed / (
-        1 - speed
-    )  # where a walk that nothing shortens any more begins
+    # A walk that nothing shortens any more begins there.
+    assert source.lag(others.watermark()) <= 20 * speed / (1 - speed)
     assert source.cursor >= 2000
 
 
@@ -310,14 +318,14 @@ def test_newcomer_goes_on_into_the_next_epoch_with_the_others() -> None:
 
 def test_newcomer_whose_members_told_nothing_joins_at_once() -> None:
     source, data = stream()
-    catch_up(source, SimpleNamespace(worker=Member("new", "n", ""), is_alone=False, job_watermark=lambda: None))
+    catch_up(source, others_at(None))
     assert data.num_read == 1
 
 
 def test_newcomer_walks_to_no_position_of_another_training() -> None:
     source, _ = stream(50)
     position = Watermark(0, 20, training=2)
-    others = SimpleNamespace(worker=Member("new", "n", ""), training=1, is_alone=False, job_watermark=lambda: position)
+    others = others_at(position)
     catch_up(source, others)
     assert source.cursor == 1  # the batch that its model was built with
 

@@ -16,6 +16,7 @@ from ef_common.session.crash_record import CrashRecord
 keras = pytest.importorskip("keras")
 
 from ef_common.core.epochs import Epochs  # noqa: E402
+from ef_common.session.stats import Stats  # noqa: E402
 from ef_keras.training_data import TrainingData  # noqa: E402
 
 
@@ -53,7 +54,7 @@ class World:
         self.completed_in = view(*names)
         self.next: View | None = None
         self.newcomer = self.is_alone = False
-        self.num_samples_trained = 0.0
+        self.stats = Stats()
         self.begun: list[int] = []
         self.crash_record = CrashRecord()
 

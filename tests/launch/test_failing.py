@@ -37,7 +37,7 @@ class Told:
     worker = Member("w-1", "n", "")
 
     def __init__(self) -> None:
-        self.crash_record = CrashRecord()
+        self.crash_record, self.job = CrashRecord(), self
         self.told: list[str] = []
         self.entering = False
         self.stopped = 0

@@ -17,6 +17,7 @@ from ef_common.core.view import Member, View
 from ef_common.launch import worker_metrics
 from ef_common.launch.environment import read_environment
 from ef_common.launch.worker_metrics import MetricsPage, Speed, metrics_page
+from ef_common.session.stats import Stats
 
 WORKER = Member("a", "node", "")
 OTHER = Member("b", "node", "")
@@ -24,16 +25,10 @@ VIEW = View(7, (WORKER, OTHER))
 
 
 def session(**changes: Any) -> Any:
-    facts = {
-        "worker": WORKER,
-        "view": VIEW,
-        "room": None,
-        "newcomer": False,
-        "step": 12,
-        "checkpoint_step": None,
-        "replaces": "",
-    }
-    return SimpleNamespace(**{**facts, "num_samples_trained": 96.0, "paused_s": 0.25, **changes})
+    facts = {"worker": WORKER, "view": VIEW, "newcomer": False, "job": SimpleNamespace(room=changes.pop("room", None))}
+    figures = {name: changes.pop(name) for name in ("replaces", "checkpoint_step") if name in changes}
+    stats = Stats(num_samples_trained=96.0, step=12, paused_s=0.25, **figures)
+    return SimpleNamespace(**{**facts, "stats": stats, **changes})
 
 
 def told(one: Any) -> dict[str, float]:

@@ -37,12 +37,12 @@ def gated(pl: Any, gates: Path, *, slow: bool) -> tuple[Any, Any]:
 
         def on_fit_start(self, trainer: Any, module: Any) -> None:
             self.num_fits += 1
-            if slow and this_worker().session.training == 1:
+            if slow and this_worker().session.trainings.number == 1:
                 wait_for(gates / "slow")
 
         def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
             session = this_worker().session
-            if session.training == 2 and batch_idx == 2:
+            if session.trainings.number == 2 and batch_idx == 2:
                 wait_for(gates / "second")
                 while (gates / "expected").exists() and session.world_size < 3 and not session.change_pending:
                     time.sleep(0.01)

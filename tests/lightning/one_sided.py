@@ -64,7 +64,7 @@ def run_to_boundary(directory: str) -> None:
         def on_train_batch_end(self, *args: Any) -> None:
             time.sleep(0.02)
             strategy = self.trainer.strategy
-            if strategy.session.change_agreed and self.global_rank == 0:
+            if strategy.session.agreements.change_agreed and self.global_rank == 0:
                 strategy.barrier("mine")
 
     trainer = training.trainer(pl, default_root_dir=directory)

@@ -135,9 +135,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="updates-are-confirmed-at-once",
-        file="ef_common/session/session.py",
-        old="if self.completed_in.world_size == 1 and not self._ousted:",
-        new="if not self._ousted:",
+        file="ef_common/session/collective_log.py",
+        old="if self.completed_in.world_size == 1 and not self._current.is_ousted:",
+        new="if not self._current.is_ousted:",
         harm="The event log holds an update that the survivors of a loss have made in another way.",
     ),
     Mutant(

@@ -8,7 +8,6 @@ from typing import Any, cast
 import pytest
 
 from ef_common.core.replay import FRESH
-from ef_common.core.room import NO_DEMAND, Room
 from ef_common.core.view import Member, View
 from ef_common.core.watermark import Watermark
 from ef_common.errors import (
@@ -20,11 +19,10 @@ from ef_common.errors import (
     MembershipError,
     ProtocolError,
     UnsupportedError,
-    UsageError,
 )
 from ef_common.session import Barrier, Session
 from ef_common.session.progress_tracker import ProgressTracker
-from ef_common.session.settling import Surroundings
+from ef_common.session.surroundings import Surroundings
 
 
 class Channel:
@@ -112,23 +110,6 @@ class Groups:
         return payload
 
 
-@pytest.mark.parametrize(("num_members", "told"), [(1, 1), (2, 0)])
-def test_place_is_told_when_no_loss_can_undo_it(num_members: int, told: int) -> None:
-    channel: Any = Founding(num_members)
-    session = Session(Member("w", "n", ""), channel=channel, groups=Groups())  # type: ignore[arg-type]
-    session.start()
-    session.tell_watermark(Watermark(0, 8))
-    assert len(channel.watermarks) == told
-    session.run(Barrier())
-    assert channel.watermarks == [Watermark(0, 8)]
-
-
-def test_session_without_a_coordinator_knows_no_place() -> None:
-    session = Session(Member("w", "n", ""), channel=None, groups=None)  # type: ignore[arg-type]
-    session.tell_watermark(Watermark(0, 8))
-    assert session.job_watermark() is None
-
-
 def test_collective_of_what_is_called_in_one_worker_alone_is_refused_and_named() -> None:
     session = Session(Member("w", "n", ""), channel=None, groups=None)  # type: ignore[arg-type]
     with (
@@ -146,30 +127,11 @@ def test_collective_is_possible_again_after_what_was_called_alone_has_failed() -
     session.run(Barrier())
 
 
-@pytest.mark.parametrize(("num_wishes", "heard"), [(0.0, False), (1.0, True)])
-def test_wish_that_was_heard_is_taken_once(num_wishes: float, heard: bool) -> None:
-    session = Session(Member("w", "n", ""), channel=Founding(2), groups=Groups())  # type: ignore[arg-type]
-    session.start()
-    session.wish = True
-    session.agree(0.0, num_wishes)
-    session.agree(0.0, 0.0)  # the next reduction of the same step
-    assert session.wish is not heard
-    assert [session.take_wish(), session.take_wish()] == [heard, False]
-
-
-def test_wish_is_forgotten_when_the_members_change() -> None:
-    session = Session(Member("w", "n", ""), channel=Founding(2), groups=Groups())  # type: ignore[arg-type]
-    session.start()
-    session.agree(0.0, 1.0)
-    session.completed_in = View(2, session.completed_in.members[:1])
-    assert not session.take_wish()
-
-
 def test_wish_that_a_newcomer_computes_by_itself_is_not_heard() -> None:
     session = Session(Member("w", "n", ""), channel=Channel([]), groups=None)  # type: ignore[arg-type]
     session.start()
     session.agree(0.0, 1.0)
-    assert not session.take_wish()
+    assert not session.agreements.take_wish(session.completed_in)
 
 
 # ---------------------------------------------------------------- leaving
@@ -334,10 +296,11 @@ def test_newcomer_that_cannot_take_in_the_state_says_goodbye_and_holds_up_nobody
 
 
 def test_newcomer_answers_its_own_collectives_until_its_first_step() -> None:
-    session = Session(Member("w", "n", ""), channel=cast(Any, Founding(2)), groups=cast(Any, None))
-    session.completed, session.view, session.entering = 7, View(3, (Member("v", "n", ""), Member("w", "n", ""))), True
+    session = Session(Member("w", "n", ""), channel=cast(Any, Founding(2)), groups=cast(Any, Groups()))
+    session.start()
+    completed, session.entering = session.completed, True
     assert session.run(Barrier()).ids == ("w",)
-    assert session.completed == 7
+    assert session.completed == completed
 
 
 # ---------------------------------------------------------------- trainings
@@ -386,12 +349,12 @@ def test_member_tells_of_later_trainings_and_of_the_end_of_a_program_that_has_tr
     del channel.told[:]
     session.close()
     assert channel.told == []  # it has only evaluated
-    session.begin_training(1)
-    session.end_training()
-    session.begin_training(2)
+    session.trainings.begin(1)
+    session.trainings.end()
+    session.trainings.begin(2)
     session.close()  # in the middle of a training
     assert channel.told == [("begin", 2)]
-    session.end_training()
+    session.trainings.end()
     session.close()
     assert channel.told == [("begin", 2), ("close", 0)]
 
@@ -400,17 +363,17 @@ def test_newcomer_tells_its_training_when_it_is_ready_and_nothing_else() -> None
     channel = Telling(newcomer=True, training=2)
     session = session_of(channel)
     assert session.start()
-    session.begin_training(1)
-    assert session.is_behind
-    session.skip_training(has_result=False)
-    session.end_training()
+    session.trainings.begin(1)
+    assert session.trainings.is_behind
+    session.trainings.skip(has_result=False)
+    session.trainings.end()
     session.close()
-    session.begin_training(2)
-    assert not session.is_behind
+    session.trainings.begin(2)
+    assert not session.trainings.is_behind
     assert channel.told == []
     session.join()
     assert channel.told[0] == ("ready", 2)
-    assert not session.is_behind
+    assert not session.trainings.is_behind
 
 
 def test_newcomer_that_is_admitted_to_another_training_takes_no_state() -> None:
@@ -427,9 +390,9 @@ def test_newcomer_that_lacks_a_result_does_not_begin_anew_without_the_others(has
     channel.view = View(2, (Member("x", "n", ""), Member("y", "n", "")))
     session = session_of(channel, Gathering(Surroundings().report(FRESH, 2).dump()))
     session.start()
-    session.begin_training(1)
-    session.skip_training(has_result=has_result)
-    session.begin_training(2)
+    session.trainings.begin(1)
+    session.trainings.skip(has_result=has_result)
+    session.trainings.begin(2)
     if has_result:
         session.join()
     else:
@@ -440,49 +403,9 @@ def test_newcomer_that_lacks_a_result_does_not_begin_anew_without_the_others(has
 def test_process_is_not_watched_between_trainings() -> None:
     tracker = ProgressTracker(lambda: 0.0)
     session = Session(Member("x", "n", ""), channel=None, groups=None, tracker=tracker)  # type: ignore[arg-type]
-    session.begin_training(1)
+    session.trainings.begin(1)
     assert not tracker.rests
-    session.end_training()
+    session.trainings.end()
     assert tracker.rests
-    session.begin_training(2)
+    session.trainings.begin(2)
     assert not tracker.rests
-
-
-# ---------------------------------------------------------------- the number of nodes
-
-
-class Roomy(Founding):
-    """A line over which room is known, and demands are kept."""
-
-    room = Room(NO_DEMAND, 2, 1, 0, 1, 8)
-
-    def __init__(self) -> None:
-        super().__init__(2)
-        self.wanted: list[int] = []
-
-    def want(self, num_nodes: int) -> None:
-        self.wanted.append(num_nodes)
-
-
-@pytest.mark.parametrize(("name", "wanted"), [("w", [3, 0]), ("x", [])])
-def test_rank_0_alone_wants_nodes(name: str, wanted: list[int]) -> None:
-    channel: Any = Roomy()
-    session = Session(Member(name, "n", ""), channel=channel, groups=Groups())  # type: ignore[arg-type]
-    session.want(5)  # there is no view yet
-    session.view = channel.view
-    session.want(3)
-    session.want(0)
-    assert channel.wanted == wanted
-    assert session.room is channel.room
-
-
-def test_negative_number_of_nodes_raises_a_usage_error() -> None:
-    session = Session(Member("w", "n", ""), channel=cast(Any, Roomy()), groups=cast(Any, None))
-    with pytest.raises(UsageError, match="num_nodes=-1"):
-        session.want(-1)
-
-
-def test_session_without_a_coordinator_has_no_room_and_wants_nothing() -> None:
-    session = Session(Member("w", "n", ""), channel=None, groups=cast(Any, None))
-    session.want(3)
-    assert session.room is None

@@ -36,8 +36,8 @@ from ef_common.errors import Left
 from ef_common.protocol import liveness
 from ef_common.protocol.client import Client
 from ef_common.protocol.server import CoordinatorServer
-from ef_common.session import Session
-from ef_common.session import session as session_module
+from ef_common.session import Barrier, Session, settling
+from ef_common.session.current_view import CurrentView
 from ef_common.testing.simulation import operations, trainer
 from ef_common.testing.simulation.channel import Channel
 
@@ -52,7 +52,7 @@ def forget_the_replay(patch: Patch) -> None:
         held = [number for number in completed if number != FRESH]
         return replace(planned, results=(), newest=min(held)) if planned.results else planned
 
-    patch.setattr(session_module, "plan_replay", plan)
+    patch.setattr(settling, "plan_replay", plan)
 
 
 def drop_what_is_returned(patch: Patch) -> None:
@@ -95,9 +95,8 @@ def skip_the_barrier_after_a_change(patch: Patch) -> None:
     run = Session.run
 
     def hasty(self: Session, operation: Any) -> Any:
-        if isinstance(operation, session_module.Barrier) and self.view.generation > 1:
-            self.completed += 1
-            self.completed_in = self.view
+        if isinstance(operation, Barrier) and self.view.generation > 1:
+            self.collectives.complete(operation, self.view)
             return self.view
         return run(self, operation)
 
@@ -108,8 +107,8 @@ def agree_alone(patch: Patch) -> None:
     """A worker goes for a change as soon as it knows of one itself."""
 
     def agree(self: Session, num_flags: float) -> None:
-        if self.change_pending and self._change_agreed_in is None:
-            self._change_agreed_in = self.completed_in.generation
+        if self.change_pending and not self.agreements.change_agreed:
+            self.agreements.change_alone(self.completed_in)
 
     patch.setattr(Session, "agree", agree)
 
@@ -146,10 +145,14 @@ def count_the_view_as_contributors(patch: Patch) -> None:
 def hold_by_the_view(patch: Patch) -> None:
     """A worker holds as soon as it knows that it should."""
 
-    def agreed(self: Session) -> bool:
-        return self._change_agreed_in is not None or self.view.hold
+    change_view = Session._change_view
 
-    patch.setattr(Session, "change_agreed", property(agreed))
+    def hasty(self: Session) -> bool:
+        if self.view.hold and not self.agreements.change_agreed:
+            self.agreements.change_alone(self.view)
+        return change_view(self)
+
+    patch.setattr(Session, "_change_view", hasty)
 
 
 def confirm_at_once(patch: Patch) -> None:
@@ -175,7 +178,7 @@ def lend_before_all_have_the_result(patch: Patch) -> None:
 
 def trust_in_being_alone(patch: Patch) -> None:
     """A world of one does not look whether it is still in."""
-    patch.setattr(Session, "_ousted", False)
+    patch.setattr(CurrentView, "is_ousted", False)
 
 
 def lose_the_joiners_state(patch: Patch) -> None:

@@ -19,6 +19,7 @@ from ef_common.data.checkpointer import Checkpointer, Checkpointing, Turn
 from ef_common.data.source import Release
 from ef_common.errors import UnsupportedError, UsageError
 from ef_common.events import EventLog, Record, read
+from ef_common.session.stats import Stats
 from ef_common.storage.checkpoints import Checkpoints, Content
 from ef_common.storage.layout import Layout, Path, Segment, Slice
 from ef_common.storage.shares import PAGE_BYTES, SharedFile
@@ -37,13 +38,15 @@ class Session:
         self.worker = MEMBERS[0]
         self.view = self.completed_in = View(1, MEMBERS)
         self.rank, self.world_size, self.newcomer = 0, 2, False
-        self.wish = self.busy = False
+        self.busy, self.stats = False, Stats()
+        self.agreements = self.job = self  # which it is asked for, too
+        self.wish = False
         self.heard = False
 
     def use_store(self, store: str, claim: Any) -> None:
         """It breaks no ties here."""
 
-    def take_wish(self) -> bool:
+    def take_wish(self, view: View) -> bool:
         heard, self.heard = self.heard, False
         return heard
 
@@ -200,7 +203,7 @@ def test_wish_that_nobody_hears_lets_rank_0_write_alone(scene: Scene, monkeypatc
     monkeypatch.setattr(scene.session, "make_step", lambda: None)
     assert [scene.boundary(step) for step in range(2)] == [None, "alone"]
     assert scene.saved() == {1: 0}
-    assert not scene.session.wish
+    assert not scene.session.agreements.wish
 
 
 def test_wish_that_a_change_of_members_has_undone_is_made_again(scene: Scene) -> None:
@@ -248,7 +251,7 @@ def test_small_state_and_store_that_cannot_are_written_alone(tmp_path: FilePath)
     for url, share_bytes in ((str(tmp_path / "store"), len(DATA) + 1), (f"memory://{tmp_path}", 1)):
         scene = Scene(tmp_path / f"run-{share_bytes}", url, share_bytes)
         assert [scene.boundary(step) for step in range(3)] == [None, "alone", "alone"]
-        assert not scene.session.wish
+        assert not scene.session.agreements.wish
         scene.job.stop()
 
 
@@ -257,7 +260,7 @@ def test_world_of_one_and_other_ranks_make_no_wish(scene: Scene) -> None:
     assert scene.boundary(1) == "alone"
     scene.session.world_size, scene.session.rank = 2, 1
     assert scene.boundary(2) is None
-    assert not scene.session.wish
+    assert not scene.session.agreements.wish
 
 
 def test_negative_size_is_misuse() -> None:

@@ -228,7 +228,7 @@ class ArrayReduction:
             if bucket == len(self._buffers) - 1:
                 session = self._session
                 squared = self._squared_norm() if self.measures else 0.0
-                flags = [session.change_pending, self._wants_stop, session.wish, self._lacking, squared]
+                flags = [session.change_pending, self._wants_stop, session.agreements.wish, self._lacking, squared]
                 flags += [self.asks, self.finds]
                 self._buffers[-1][-_NUM_FLAGS:] = flags
             self._pending.append(self._group.all_reduce(self._buffers[bucket], CALL, self._meeting))

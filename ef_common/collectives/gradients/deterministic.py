@@ -135,7 +135,7 @@ class DeterministicReducer:
 
     def _flags(self) -> Sequence[float]:
         used = [float(id(parameter) in self._used) for parameter in self._parameters]
-        return [float(self._session.change_pending), float(self._session.wish), self.wants_stop, *used]
+        return [float(self._session.change_pending), float(self._session.agreements.wish), self.wants_stop, *used]
 
     def _gradient_ready(self, parameter: Tensor) -> None:
         self._used.add(id(parameter))

@@ -147,7 +147,11 @@ class Reduction:
 
     def _own_flags(self) -> list[float]:
         flags = [float(self._session.change_pending), float(self.stale), float(self.skipped), self.wants_stop]
-        flags += [float(self._session.wish), self._lacking, squared_norm(self.layout) if self.measures else 0.0]
+        flags += [
+            float(self._session.agreements.wish),
+            self._lacking,
+            squared_norm(self.layout) if self.measures else 0.0,
+        ]
         flags += [self.asks, float(self.finds)]
         return flags + [float(p.grad is not None) for p in self.layout.parameters]
 

@@ -182,7 +182,7 @@ class Worker:
             self.end = _ENDS[type(end)]
             self.session.stop()
         except UsersError:
-            told = self.session.fail(f"{self.name} raised")
+            told = self.session.job.fail(f"{self.name} raised")
             self.end = "raised, and told" if told else "raised"
             if told:
                 self._simulation.fail()
@@ -794,7 +794,7 @@ class Simulation:
             if worker.running and not worker.process.frozen and worker.session.view.rank_of(worker.name) == 0:
                 self.note(worker.name, f"wants {num_nodes} nodes")
                 self.count("want")
-                worker.session.want(num_nodes)
+                worker.session.job.want(num_nodes)
 
     def _leave(self, victim: Worker) -> None:
         stands = self.coordinator.state.workers.get(victim.name)

@@ -156,7 +156,7 @@ class Trainer:
                 self._streamed.begin(self.epoch)
         self._mark("closing")
         session.run(Gather("closing", None, mark=self._mark, note=self._note))
-        session.end_training()
+        session.trainings.end()
         session.close()
         session.stop()
         self._invariants.finished(self._result())
@@ -174,8 +174,8 @@ class Trainer:
         """Do something that takes time; whether the training that follows is over already."""
         self._mark("between")
         self._sleep(self._delay(0.1))
-        self.session.begin_training(self.epoch + 1)
-        if self.session.is_behind:
+        self.session.trainings.begin(self.epoch + 1)
+        if self.session.trainings.is_behind:
             self._skip()
             return True
         return False
@@ -184,7 +184,7 @@ class Trainer:
         if not self.session.newcomer or self.epoch + 1 >= self.job.epochs:
             raise Violation(f"{self.worker} skips training {self.epoch + 1} of {self.job.epochs}")
         self._note("skipped")
-        self.session.skip_training(has_result=False)
+        self.session.trainings.skip(has_result=False)
         self.epoch += 1
         self.progress = EpochProgress(self.epoch, self.job.length)
 
@@ -217,7 +217,7 @@ class Trainer:
 
     def _use_store(self, store: str) -> None:
         self._agreed = store
-        self.session.use_store(store)
+        self.session.job.use_store(store)
 
     def _boundary(self) -> None:
         if self._streamed is not None and self.progress.uncommitted:

@@ -1,0 +1,31 @@
+"""What the parts of a session have in common of the process in which they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ef_common.session.ports import ControlChannel, GroupFactory
+from ef_common.session.progress_tracker import ProgressTracker
+from ef_common.session.surroundings import Surroundings
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What a session is given.
+
+    Args:
+        channel: Line to the coordinator.
+        groups: Builds the process group of each view.
+        on_event: Called with (kind, fields) for the event log.
+        clock: Monotonic time in seconds, for the durations in the events.
+        tracker: Records this worker's progress, for others to read.
+        surroundings: Its software and its clock, which newcomers compare with those of the others.
+    """
+
+    channel: ControlChannel
+    groups: GroupFactory
+    on_event: Callable[..., None]
+    clock: Callable[[], float]
+    tracker: ProgressTracker
+    surroundings: Surroundings
