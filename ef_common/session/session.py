@@ -5,9 +5,12 @@ over any number of view changes (see :mod:`ef_common.core.replay`). At a step bo
 :meth:`Session.boundary` lets newcomers in. Nothing here knows a framework: gradients, metrics and states are tensors of
 the caller.
 
-Each part keeps its own rules: :class:`CollectiveLog` what is agreed on, :class:`Agreements` where the members change,
-:class:`Recovery` and :class:`Settling` how they do, :class:`Trainings` which training they are in. If all members leave
-together, the state leaves with them; the first of them is told to save it.
+:mod:`stage` shows the stages of a session and what leads from one to the next. Its parts have one idea each, and name
+the rules that keep it: :class:`CollectiveLog` counts the collectives and keeps the newest result, :class:`Agreements`
+knows what all members do at the next boundary, :class:`Recovery` and :class:`Settling` lead to the next view, and
+:class:`Trainings` tells which training of the program is under way.
+
+If all members leave together, the state leaves with them. The first of them is told to save it.
 """
 
 from __future__ import annotations
@@ -17,14 +20,7 @@ from contextlib import contextmanager
 
 from ef_common.core.replay import FRESH
 from ef_common.core.view import SOLO, Member, View
-from ef_common.errors import (
-    CallMismatch,
-    CoordinatorLost,
-    GroupBroken,
-    Left,
-    TrainingOver,
-    UnsupportedError,
-)
+from ef_common.errors import CallMismatch, CoordinatorLost, GroupBroken, Left, TrainingOver, UnsupportedError
 from ef_common.session.agreements import Agreements
 from ef_common.session.barrier import Barrier
 from ef_common.session.collective_log import CollectiveLog
@@ -45,7 +41,7 @@ _ENTERED = "barrier after a change of the workers"
 
 
 class Session:
-    """One worker's membership in a job. Its stages, and what leads from one to the next, are in :mod:`stage`.
+    """One worker's membership in a job.
 
     Args:
         worker: This worker.

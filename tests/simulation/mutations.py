@@ -37,6 +37,7 @@ from ef_common.protocol import liveness
 from ef_common.protocol.client import Client
 from ef_common.protocol.server import CoordinatorServer
 from ef_common.session import Barrier, Session, settling
+from ef_common.session.agreements import Agreements
 from ef_common.session.current_view import CurrentView
 from ef_common.testing.simulation import operations, trainer
 from ef_common.testing.simulation.channel import Channel
@@ -145,14 +146,14 @@ def count_the_view_as_contributors(patch: Patch) -> None:
 def hold_by_the_view(patch: Patch) -> None:
     """A worker holds as soon as it knows that it should."""
 
-    change_view = Session._change_view
+    init, agreed = Session.__init__, vars(Agreements)["change_agreed"].fget
 
-    def hasty(self: Session) -> bool:
-        if self.view.hold and not self.agreements.change_agreed:
-            self.agreements.change_alone(self.view)
-        return change_view(self)
+    def knowing(self: Session, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        self.agreements.session = self  # type: ignore[attr-defined]
 
-    patch.setattr(Session, "_change_view", hasty)
+    patch.setattr(Session, "__init__", knowing)
+    patch.setattr(Agreements, "change_agreed", property(lambda self: agreed(self) or self.session.view.hold))
 
 
 def confirm_at_once(patch: Patch) -> None:

@@ -110,7 +110,7 @@ class ArrayReduction:
     Attributes:
         num_stops: Members that want to stop; known when it is complete.
         num_changes: Members that know of a pending change.
-        num_wishes: Members with a wish; see `Session.take_wish`.
+        num_wishes: Members with a wish; see `Agreements.take_wish`.
         finds: This worker has found the end of a shard in its next batch; to be set before the last arrays are reduced.
         num_finds: Members that have.
         on_wait: Called when there is nothing more to do than to wait for the others.
