@@ -38,6 +38,10 @@ WAYS: dict[str, tuple[Callable[[], Watched], list[str]]] = {
         lambda: run(founder(AFTER_LOSS, View(3, (OTHER, ME)), breaks_in=2), LOST),
         ["suspect", "suspect", "settled"],
     ),
+    "a loss in a planned change": (
+        lambda: go_to_boundary(founder(NEXT, View(3, (OTHER, ME), admitted_at=2), breaks_in=2)),
+        ["at_boundary", "suspect", "settled"],
+    ),
     "a start": (founder, []),
 }
 
