@@ -60,13 +60,15 @@ def test_watermark_is_told_when_no_loss_can_undo_it(num_members: int, told: int)
 
 
 def test_session_without_a_coordinator_knows_nothing_of_a_job_and_wants_nothing() -> None:
-    job = session_on(None).job
+    session = session_on(None)
+    job = session.job
     job.tell_watermark(Watermark(0, 8))
     job.want(3)
     job.use_store("")
     assert job.watermark() is None
     assert job.room is None
     assert job.fail("boom")
+    assert not session.change_pending
 
 
 @pytest.mark.parametrize(("others", "wanted"), [([], [3, 0]), (["v"], [])])

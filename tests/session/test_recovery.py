@@ -34,6 +34,14 @@ WAYS: dict[str, tuple[Callable[[], Watched], list[str]]] = {
         lambda: go_to_boundary(founder(NEXT, error=LOST)),
         ["suspect", "settled"],
     ),
+    "a loss in the view after a loss": (
+        lambda: run(founder(AFTER_LOSS, View(3, (OTHER, ME)), breaks_in=2), LOST),
+        ["suspect", "suspect", "settled"],
+    ),
+    "a loss in a planned change": (
+        lambda: go_to_boundary(founder(NEXT, View(3, (OTHER, ME), admitted_at=2), breaks_in=2)),
+        ["at_boundary", "suspect", "settled"],
+    ),
     "a start": (founder, []),
 }
 
@@ -59,6 +67,19 @@ def test_newcomer_that_does_not_fit_in_says_goodbye() -> None:
 def test_table_names_all_that_is_told() -> None:
     named = re.findall(r"\(`(\w+)`\)", str(Recovery.__doc__))
     assert set(named) == {kind for _, expected in WAYS.values() for kind in expected} | {"bye"}
+
+
+@pytest.mark.parametrize(("error", "is_aborted"), [(LOST, True), (None, False)])
+def test_group_ends_before_the_next_view_is_known_only_after_a_loss(error: Exception | None, is_aborted: bool) -> None:
+    """At a boundary the others may still need it. After a loss, they may wait in it for this worker."""
+    session = founder(NEXT, error=error)
+    group: Any = session.group
+    seen: list[bool] = []
+    channel: Any = session.channel
+    channel.before_view = lambda: seen.append(group.is_aborted)
+    go_to_boundary(session)
+    assert seen == [is_aborted]
+    assert group.is_aborted
 
 
 def test_pauses_of_a_member_are_told_and_summed_up() -> None:

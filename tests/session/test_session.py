@@ -359,6 +359,13 @@ def test_member_tells_of_later_trainings_and_of_the_end_of_a_program_that_has_tr
     assert channel.told == [("begin", 2), ("close", 0)]
 
 
+def test_member_is_never_behind() -> None:
+    channel = Telling(training=2)
+    session = session_of(channel)
+    session.start()
+    assert not session.trainings.is_behind
+
+
 def test_newcomer_tells_its_training_when_it_is_ready_and_nothing_else() -> None:
     channel = Telling(newcomer=True, training=2)
     session = session_of(channel)

@@ -36,6 +36,7 @@ class Channel:
         self._runs = runs
         self.sent: list[str] = []
         self.now = 0.0
+        self.before_view: Callable[[], object] = lambda: None
 
     def start(self, on_view: Any) -> bool:
         return self._runs
@@ -45,6 +46,7 @@ class Channel:
 
     def next_view(self, after: int) -> View:
         self.now += 1.0
+        self.before_view()
         found = self._coming.pop(0)
         if isinstance(found, Exception):
             raise found
@@ -61,12 +63,18 @@ class Group:
     Args:
         newcomer: Whether this worker is one.
         error: What the meeting at a boundary raises.
+        breaks_in: Generation of a view in which it breaks.
     """
 
-    def __init__(self, *, newcomer: bool = False, error: Exception | None = None) -> None:
-        self._newcomer, self._error = newcomer, error
+    def __init__(
+        self, view: View, *, newcomer: bool = False, error: Exception | None = None, breaks_in: int = 0
+    ) -> None:
+        self._newcomer, self._error, self._breaks = newcomer, error, view.generation == breaks_in
+        self.is_aborted = False
 
     def all_gather(self, payload: bytes, call: str = "") -> list[bytes]:
+        if self._breaks:
+            raise GroupBroken("lost")
         return [Surroundings().report(7, 1).dump() if self._newcomer else payload, payload]
 
     def meet(self, call: str, tensors: Any = None) -> Group:
@@ -82,7 +90,8 @@ class Group:
         for tensor in tensors:
             tensor[:] = (1).to_bytes(len(tensor), "big")
 
-    def abort(self) -> None: ...
+    def abort(self) -> None:
+        self.is_aborted = True
 
 
 class Watched(Session):
@@ -93,7 +102,7 @@ class Watched(Session):
         self.channel = channel
         self.events: list[dict[str, Any]] = []
         groups = SimpleNamespace(
-            build=lambda view, rank, bootstrap: Group(**group),
+            build=lambda view, rank, bootstrap: Group(view, **group),
             empty_bytes=bytearray,
             to_bytes=bytes,
             from_bytes=bytearray,

@@ -92,3 +92,15 @@ def test_newcomer_whose_clock_is_far_off_says_so(now: float, text: str, caplog: 
     caplog.set_level(logging.WARNING)
     join(OLD, Surroundings(OLD.software, now=lambda: now))
     assert [text in message for message in caplog.messages] == [True] * bool(text)
+
+
+def test_member_stays_whatever_software_a_newcomer_has() -> None:
+    group = Comparing(NEW, OLD)
+    groups: Any = SimpleNamespace(
+        build=lambda view, rank, bootstrap: group, empty_bytes=bytearray, to_bytes=bytes, from_bytes=bytearray
+    )
+    session = Session(Member("x", "n", ""), channel=cast(Any, Admitting([])), groups=groups, surroundings=OLD)
+    session.collectives.completed = 7
+    session.start()
+    session.join()
+    assert "comparison of installed software" in group.calls
