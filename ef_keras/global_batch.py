@@ -21,7 +21,7 @@ from numpy.typing import DTypeLike
 
 from ef_common.collectives.gradients.canonical import CanonicalReduction
 from ef_common.collectives.gradients.pieces import Pieces
-from ef_common.collectives.gradients.shared import Array, Room, SharedReduction
+from ef_common.collectives.gradients.shared import Array, SharedReduction, SumMemory
 from ef_common.core.sharding import Window
 from ef_common.errors import UnsupportedError
 from ef_common.launch.leaving import leaving_cleanly
@@ -90,7 +90,7 @@ class GlobalReducer(Reducer):
         self._generators = hooks.seed_states(model)
         shapes = [tuple(variable.shape) for variable in (*self._variables, *self._statistics)]
         kinds = {str(variable.dtype) for variable in (*self._variables, *self._statistics)}
-        self._room = Room(
+        self._room = SumMemory(
             sum(map(_size, shapes)),
             num_flags=_NUM_FIXED_FLAGS + len(self._variables),
             dtype=np.float64 if "float64" in kinds else np.float32,

@@ -22,7 +22,7 @@ import numpy as np
 from ef_common.core import sharding
 from ef_common.core.checksums import Checksums
 from ef_common.core.epochs import Epochs
-from ef_common.data.orders import Order, agree_on_orders, orders_of, put_in_order
+from ef_common.data.orders import AttributeOrder, agree_on_orders, orders_of, put_in_order
 from ef_common.data.read_ahead import ReadAhead
 from ef_common.session import Session
 from ef_keras import hooks
@@ -55,7 +55,7 @@ class IndexedSource(OrderedSource):
         self._start = 0
         self._order: np.ndarray | None = None
         workers, processes = int(self.data.workers), bool(self.data.use_multiprocessing)
-        self._orders: dict[str, Order] | None = None
+        self._orders: dict[str, AttributeOrder] | None = None
         self._reader: ReadAhead | None = None
         if workers > 1 or (workers and processes):  # as Keras
             self._reader = ReadAhead(
@@ -108,7 +108,7 @@ class IndexedSource(OrderedSource):
 
     def put_in_order(self, order: Any) -> None:
         """See the protocol."""
-        put_in_order(self.data, {name: Order(*found) for name, found in order.items()})
+        put_in_order(self.data, {name: AttributeOrder(*found) for name, found in order.items()})
         self._orders = None
 
     def recall(self, order: Any) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from ef_common.data.source import Release
 from ef_common.errors import UnsupportedError
 from ef_common.storage.checkpoints import Content, WriteFile
-from ef_common.storage.layout import Layout, Path, Slice
+from ef_common.storage.layout import FileLayout, Path, Slice
 from ef_common.storage.pool import Pool
 from ef_common.storage.shares import SharedFile
 from ef_common.storage.store import Writer
@@ -101,7 +101,7 @@ class SavedModel:
         texts = {name: partial(_write, text) for name, text in self.texts.items()}
         return self.content_of(WEIGHTS, {**texts, WEIGHTS: file})
 
-    def layout(self) -> Layout:
+    def layout(self) -> FileLayout:
         if any("/" in name for name in self.texts):
             raise UnsupportedError("the model has assets (vocabularies), which are saved in one file with it")
         shared = {id(variable) for variable in hooks.shared_variables(self.model)}

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from ef_common.errors import UsageError
+from ef_common.program.arguments import TrainArguments
 from ef_common.program.parts import Model, Parts
 from ef_common.program.result import Result
-from ef_common.program.run import Run
 from ef_keras.callbacks import callbacks
 from ef_keras.program import Functions, program
 
 _OURS = {"x": "data=", "y": "data=(x, y)", "validation_data": "validation="}
 
 
-def train(model: Model, parts: Parts, run: Run) -> Result:
+def train(model: Model, parts: Parts, run: TrainArguments) -> Result:
     """Train a model.
 
     Args:

@@ -14,7 +14,7 @@ import h5py
 import keras
 import numpy as np
 
-from ef_common.storage.layout import LEAST_ARRAY_BYTES, Layout, Path, Recorder, Segment, StandIns
+from ef_common.storage.layout import LEAST_ARRAY_BYTES, FileLayout, Path, Recorder, Segment, StandIns
 from ef_keras import hooks
 from ef_keras.backends import memory_of
 
@@ -66,7 +66,7 @@ class Weights:
             layout = recorder.layout()
         layout.write(file, 0, layout.size, lambda part: memories[part.path][part.start : part.stop])
 
-    def layout(self, is_shared: Callable[[Any], bool]) -> Layout:
+    def layout(self, is_shared: Callable[[Any], bool]) -> FileLayout:
         """The layout of the file for a copy of these weights.
 
         Args:

@@ -15,7 +15,7 @@ from torch import Tensor
 from ef_common.collectives.torch_codec import as_bytes
 from ef_common.data.source import Release
 from ef_common.storage.checkpoints import Content, WriteFile
-from ef_common.storage.layout import Layout, Path, Segment, Slice, StandIns
+from ef_common.storage.layout import FileLayout, Path, Segment, Slice, StandIns
 from ef_common.storage.shares import SharedFile
 from ef_lightning.host_copy import HostCopies, copy_tree, is_plain
 
@@ -49,7 +49,7 @@ class SavedTree:
     def content(self, file: SharedFile) -> Content:
         return self.content_of(file)
 
-    def layout(self) -> Layout:
+    def layout(self) -> FileLayout:
         stand_ins = StandIns(_sizes(self.tree))
 
         def copied(value: Tensor, path: Path) -> Tensor:

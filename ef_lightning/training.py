@@ -6,9 +6,9 @@ import importlib
 import warnings
 from typing import Any
 
+from ef_common.program.arguments import TrainArguments
 from ef_common.program.parts import Parts
 from ef_common.program.result import Result
-from ef_common.program.run import Run
 from ef_lightning import host as hosts
 from ef_lightning.columns import loader_of
 from ef_lightning.program import module
@@ -17,7 +17,7 @@ from ef_lightning.registry import strategy_for
 _OURS = {"strategy": "backend=, compensation=, … of train()", "max_epochs": "epochs="}
 
 
-def train(parts: Parts, run: Run) -> Result:
+def train(parts: Parts, run: TrainArguments) -> Result:
     """Train a model.
 
     Args:

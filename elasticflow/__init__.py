@@ -111,8 +111,8 @@ def train(
     Raises:
         UsageError: An argument is wrong; the message says what was expected.
     """
+    from ef_common.program.arguments import TrainArguments
     from ef_common.program.parts import framework_of, parts_of
-    from ef_common.program.run import Run
 
     parts = parts_of(model)
     elastic = {
@@ -127,7 +127,9 @@ def train(
         "autoscale": autoscale,
         "log_workers": log_workers,
     }
-    run = Run(forward, data, evaluate, predict, validation, epochs, batch_size, allow_unused, elastic, others)
+    run = TrainArguments(
+        forward, data, evaluate, predict, validation, epochs, batch_size, allow_unused, elastic, others
+    )
     if framework_of(parts) == "torch":
         from ef_lightning import training as lightning
 

@@ -19,7 +19,7 @@ from ef_common.data.claiming import Claiming, place_of
 from ef_common.errors import StorageFailed
 from ef_common.session import Session
 from ef_common.session.ports import GetClaim
-from ef_common.storage.claims import Place, place_for
+from ef_common.storage.claims import ClaimPlace, place_for
 from ef_common.storage.retries import Retries
 from ef_common.storage.store import Store
 from tests.collectives.cluster import Cluster
@@ -61,7 +61,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_START", Retries(total=timedelta(0)).attempts())
 
 
-def member(place: str | Place | None) -> tuple[Claiming, Recorder]:
+def member(place: str | ClaimPlace | None) -> tuple[Claiming, Recorder]:
     session = Recorder()
     return Claiming(place_for(place) if isinstance(place, str) else place, session), session
 
@@ -161,7 +161,7 @@ def test_place_that_only_some_members_have_is_not_told_and_training_begins(
     rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """All take part in finding out, else the next collective would be another one for each."""
-    places: list[Place | None] = [None, None]
+    places: list[ClaimPlace | None] = [None, None]
     places[rank] = place_for(tmp_path)
     told: list[str] = []
 

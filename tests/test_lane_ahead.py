@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ef_common.core.streams.pieces import OPEN, Found, Lane, Piece
+from ef_common.core.streams.pieces import OPEN, Lane, LaneFindings, Piece
 from ef_common.core.streams.stream import Held
 from ef_common.data.lane_ahead import LaneAhead
 from ef_common.data.ordered_stream import OrderedStream
@@ -51,7 +51,7 @@ def held(*pieces: tuple[int, int, int]) -> Held:
     return Held((tuple(Piece(*piece) for piece in pieces),))
 
 
-def read(lane: LaneAhead, found: Held, size: int = 4) -> Found:
+def read(lane: LaneAhead, found: Held, size: int = 4) -> LaneFindings:
     return lane.read(found, size)
 
 

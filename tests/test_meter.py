@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from ef_common.core.throughput import History, Measure
+from ef_common.core.throughput import Measure, SpeedHistory
 from ef_common.core.view import Member, View
 from ef_common.data.meter import COLUMNS, Meter
 from ef_common.session.stats import Stats
@@ -21,12 +21,12 @@ def test_row_has_the_speed_and_the_pauses_since_the_one_before() -> None:
     session.completed_in = View(2, members[:1])
     assert meter.row() == {"world_size": 1.0, "samples_per_s": 10.0, "pause_s": 0.75}
     assert set(meter.row()) < set(COLUMNS)
-    scaler = SimpleNamespace(wanted_nodes=3, history=History())
+    scaler = SimpleNamespace(wanted_nodes=3, history=SpeedHistory())
     chooses = Meter(session, scaler, clock=lambda: now)  # type: ignore[arg-type]
     assert chooses.row()["wanted_nodes"] == 3.0
     assert not {"noise_scale", "samples_per_s_spread", "change_s"} & set(chooses.row())
     measures = [Measure(size, 90.0 * size, 4.0 * size, 10.0, 50.0 * size) for size in (1, 2)]
-    scaler.history = History().with_noise_scale(200.0).with_change(1.5).with_measure(measures[0])
+    scaler.history = SpeedHistory().with_noise_scale(200.0).with_change(1.5).with_measure(measures[0])
     scaler.history = scaler.history.with_measure(measures[1])
     row = chooses.row()
     assert (row["noise_scale"], row["samples_per_s_spread"], row["change_s"]) == (200.0, 8.0, 1.5)

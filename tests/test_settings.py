@@ -20,7 +20,7 @@ from ef_common.data.checkpointer import Checkpointing
 from ef_common.errors import UsageError
 from ef_common.launch import environment
 from ef_common.launch.environment import read_environment
-from ef_common.launch.rendezvous_options import Options
+from ef_common.launch.rendezvous_options import RendezvousOptions
 from ef_common.protocol.auth import Token
 from ef_lightning import ElasticFlowStrategy
 
@@ -78,14 +78,14 @@ def test_option_of_the_rendezvous(name: str) -> None:
     @given(TEXTS)
     def check(text: str) -> None:
         params = RendezvousParameters("elasticflow", "localhost:0", "run", 1, 2, **{name: text})
-        taken_or_refused(lambda: Options.parse(params))
+        taken_or_refused(lambda: RendezvousOptions.parse(params))
 
     check()
 
 
 @given(TEXTS)
 def test_endpoint(text: str) -> None:
-    taken_or_refused(lambda: Options.parse(RendezvousParameters("elasticflow", text, "run", 1, 2)))
+    taken_or_refused(lambda: RendezvousOptions.parse(RendezvousParameters("elasticflow", text, "run", 1, 2)))
 
 
 _PLUGIN = ("backend", "compensation", "global_batch_size", "deterministic", "checkpoint", "claims")

@@ -17,7 +17,7 @@ from ef_common.core.streams.stream import Held, Plan, Stream
 from ef_common.core.view import SOLO
 from ef_common.data import shards
 from ef_common.data.indexed_stream import IndexedStream
-from ef_common.data.lane_reader import LaneReader, Source
+from ef_common.data.lane_reader import EpochShards, LaneReader
 from ef_common.data.ordered_stream import OrderedStream
 from ef_common.data.sample import Sample
 from ef_common.data.shard_list import check_shards, digest
@@ -135,7 +135,7 @@ def test_list_of_shards_is_recognized() -> None:
 
 def reader_of(stream: Numbers, *, skips: bool = False) -> LaneReader:
     data = StreamDataset(stream)
-    return LaneReader(Source(data.open, data.length, skips_faults=skips))
+    return LaneReader(EpochShards(data.open, data.length, skips_faults=skips))
 
 
 def follow(reader: LaneReader, stream: Numbers, lane: Lane, *, plan: int = 1) -> None:

@@ -17,7 +17,7 @@ import click
 
 from ef_common.cli import reporting
 from ef_common.cli.common import name_for, options_and_script, refusing, say_what_next
-from ef_common.core.cluster import Policy
+from ef_common.core.cluster import SharePolicy
 from ef_common.errors import ThreadFailed, UsageError
 from ef_common.launch.nnodes import nodes_of
 
@@ -115,8 +115,8 @@ def install(
 @click.option("--lease-s", type=click.FloatRange(2.0), default=15.0, show_default=True, help="A lost one is replaced.")
 @click.option(
     "--policy",
-    type=click.Choice([one.value for one in Policy]),
-    default=Policy.FAIR.value,
+    type=click.Choice([one.value for one in SharePolicy]),
+    default=SharePolicy.FAIR.value,
     show_default=True,
     help="fair: beyond their minimum, jobs get equally many pods. priority: the same, but the jobs of the highest "
     "priority come first. gang: a job gets its maximum or nothing, and the oldest comes first.",
@@ -139,7 +139,7 @@ def controller(namespace: str, page: str, namespaced: bool, lease_s: float, poli
         if namespaced:
             api.limit_to(where)
         metrics = Metrics()
-        acts = Controller(api, namespace=where, metrics=metrics, lease_s=lease_s, policy=Policy(policy))
+        acts = Controller(api, namespace=where, metrics=metrics, lease_s=lease_s, policy=SharePolicy(policy))
         host, port = parse_address(page, what="--page")
         server = Page(host, port, metrics=metrics, is_ready=lambda: acts.is_ready)
         server.start()

@@ -52,10 +52,10 @@ def submit(
     """
     from ef_common.launch import run_directory
     from ef_common.launch import slurm as slurms
-    from ef_common.launch.slurm_script import Submission, script_of
+    from ef_common.launch.slurm_script import SlurmSubmission, script_of
 
     with refusing("slurm submit"):
-        submission = Submission.parse(nodes, arguments, per_node=per_node)
+        submission = SlurmSubmission.parse(nodes, arguments, per_node=per_node)
         place = (run_dir or run_directory.new_place(submission.command[0])).resolve()
         if dry_run:
             click.echo(script_of(submission, place, directory=Path.cwd(), checkpoint=checkpoint), nl=False)

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from ef_common.collectives.arrays import Memory
-from ef_common.collectives.links import Links
-from ef_common.collectives.sockets import shut_down
+from ef_common.collectives.array_memory import Memory
+from ef_common.collectives.library_sockets import shut_down
+from ef_common.collectives.peer_connections import PeerConnections
 from ef_common.core.calls import mismatch
 from ef_common.core.view import View
 from ef_common.errors import CallMismatch, GroupBroken
@@ -35,7 +35,7 @@ class LinkedGroup:
         memory: Access to the memory of the engine's tensors.
     """
 
-    def __init__(self, view: View, links: Links, sockets: Sequence[tuple[int, int]], memory: Memory) -> None:
+    def __init__(self, view: View, links: PeerConnections, sockets: Sequence[tuple[int, int]], memory: Memory) -> None:
         self._view = view
         self._links = links
         self._sockets = list(sockets)

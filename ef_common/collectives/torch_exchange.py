@@ -47,7 +47,7 @@ class Carrier(Protocol):
         """The error for members that are in these calls, in rank order."""
 
 
-class Room:
+class ExchangeMemory:
     """Memory for messages to and from all others. Pages that are never written to take no memory.
 
     Attributes:
@@ -85,7 +85,7 @@ class Exchanges:
         self.most_bytes = _DIRECT_BYTES // world_size // _ALIGNMENT_BYTES * _ALIGNMENT_BYTES
         self.rank = rank
         self._num_others = world_size - 1
-        self._rooms: list[Room] = []
+        self._rooms: list[ExchangeMemory] = []
 
     def begin(
         self, carrier: Carrier, call: str, content: Bytes | None = None, *, length: int | None = None
@@ -100,7 +100,7 @@ class Exchanges:
         """
         size = 0 if content is None else content.size
         frame = header(call, size if length is None else length)
-        room = self._rooms.pop() if self._rooms else Room(self._num_others, HEADER_BYTES + self.most_bytes)
+        room = self._rooms.pop() if self._rooms else ExchangeMemory(self._num_others, HEADER_BYTES + self.most_bytes)
         sent = room.to_send(HEADER_BYTES + size)
         sent[:, :HEADER_BYTES] = np.frombuffer(frame, np.uint8)
         if content is not None:
@@ -114,7 +114,7 @@ class Exchanges:
         )
         return Exchange(self, carrier, frame, sent[0], room, flight)
 
-    def take_back(self, room: Room) -> None:
+    def take_back(self, room: ExchangeMemory) -> None:
         """Take back memory whose content is no longer needed."""
         self._rooms.append(room)
 
@@ -132,7 +132,7 @@ class Exchange:
     """
 
     def __init__(
-        self, exchanges: Exchanges, carrier: Carrier, frame: bytes, sent: Bytes, room: Room, flight: Flight
+        self, exchanges: Exchanges, carrier: Carrier, frame: bytes, sent: Bytes, room: ExchangeMemory, flight: Flight
     ) -> None:
         self._exchanges = exchanges
         self._carrier = carrier

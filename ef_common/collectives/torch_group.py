@@ -34,11 +34,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ef_common import threads
-from ef_common.collectives.arrays import ByteArrays
+from ef_common.collectives.array_memory import ByteArrays
 from ef_common.collectives.bootstrap_store import BootstrapStore, abandonable
+from ef_common.collectives.library_sockets import Address, NewSockets, address_of, any_ended, keep_out, own_address
 from ef_common.collectives.linked_group import LinkedGroup, Nothing
-from ef_common.collectives.links import Links
-from ef_common.collectives.sockets import Address, NewSockets, address_of, any_ended, keep_out, own_address
+from ef_common.collectives.peer_connections import PeerConnections
 from ef_common.collectives.torch_exchange import DirectSum, Exchanges, RollCall, sum_of
 from ef_common.collectives.torch_nccl import UNKNOWN_TYPES, NcclRecord, NcclSums
 from ef_common.collectives.torch_queue import Queue
@@ -123,7 +123,7 @@ class TorchGroup(LinkedGroup):
         view: View,
         rank: int,
         sockets: Sequence[tuple[int, int]],
-        links: Links,
+        links: PeerConnections,
         sums: NcclSums | None = None,
     ) -> None:
         super().__init__(view, links, sockets, TorchMemory())
@@ -332,7 +332,7 @@ def _wait_and_drop(grave: list[Any]) -> None:
 
 
 class TorchGroups(ByteArrays):
-    """Builds Gloo groups on the interface that :func:`~ef_common.collectives.sockets.own_address` chooses.
+    """Builds Gloo groups on the interface that :func:`~ef_common.collectives.library_sockets.own_address` chooses.
 
     Args:
         nccl: Whether NCCL sums what is on GPUs, if each member has one of its own.
@@ -391,4 +391,4 @@ def _connect(
     sums = None
     if record is not None:
         sums = NcclSums(view, rank, bootstrap, record=record, is_cut=partial(any_ended, sockets))
-    return TorchGroup(process_group, view, rank, sockets, Links(view, rank, bootstrap, tls=tls), sums)
+    return TorchGroup(process_group, view, rank, sockets, PeerConnections(view, rank, bootstrap, tls=tls), sums)

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ef_common.collectives.arrays import flat
+from ef_common.collectives.array_memory import flat
 
 
 class TorchMemory:
-    """The port :class:`~ef_common.collectives.arrays.Memory`; tensors on a GPU go through the host."""
+    """The port :class:`~ef_common.collectives.array_memory.Memory`; tensors on a GPU go through the host."""
 
     def read(self, tensor: Any) -> memoryview:
         """The bytes of a tensor or an array."""

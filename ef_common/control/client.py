@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from typing import TypeVar
 
 from ef_common import threads
-from ef_common.control.line import Line
+from ef_common.control.control_connection import ControlConnection
 from ef_common.control.sockets import call_in_forked_children, listen
 from ef_common.core.quorum import Bid
 from ef_common.core.room import Room
@@ -30,14 +30,14 @@ from ef_common.protocol.client_outputs import (
     ClientOutput,
     Close,
     Connect,
+    CoordinatorLink,
     EndSending,
     Hung,
     Leave,
-    Link,
     Replaced,
     Send,
     Straggles,
-    Trust,
+    TrustLeader,
 )
 from ef_common.session.crash_record import CrashRecord
 from ef_common.session.ports import GetClaim
@@ -74,7 +74,7 @@ class CoordinatorClient:
         on_hung: Called, in a thread of its own, when the others go on without this worker since it has kept them
             waiting: with the reason, and an event that is set as soon as the main thread has heard of it.
         on_straggling: Called with (slow, ratio, waiting) when this worker becomes a straggler, or is no longer one; see
-            :class:`~ef_common.core.stragglers.Report`.
+            :class:`~ef_common.core.stragglers.StragglerReport`.
         tls: The identity of this worker, if connections are encrypted.
     """
 
@@ -109,7 +109,7 @@ class CoordinatorClient:
         self._changed = threading.Condition(threading.RLock())  # guards the protocol; signal handlers may interrupt
         self._calls: deque[tuple[int, Callable[[], None]]] = deque()  # each with the thread that wants it
         self._caller: int | None = None  # the thread that is in the protocol
-        self._lines: dict[Link, Line] = {}
+        self._lines: dict[CoordinatorLink, ControlConnection] = {}
         self._connects: SimpleQueue[Connect | None] = SimpleQueue()
         self._connecting = False  # the reader waits for an answer, and nothing can wake it
 
@@ -325,7 +325,7 @@ class CoordinatorClient:
                 self._connects.put(output)
             case Send() if line is not None:
                 line.flush()
-            case Trust(_, timeout_s) if line is not None:
+            case TrustLeader(_, timeout_s) if line is not None:
                 line.trust(timeout_s)
             case Close(link) if line is not None:
                 self._lines.pop(link, None)
@@ -402,11 +402,11 @@ class CoordinatorClient:
         while (connect := self._connects.get()) is not None:
             self._read(connect.link, connect.timeout_s)
 
-    def _read(self, link: Link, timeout_s: float) -> None:
+    def _read(self, link: CoordinatorLink, timeout_s: float) -> None:
         protocol = self._protocol
         try:
             self._connecting = True
-            line = Line.connect(link.address, timeout_s, tls=self._tls)
+            line = ControlConnection.connect(link.address, timeout_s, tls=self._tls)
         except (OSError, AuthenticationError) as error:
             self._connecting = False
             problem: str | AuthenticationError

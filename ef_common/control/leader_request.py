@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 
-from ef_common.control.line import Line
-from ef_common.core.doors import Standing
+from ef_common.control.control_connection import ControlConnection
+from ef_common.core.doors import DoorAnswer
 from ef_common.core.membership import Failed
 from ef_common.core.view import Member
 from ef_common.errors import AuthenticationError, ProtocolError
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 ANSWER_S = 2.0
 _KEY = new_nonce()
-_ANSWERS = (wire.Failed, wire.Redirect, wire.Evicted, wire.Alive, Standing)
+_ANSWERS = (wire.Failed, wire.Redirect, wire.Evicted, wire.Alive, DoorAnswer)
 
 
 class Conversation:
@@ -57,7 +57,7 @@ class Conversation:
         timeout_s: float = ANSWER_S,
         tls: Tls | None = None,
     ) -> None:
-        self._line = Line.connect(address, timeout_s, timeout_s, tls=tls)
+        self._line = ControlConnection.connect(address, timeout_s, timeout_s, tls=tls)
         self._lines = Lines(wire.MAX_STRANGER_BYTES)
         try:
             self.answer = self._introduce(Introduction(member, token, key=key, address=address, returning=True))
@@ -230,7 +230,7 @@ def seek(
     wish: str,
     job: str = "",
     tls: Tls | None = None,
-) -> Standing | None:
+) -> DoorAnswer | None:
     """Ask a coordinator who leads; each step takes at most `ANSWER_S`.
 
     Args:
@@ -254,7 +254,7 @@ def seek(
     except OSError as error:
         logger.debug("no coordinator at %s: %s", format_address(address), error)
         return None
-    return answer if isinstance(answer, Standing) else None
+    return answer if isinstance(answer, DoorAnswer) else None
 
 
 def _talk_to_leader(

@@ -60,8 +60,8 @@ class ServerLoop:
         self._server = server
         self._on_population = on_population
         self._population = 0
-        self._streams: dict[Peer, Stream] = {}
-        self._open: set[Stream] = set()
+        self._streams: dict[Peer, ServedStream] = {}
+        self._open: set[ServedStream] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_probes = 0
         self._alarm: asyncio.TimerHandle | None = None
@@ -114,14 +114,14 @@ class ServerLoop:
                 self._loop.remove_reader(self._listener.fileno())
                 self._loop.call_later(_ACCEPT_PAUSE_S, self._accept_again)
                 return
-            stream = Stream(self, sock, None if self._tls is None else self._tls.accepts())
+            stream = ServedStream(self, sock, None if self._tls is None else self._tls.accepts())
             self._open.add(stream)
             self._spawn(self._adopt(stream))
 
     def _accept_again(self) -> None:
         self._loop.add_reader(self._listener.fileno(), self._accept)
 
-    async def _adopt(self, stream: Stream) -> None:
+    async def _adopt(self, stream: ServedStream) -> None:
         try:
             stream.socket.setblocking(False)
             tune(stream.socket)
@@ -135,7 +135,7 @@ class ServerLoop:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def connected(self, stream: Stream) -> Peer:
+    def connected(self, stream: ServedStream) -> Peer:
         """A peer has connected."""
         peer = self._server.connect(peer_address(stream.socket), self._loop.time())
         self._streams[peer] = stream
@@ -172,7 +172,7 @@ class ServerLoop:
         """A connection has ended."""
         self._report(self._server.end, peer, how)
 
-    def closed(self, stream: Stream, peer: Peer | None) -> None:
+    def closed(self, stream: ServedStream, peer: Peer | None) -> None:
         """A socket is closed."""
         self._open.discard(stream)
         if peer is not None:
@@ -238,7 +238,7 @@ class ServerLoop:
             self._num_probes -= 1
 
 
-class Stream(asyncio.BufferedProtocol):
+class ServedStream(asyncio.BufferedProtocol):
     """The socket of one connection.
 
     Args:

@@ -42,7 +42,7 @@ LOOK, PROMISE, COMMIT = "look", "promise", "commit"
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class DoorAnswer:
     """An agent's answer.
 
     Args:
@@ -84,7 +84,7 @@ class Supporter:
         self._leader = ""
         self._asked: dict[str, float] = {}
 
-    def hear(self, candidate: str, door: str, wish: str, now: float) -> Standing:
+    def hear(self, candidate: str, door: str, wish: str, now: float) -> DoorAnswer:
         """Somebody asks.
 
         Args:
@@ -104,7 +104,7 @@ class Supporter:
             supports = candidate
         granted = wish != LOOK and candidate == (self._founder[0] if self.leader or wish == COMMIT else supports)
         promised = self._promised[1] if supports else ""
-        return Standing(leader=self.leader, promised=promised, granted=granted, doors=tuple(self._asked))
+        return DoorAnswer(leader=self.leader, promised=promised, granted=granted, doors=tuple(self._asked))
 
     def follow(self, leader: str) -> None:
         """This agent follows the one that leads at this address."""
@@ -117,7 +117,7 @@ class Supporter:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class DoorHeard:
     """An answer that has come.
 
     Args:
@@ -125,12 +125,12 @@ class Heard:
         asked_at: When the question was sent.
     """
 
-    standing: Standing
+    standing: DoorAnswer
     asked_at: float
 
 
 @dataclass(frozen=True, slots=True)
-class Follow:
+class FollowDoor:
     """The job is led there."""
 
     door: str
@@ -142,12 +142,12 @@ class Lead:
 
 
 @dataclass(frozen=True, slots=True)
-class Over:
+class JobIsOver:
     """The training is over: there is nothing to do."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class WaitForDoors:
     """Ask again.
 
     Args:
@@ -159,7 +159,7 @@ class Wait:
     bound: bool = False
 
 
-Decision = Follow | Lead | Over | Wait
+Decision = FollowDoor | Lead | JobIsOver | WaitForDoors
 
 
 class Seeker:
@@ -175,9 +175,9 @@ class Seeker:
         >>> seeker, supporter = Seeker(), Supporter()
         >>> def look(now):
         ...     answer = supporter.hear("node-1", "h1:1", seeker.wish, now)
-        ...     return seeker.decide("h1:1", ["h1:1"], {"h1:1": Heard(answer, now)}, now)
+        ...     return seeker.decide("h1:1", ["h1:1"], {"h1:1": DoorHeard(answer, now)}, now)
         >>> [type(look(now)).__name__ for now in (0.0, 0.5, 1.0)]
-        ['Wait', 'Wait', 'Lead']
+        ['WaitForDoors', 'WaitForDoors', 'Lead']
     """
 
     def __init__(self, *, settle_s: float = 0.0) -> None:
@@ -187,7 +187,7 @@ class Seeker:
         self._since = 0.0
         self._answered: dict[str, float] = {}  # when each has answered last
 
-    def decide(self, own: str, doors: Sequence[str], answers: Mapping[str, Heard], now: float) -> Decision:
+    def decide(self, own: str, doors: Sequence[str], answers: Mapping[str, DoorHeard], now: float) -> Decision:
         """What to do after a round.
 
         Args:
@@ -200,22 +200,22 @@ class Seeker:
             self._doors, self._since = tuple(doors), now
         said = {door: heard.standing for door, heard in answers.items()}
         if any(standing.over for standing in said.values()):
-            return Over()
+            return JobIsOver()
         for door in (*doors, *said):
             if door in said and said[door].leads:
-                return Follow(door)
+                return FollowDoor(door)
         named = sorted({standing.leader for standing in said.values() if standing.leader})
         if self.wish == COMMIT:
-            return Lead() if self._is_supported(answers, now) else Wait(self._what_lacks(said), bound=True)
+            return Lead() if self._is_supported(answers, now) else WaitForDoors(self._what_lacks(said), bound=True)
         self._answered |= dict.fromkeys(said, now)
         first = next((door for door in doors if now - self._answered.get(door, -inf) <= FRESH_S), "")
         if named or not first or first != own or not self._is_settled(now):
             self.wish = LOOK
             return self._wait_for(named, first, said, own)
         self.wish = COMMIT if self.wish == PROMISE and self._is_supported(answers, now) else PROMISE
-        return Wait(self._what_lacks(said))
+        return WaitForDoors(self._what_lacks(said))
 
-    def _is_supported(self, answers: Mapping[str, Heard], now: float) -> bool:
+    def _is_supported(self, answers: Mapping[str, DoorHeard], now: float) -> bool:
         supporters = [
             door
             for door in self._doors
@@ -228,23 +228,25 @@ class Seeker:
 
     # ------------------------------------------------------------ words
 
-    def _wait_for(self, named: list[str], first: str, said: Mapping[str, Standing], own: str) -> Wait:
+    def _wait_for(self, named: list[str], first: str, said: Mapping[str, DoorAnswer], own: str) -> WaitForDoors:
         if named:
             bound = own in said and bool(said[own].leader)
-            return Wait(f"the job is led from {_list(named)}, as others say, but nobody there confirms it", bound)
+            return WaitForDoors(
+                f"the job is led from {_list(named)}, as others say, but nobody there confirms it", bound
+            )
         if own and own not in self._doors:
-            return Wait(f"the name does not stand for this machine ({own}), but for {_list(self._doors)}")
+            return WaitForDoors(f"the name does not stand for this machine ({own}), but for {_list(self._doors)}")
         if not first:
-            return Wait(f"nobody answers at {_list(self._doors)}")
+            return WaitForDoors(f"nobody answers at {_list(self._doors)}")
         if first == own:
-            return Wait(self._what_lacks(said))
-        return Wait(f"{first} is to start the job{self._silent(said)}")
+            return WaitForDoors(self._what_lacks(said))
+        return WaitForDoors(f"{first} is to start the job{self._silent(said)}")
 
-    def _what_lacks(self, said: Mapping[str, Standing]) -> str:
+    def _what_lacks(self, said: Mapping[str, DoorAnswer]) -> str:
         number = len(self._doors)
         return f"this agent is to start the job as soon as {number // 2 + 1} of {number} support it{self._silent(said)}"
 
-    def _silent(self, said: Mapping[str, Standing]) -> str:
+    def _silent(self, said: Mapping[str, DoorAnswer]) -> str:
         silent = [door for door in self._doors if door not in said]
         return f"; no answer from {_list(silent)}" if silent else ""
 

@@ -40,7 +40,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Follow:
+class FollowStart:
     """Somebody leads this start."""
 
     number: int
@@ -62,7 +62,7 @@ class Wait:
     signs: bool
 
 
-Decision = Found | Follow | Over | Wait
+Decision = Found | FollowStart | Over | Wait
 
 
 class Founding:
@@ -96,7 +96,7 @@ class Founding:
         if start.end:  # also if its leader still answers: it is about to end
             return Found(start.number + 1)
         if answered:
-            return Follow(start.number)
+            return FollowStart(start.number)
         if start != self._seen:
             self._signs = self._seen is not None
             self._seen, self._since = start, now

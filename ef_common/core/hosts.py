@@ -45,7 +45,7 @@ class Host:
     slots: int
 
 
-class State(Enum):
+class HostState(Enum):
     """Of a host."""
 
     WAITING = "waiting"  # it has no node, and no connection
@@ -55,7 +55,7 @@ class State(Enum):
     RECALLED = "recalled"  # a connection to that node is made
 
 
-class Verdict(Enum):
+class HostsVerdict(Enum):
     """How the job has ended."""
 
     FINISHED = "finished"
@@ -65,15 +65,15 @@ class Verdict(Enum):
     NOBODY = "nobody"  # no host could be had for long
 
 
-_CALL = {State.WAITING: State.CALLED, State.CUT: State.RECALLED}
-_LOSE = {State.CALLED: State.WAITING, State.RUNNING: State.CUT, State.RECALLED: State.CUT}
-_RUN = (State.CALLED, State.RECALLED)
+_CALL = {HostState.WAITING: HostState.CALLED, HostState.CUT: HostState.RECALLED}
+_LOSE = {HostState.CALLED: HostState.WAITING, HostState.RUNNING: HostState.CUT, HostState.RECALLED: HostState.CUT}
+_RUN = (HostState.CALLED, HostState.RECALLED)
 
 
 @dataclass(slots=True)
 class _Node:
     slots: int
-    state: State = State.WAITING
+    state: HostState = HostState.WAITING
     leaving: bool = False
     tries: int = 0  # that have failed since it was steady
     due: float = 0.0  # when it may be called
@@ -121,7 +121,7 @@ class HostStates:
         self._most: int | None = None
         self._nodes: dict[str, _Node] = {}
         self._ran_at = now  # when a node was last known
-        self._closing: tuple[Verdict, float] | None = None
+        self._closing: tuple[HostsVerdict, float] | None = None
 
     # ------------------------------------------------------------ what is wanted
 
@@ -133,12 +133,12 @@ class HostStates:
         """There shall be no more workers than these."""
         self._most = num_workers
 
-    def close(self, verdict: Verdict, now: float) -> None:
+    def close(self, verdict: HostsVerdict, now: float) -> None:
         """The job ends: no node is started any more. If it was stopped, all are told to leave; else they end anyway.
 
         The first verdict counts, unless the training turns out to be finished.
         """
-        if self._closing is None or verdict is Verdict.FINISHED:
+        if self._closing is None or verdict is HostsVerdict.FINISHED:
             self._closing = (verdict, now)
 
     @property
@@ -149,14 +149,14 @@ class HostStates:
     @property
     def num_workers(self) -> int:
         """How many workers the hosts have whose nodes run, and are not told to leave."""
-        return sum(node.slots for node in self._nodes.values() if node.state is State.RUNNING and not node.leaving)
+        return sum(node.slots for node in self._nodes.values() if node.state is HostState.RUNNING and not node.leaving)
 
     def leaves(self, name: str) -> bool:
         """Whether the node of a host is to leave."""
         node = self._nodes.get(name)
         return node is None or node.leaving
 
-    def state_of(self, name: str) -> State | None:
+    def state_of(self, name: str) -> HostState | None:
         """The state of a host; None for one that is not known."""
         node = self._nodes.get(name)
         return None if node is None else node.state
@@ -178,7 +178,7 @@ class HostStates:
 
     def _compare(self, wanted: Mapping[str, int], now: float) -> None:
         for name, node in list(self._nodes.items()):
-            if node.state is State.WAITING:
+            if node.state is HostState.WAITING:
                 node.slots = wanted.get(name, 0)
                 if not node.slots:
                     del self._nodes[name]
@@ -187,11 +187,11 @@ class HostStates:
         for name, slots in wanted.items():
             self._nodes.setdefault(name, _Node(slots, due=now))
 
-    def _let_go(self, verdict: Verdict, since: float, now: float) -> None:
+    def _let_go(self, verdict: HostsVerdict, since: float, now: float) -> None:
         for name, node in list(self._nodes.items()):
-            node.leaving = node.leaving or verdict is Verdict.STOPPED
-            unreachable = node.state is not State.RUNNING and now >= since + LAST_S
-            if node.state is State.WAITING or unreachable:
+            node.leaving = node.leaving or verdict is HostsVerdict.STOPPED
+            unreachable = node.state is not HostState.RUNNING and now >= since + LAST_S
+            if node.state is HostState.WAITING or unreachable:
                 del self._nodes[name]
 
     # ------------------------------------------------------------ what has happened
@@ -200,7 +200,7 @@ class HostStates:
         """The node of a host runs."""
         node = self._nodes.get(name)
         if node is not None and node.state in _RUN:
-            node.state, node.since = State.RUNNING, now
+            node.state, node.since = HostState.RUNNING, now
 
     def lost(self, name: str, now: float) -> None:
         """The connection to a host is lost, or none could be made."""
@@ -221,11 +221,11 @@ class HostStates:
         if node is None:
             return
         if status == 0:  # one that leaves has another status
-            self.close(Verdict.FINISHED, now)
+            self.close(HostsVerdict.FINISHED, now)
         if node.leaving:
             del self._nodes[name]  # if it is wanted with another number of workers, it is called at once
             return
-        node.state, node.status = State.WAITING, status
+        node.state, node.status = HostState.WAITING, status
         self._pause(node, now)
         if status <= KILLED:
             node.due = max(node.due, now + AFTER_END_S)
@@ -237,23 +237,26 @@ class HostStates:
         node.due = now + min(2.0**node.tries, LONGEST_PAUSE_S)
         node.tries += 1
 
-    def verdict(self, now: float) -> Verdict | None:
+    def verdict(self, now: float) -> HostsVerdict | None:
         """How the job has ended; None while it goes on."""
         nodes = self._nodes.values()
         if self._closing is not None:
             return None if self._nodes else self._closing[0]
-        if any(node.state in (State.RUNNING, State.CUT, State.RECALLED) for node in nodes):
+        if any(node.state in (HostState.RUNNING, HostState.CUT, HostState.RECALLED) for node in nodes):
             self._ran_at = now
         elif now >= self._ran_at + self._patience_s:
-            return Verdict.NOBODY
+            return HostsVerdict.NOBODY
         statuses = {node.status for node in nodes} - {None}
-        if any(node.state is not State.WAITING and not self._was_never_there(node) for node in nodes) or not statuses:
+        if (
+            any(node.state is not HostState.WAITING and not self._was_never_there(node) for node in nodes)
+            or not statuses
+        ):
             return None
         if statuses <= {FAILED, REFUSED}:
-            return Verdict.FAILED if FAILED in statuses else Verdict.REFUSED
+            return HostsVerdict.FAILED if FAILED in statuses else HostsVerdict.REFUSED
         return None
 
     @staticmethod
     def _was_never_there(node: _Node) -> bool:
         """Whether a host has had no node, and is called again: it is no reason to wait."""
-        return node.state is State.CALLED and node.status is None and node.tries > 0
+        return node.state is HostState.CALLED and node.status is None and node.tries > 0

@@ -56,7 +56,7 @@ class CheckpointId(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class RunClaim:
     """What is known about the beginning of a run.
 
     Args:
@@ -82,7 +82,7 @@ class Fence:
     final: bool
 
 
-def lineage(checkpoints: Collection[CheckpointId], claims: Mapping[int, Claim]) -> list[CheckpointId]:
+def lineage(checkpoints: Collection[CheckpointId], claims: Mapping[int, RunClaim]) -> list[CheckpointId]:
     """Checkpoints that a start may take, newest first.
 
     A run whose claim is missing or damaged is taken to have resumed from the newest of all older ones: the chain does
@@ -93,7 +93,7 @@ def lineage(checkpoints: Collection[CheckpointId], claims: Mapping[int, Claim]) 
         claims: How the runs began, by their numbers.
 
     >>> first, second, third = CheckpointId(1, 1, 10), CheckpointId(1, 1, 20), CheckpointId(2, 1, 12)
-    >>> lineage([first, second, third], {1: Claim(None), 2: Claim(parent=first)}) == [third, first]
+    >>> lineage([first, second, third], {1: RunClaim(None), 2: RunClaim(parent=first)}) == [third, first]
     True
     """
     runs = sorted({one.run for one in checkpoints} | set(claims))
@@ -102,7 +102,7 @@ def lineage(checkpoints: Collection[CheckpointId], claims: Mapping[int, Claim]) 
     while runs:
         run = runs.pop()
         chain += sorted((one for one in checkpoints if one.run == run and (not limit or one <= limit)), reverse=True)
-        claim, limit = claims.get(run, Claim(None, readable=False)), None
+        claim, limit = claims.get(run, RunClaim(None, readable=False)), None
         if claim.readable:
             limit = claim.parent
             if limit is None:
@@ -112,12 +112,12 @@ def lineage(checkpoints: Collection[CheckpointId], claims: Mapping[int, Claim]) 
     return chain
 
 
-def next_run(checkpoints: Collection[CheckpointId], claims: Mapping[int, Claim]) -> int:
+def next_run(checkpoints: Collection[CheckpointId], claims: Mapping[int, RunClaim]) -> int:
     """The number of the next start, above every number that has left a trace."""
     return 1 + max({one.run for one in checkpoints} | set(claims), default=0)
 
 
-def fence(writer: CheckpointId, checkpoints: Collection[CheckpointId], claims: Mapping[int, Claim]) -> Fence | None:
+def fence(writer: CheckpointId, checkpoints: Collection[CheckpointId], claims: Mapping[int, RunClaim]) -> Fence | None:
     """Why this checkpoint must not be published; None if it may be.
 
     Args:

@@ -75,7 +75,7 @@ _MAX_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class ChainLink:
     """A view of the chain.
 
     Args:
@@ -136,7 +136,7 @@ class _Lack:
 
 def shortfall(
     members: Collection[str],
-    chain: Iterable[Link],
+    chain: Iterable[ChainLink],
     *,
     gone: Collection[str],
     dead: Collection[str],
@@ -178,7 +178,12 @@ def some_of(workers: Collection[str]) -> str:
 
 
 def bids(
-    members: Collection[str], chain: Iterable[Link], *, gone: Collection[str], dead: Collection[str], stores: Stores
+    members: Collection[str],
+    chain: Iterable[ChainLink],
+    *,
+    gone: Collection[str],
+    dead: Collection[str],
+    stores: Stores,
 ) -> tuple[tuple[Bid, ...], bool]:
     """The claims with which these members could have a view; empty if claims alone are not enough.
 
@@ -204,14 +209,14 @@ def bids(
     return tuple(found), few
 
 
-def _counted(link: Link, gone: Collection[str]) -> frozenset[str]:
+def _counted(link: ChainLink, gone: Collection[str]) -> frozenset[str]:
     if not any(member.standby for member in link.view.members):
         return frozenset()  # nobody can lead its members but this coordinator
     return frozenset(link.view.ids) - frozenset(gone)
 
 
 def _lack(
-    link: Link,
+    link: ChainLink,
     here: frozenset[str],
     counted: frozenset[str],
     *,
@@ -270,7 +275,7 @@ def digest_of_ids(names: Iterable[str]) -> str:
     return hashlib.blake2b("\n".join(sorted(names)).encode(), digest_size=16).hexdigest()
 
 
-def merge(chains: Iterable[tuple[int, tuple[Link, ...]]]) -> tuple[int, tuple[Link, ...]]:
+def merge(chains: Iterable[tuple[int, tuple[ChainLink, ...]]]) -> tuple[int, tuple[ChainLink, ...]]:
     """Combine what workers know.
 
     Args:
@@ -286,7 +291,7 @@ def merge(chains: Iterable[tuple[int, tuple[Link, ...]]]) -> tuple[int, tuple[Li
     # Of the views of that generation, one at most has come about: the one in which somebody has settled.
     named = (link.view for generation, chain in known if generation == settled for link in chain)
     first = next((view for view in named if view.generation == settled), None)
-    links: dict[tuple[int, int, tuple[str, ...]], Link] = {}
+    links: dict[tuple[int, int, tuple[str, ...]], ChainLink] = {}
     for _, chain in known:
         for link in chain:
             view = link.view
@@ -294,7 +299,9 @@ def merge(chains: Iterable[tuple[int, tuple[Link, ...]]]) -> tuple[int, tuple[Li
             if is_first or first is None or follows(view, first, chain):
                 key = (0 if is_first else max(view.base, settled), view.generation, view.ids)
                 before = links.get(key, link)
-                links[key] = Link(view, before.own or link.own, before.over or link.over, before.agreed or link.agreed)
+                links[key] = ChainLink(
+                    view, before.own or link.own, before.over or link.over, before.agreed or link.agreed
+                )
     return settled, tuple(links[key] for key in sorted(links))
 
 
@@ -303,7 +310,7 @@ def is_same(one: View, other: View) -> bool:
     return (one.generation, one.ids) == (other.generation, other.ids)
 
 
-def follows(view: View, first: View, chain: Iterable[Link]) -> bool:
+def follows(view: View, first: View, chain: Iterable[ChainLink]) -> bool:
     """Whether a view was issued with knowledge of another view, which has come about.
 
     Args:

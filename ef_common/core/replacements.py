@@ -27,7 +27,7 @@ _MOST_MACHINES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Slow:
+class SlowWorker:
     """A machine on which a straggler was to be replaced.
 
     Args:
@@ -55,7 +55,7 @@ class Replacements:
     """
 
     asked: tuple[float, ...] = ()
-    machines: Mapping[str, Slow] = field(default_factory=dict)
+    machines: Mapping[str, SlowWorker] = field(default_factory=dict)
     demand: Demand = NO_DEMAND
 
     def num_asked(self, now: float) -> int:
@@ -84,7 +84,7 @@ class Replacements:
         machine = straggler.address
         others = {member.id for member in members if member.address == machine and self.may_replace(member, now)}
         machines = {name: slow for name, slow in self.machines.items() if now - slow.at < DAY_S and name != machine}
-        machines[machine] = Slow(now, frozenset(others - {straggler.id}))
+        machines[machine] = SlowWorker(now, frozenset(others - {straggler.id}))
         return replace(
             self,
             asked=(*(min(at, now) for at in self.asked if now - at < HOUR_S), now)[-MOST_PER_HOUR:],
@@ -129,7 +129,7 @@ class Replacements:
         return cls(
             tuple(min(float(at), now) for at in value["asked"])[-MOST_PER_HOUR:],
             {
-                str(name): Slow(min(float(at), now), frozenset(map(str, ids)))
+                str(name): SlowWorker(min(float(at), now), frozenset(map(str, ids)))
                 for name, (at, *ids) in dict(value["machines"]).items()
             },
             Demand(*map(int, value["demand"])),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ef_common.core.membership import Phase, Returned
-from ef_common.core.quorum import Link, digest_of_ids
+from ef_common.core.quorum import ChainLink, digest_of_ids
 from ef_common.core.room import NO_DEMAND, Demand
 from ef_common.core.view import Member, View
 
@@ -35,7 +35,7 @@ class ResumeState:
 
     phase: Phase = Phase.EARLY
     leaving: bool = False
-    links: tuple[Link, ...] = ()
+    links: tuple[ChainLink, ...] = ()
     settled: int = 0
     promised: int = 0
     heard_here: frozenset[int] = frozenset()
@@ -75,7 +75,7 @@ class ResumeState:
             self,
             seen=self.successors[:_MAX_SEEN],
             phase=Phase.LEAVING if self.leaving else Phase.MEMBER,
-            links=(*self.links, Link(view)),
+            links=(*self.links, ChainLink(view)),
             promised=max(self.promised, view.generation),
             heard_here=self.heard_here | {view.generation},
         )

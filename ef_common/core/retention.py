@@ -51,7 +51,7 @@ class Retention:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredFiles:
     """The files in a store under the name of a checkpoint.
 
     Args:
@@ -68,7 +68,7 @@ class Stored:
 
 
 def removable(
-    stored: Collection[Stored],
+    stored: Collection[StoredFiles],
     retention: Retention,
     *,
     chain: Sequence[CheckpointId],
@@ -105,7 +105,7 @@ def removable(
     return reasons
 
 
-def _kept(chain: Sequence[Stored], retention: Retention) -> set[CheckpointId]:
+def _kept(chain: Sequence[StoredFiles], retention: Retention) -> set[CheckpointId]:
     """The checkpoints of a lineage to keep, newest first."""
     kept = {one.id for one in chain[: retention.keep_last]}
     if retention.keep_every:

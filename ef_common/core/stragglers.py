@@ -62,7 +62,7 @@ class Track:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class StragglerReport:
     """A member has become a straggler, or is no longer one.
 
     Args:
@@ -95,7 +95,7 @@ def noted(track: Track | None, told: Progress, now: float, pacing: Pacing) -> Tr
 
 def judge_pace(
     tracks: Mapping[str, Track], members: Sequence[str], now: float, pacing: Pacing
-) -> tuple[dict[str, Track], tuple[Report, ...]]:
+) -> tuple[dict[str, Track], tuple[StragglerReport, ...]]:
     """Compare the members of a view.
 
     Args:
@@ -125,7 +125,7 @@ def judge_pace(
             others = [other for other, name in known if name != member]  # never a difference of sums, which may be 0
             wait_s = sum(other.waiting_s for other in others)
             waiting = wait_s / (wait_s + sum(other.computing_s for other in others))
-            reports.append(Report(member, is_straggler, ratio, waiting))
+            reports.append(StragglerReport(member, is_straggler, ratio, waiting))
     return after, tuple(reports)
 
 

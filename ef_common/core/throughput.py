@@ -96,7 +96,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class SpeedHistory:
     """What a run has learned about its sizes: plain data for checkpoints and for newcomers.
 
     Args:
@@ -106,12 +106,12 @@ class History:
         noise_scale: Smoothed noise scale in samples (see `noise_scale`); None if unknown.
         wanted: The number of nodes that the policy has asked for last; 0 if none.
 
-    >>> history = History()
+    >>> history = SpeedHistory()
     >>> for measure in (Measure(1, 100.0, 0.0, 10.0, 10.0), Measure(2, 180.0, 0.0, 10.0, 30.0)):
     ...     history = history.with_measure(measure)
     >>> history.with_measure(Measure(2, 162.0, 0.0, 10.0, 9000.0)).curve(2)  # today the machine is slower by 10 %
     {1: 90.0, 2: 162.0}
-    >>> History.from_plain(history.to_plain()) == history
+    >>> SpeedHistory.from_plain(history.to_plain()) == history
     True
     """
 
@@ -165,7 +165,7 @@ class History:
 
     # ------------------------------------------------------------ what is learned
 
-    def with_measure(self, measure: Measure) -> History:
+    def with_measure(self, measure: Measure) -> SpeedHistory:
         """The history with one more window."""
         measures = _newest((one for one in self.measures if one.size != measure.size), measure)
         before = self.newest
@@ -192,16 +192,16 @@ class History:
         )
         return (*self.trials[:-1], replace(newest, after=mean, windows=newest.windows + 1))
 
-    def with_change(self, pause_s: float) -> History:
+    def with_change(self, pause_s: float) -> SpeedHistory:
         """The history after a change of size for which the training has paused for so long."""
         before = self.change_s
         return replace(self, change_s=pause_s if before == 0 else before + _SMOOTHING * (pause_s - before))
 
-    def with_wanted(self, wanted: int) -> History:
+    def with_wanted(self, wanted: int) -> SpeedHistory:
         """The history after the policy has asked for so many nodes."""
         return replace(self, wanted=wanted)
 
-    def with_noise_scale(self, noise_scale: float | None) -> History:
+    def with_noise_scale(self, noise_scale: float | None) -> SpeedHistory:
         """The history with a newer noise scale."""
         return self if noise_scale is None else replace(self, noise_scale=noise_scale)
 
@@ -215,7 +215,7 @@ class History:
         }
 
     @classmethod
-    def from_plain(cls, value: object) -> History:
+    def from_plain(cls, value: object) -> SpeedHistory:
         """The history of plain data.
 
         Raises:
@@ -234,7 +234,7 @@ _SIDES = ("before", "after")
 _T = TypeVar("_T")
 
 
-class Window:
+class SpeedWindow:
     """Gathers the training steps of one size until they make a measure.
 
     After a change of the view, the first steps are left out. Warm-up and window together take no more than
@@ -243,7 +243,7 @@ class Window:
     Args:
         every_steps: Training steps from a change to the measure; with fewer than 10 it takes 10.
 
-    >>> window = Window(every_steps=20)
+    >>> window = SpeedWindow(every_steps=20)
     >>> measures = [window.note(step * 0.5, 2, 32) for step in range(1, 22)]
     >>> [measure for measure in measures if measure]
     [Measure(size=2, throughput=64.0, spread=0.0, seconds=4.0, at=7.0)]

@@ -18,7 +18,7 @@ from ef_common.core.autoscale import Autoscale, Policy, Situation, Target
 from ef_common.core.autoscale.cost import Cost
 from ef_common.core.noise_scale import NoiseScale
 from ef_common.core.room import Room
-from ef_common.core.throughput import History, Window
+from ef_common.core.throughput import SpeedHistory, SpeedWindow
 from ef_common.core.view import View
 from ef_common.data.dealer import Dealer, Rest
 from ef_common.data.fleet import Fleet
@@ -69,11 +69,11 @@ class Autoscaler:
             session, self._fleet, keeps_wish=settings is not None, tell=self._tell, clock=clock, wall=wall
         )
         self._policy: Policy | None = None if settings is None else settings.make_policy()
-        self.history = History()
+        self.history = SpeedHistory()
         self._dealer: Dealer | None = None
         self._accumulation = 1
         self._wanted_batch: int | None = None  # samples of an update, of all workers
-        self._window = Window(10 if settings is None else settings.every_steps)
+        self._window = SpeedWindow(10 if settings is None else settings.every_steps)
         self._view: View | None = None
         self._nodes = 0
         self._last_at: float | None = None
@@ -375,7 +375,7 @@ class Autoscaler:
         try:
             self._replacing.load_state(state.get("replaced"))
             if self._settings is not None and state["history"] is not None:
-                history = History.from_plain(state["history"])
+                history = SpeedHistory.from_plain(state["history"])
                 elapsed_s, worker_s = float(state["elapsed_s"]), float(state["worker_s"])
                 self._began = float(state.get("began", self._wall() - elapsed_s))
                 self.history, self._elapsed_s, self._worker_s = history, elapsed_s, worker_s

@@ -21,13 +21,13 @@ from ef_common.core.cadence import Cadence, Pace
 from ef_common.core.checks import is_count
 from ef_common.core.lineage import CheckpointId
 from ef_common.core.retention import Retention
-from ef_common.data.sharing import Plan, Sharing
+from ef_common.data.sharing import Sharing, SharingPlan
 from ef_common.data.source import Release, Source, SourceState
 from ef_common.errors import UsageError
 from ef_common.events import EventLog
 from ef_common.session import Barrier, Session
 from ef_common.storage.checkpoints import Checkpoint, Checkpoints, Content
-from ef_common.storage.layout import Layout
+from ef_common.storage.layout import FileLayout
 from ef_common.storage.retries import Retries
 from ef_common.storage.saver import Saver, Snapshot
 from ef_common.storage.store import Store
@@ -282,7 +282,7 @@ class Checkpointer:
         busy = self._saver is not None and self._saver.num_held > 0
         offered: list[SourceState] = []
 
-        def offer() -> Layout:
+        def offer() -> FileLayout:
             offered.append(self._source.state(whole=True))
             return offered[0].layout()
 
@@ -364,7 +364,7 @@ class Checkpointer:
             self._saver = None
 
 
-def _share_of(state: SourceState, plan: Plan) -> tuple[Content, Release]:
+def _share_of(state: SourceState, plan: SharingPlan) -> tuple[Content, Release]:
     for path, kind in plan.layout.kinds.items():
         if (found := state.kind_of(path)) != kind:
             problem = f"its state differs from rank 0's at {path}. Expected: {kind}. Received: {found}"

@@ -16,7 +16,7 @@ from ef_common.collectives import operations
 from ef_common.data.checkpointer import Checkpointing
 from ef_common.errors import StorageError, StorageFailed, UsageError
 from ef_common.session import Session
-from ef_common.storage.claims import Claims, Place, place_for
+from ef_common.storage.claims import ClaimPlace, Claims, place_for
 from ef_common.storage.retries import Retries
 from ef_common.storage.store import Store
 
@@ -41,7 +41,7 @@ class Claiming:
         (False, ['digest', 'run'])
     """
 
-    def __init__(self, place: Place | None, session: Session) -> None:
+    def __init__(self, place: ClaimPlace | None, session: Session) -> None:
         self._place = place
         self._session = session
         self._run = ""
@@ -109,7 +109,7 @@ class Claiming:
             self._run = self._mark(self._place)
             self._use(self._read())
 
-    def _mark(self, place: Place) -> str:
+    def _mark(self, place: ClaimPlace) -> str:
         """Leave a marker. Returns the run's name, or "" if there is none."""
 
         def mark() -> str:
@@ -204,8 +204,8 @@ class Claiming:
 
 
 def place_of(
-    claims: Place | None, default: str | None, *, checkpoints: Checkpointing | None, elastic: bool
-) -> Place | None:
+    claims: ClaimPlace | None, default: str | None, *, checkpoints: Checkpointing | None, elastic: bool
+) -> ClaimPlace | None:
     """Where the claims of a training are kept.
 
     Args:

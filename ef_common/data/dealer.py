@@ -20,7 +20,7 @@ from ef_common.events import EventLog
 from ef_common.session import Session
 
 
-class Parts(Protocol):
+class StreamParts(Protocol):
     """What the positions are parts of, where data have no order of positions: each is given one when it is dealt."""
 
     @property
@@ -107,7 +107,7 @@ class Dealer:
         self.chosen_batch: int | None = None
         self.samples_at: Callable[[int], int] | None = None
         self.is_open = False
-        self.parts: Parts | None = None
+        self.parts: StreamParts | None = None
         self.num_epochs: Callable[[], int | None] = lambda: None
         self.rest: Callable[[], Rest | None] = self._rest_of_epochs
         self.on_returned: Callable[[], None] = lambda: None

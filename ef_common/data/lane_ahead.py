@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from ef_common.core.streams.pieces import Found, Lane, clipped, taken, upcoming
+from ef_common.core.streams.pieces import Lane, LaneFindings, clipped, taken, upcoming
 from ef_common.core.streams.stream import Held
 from ef_common.data.lane_reader import LaneReader, Reading, changed, misread, source_of
 from ef_common.data.ordered_stream import OrderedStream
@@ -75,7 +75,7 @@ class LaneAhead:
 
     # ------------------------------------------------------------ the port
 
-    def read(self, held: Held, size: int) -> Found:
+    def read(self, held: Held, size: int) -> LaneFindings:
         """See :class:`~ef_common.data.stream_turns.Reader`."""
         self._lane = lane = held.lanes[held.turn]
         pending, self._pending = self._pending, None

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ef_common.core.streams.pieces import OPEN, Found, Lane, Piece, clipped
+from ef_common.core.streams.pieces import OPEN, Lane, LaneFindings, Piece, clipped
 from ef_common.data.ordered_stream import OrderedStream
 from ef_common.errors import UsageError
 
@@ -20,7 +20,7 @@ _END: Any = object()
 _LONG_SKIP = 100_000
 
 
-class Source(NamedTuple):
+class EpochShards(NamedTuple):
     """The shards of an epoch.
 
     Args:
@@ -34,9 +34,9 @@ class Source(NamedTuple):
     skips_faults: bool = False
 
 
-def source_of(stream: OrderedStream) -> Source:
+def source_of(stream: OrderedStream) -> EpochShards:
     """The shards of a stream's epoch."""
-    return Source(stream.open, stream.length, skips_faults=stream.on_bad_shard == "skip")
+    return EpochShards(stream.open, stream.length, skips_faults=stream.on_bad_shard == "skip")
 
 
 class Reading(NamedTuple):
@@ -55,9 +55,9 @@ class Reading(NamedTuple):
     faults: list[tuple[int, int, str]]
 
     @property
-    def found(self) -> Found:
+    def found(self) -> LaneFindings:
         """Ends and faults."""
-        return Found(self.ends, self.faults)
+        return LaneFindings(self.ends, self.faults)
 
 
 class LaneReader:
@@ -67,7 +67,7 @@ class LaneReader:
         source: Where to read.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: EpochShards) -> None:
         self._source = source
         self._plan = -1
         self._pieces: list[Piece] = []
@@ -140,7 +140,7 @@ class LaneReader:
         self._at = (shard, offset)
         if has_ended:
             found.ends[shard] = offset
-            self._pieces = list(clipped(self._pieces[1:], Found(found.ends)))
+            self._pieces = list(clipped(self._pieces[1:], LaneFindings(found.ends)))
         elif is_broken or offset == stop:
             del self._pieces[0]
         else:

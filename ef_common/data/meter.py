@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ef_common.core.throughput import History
+from ef_common.core.throughput import SpeedHistory
 from ef_common.data.autoscaler import Autoscaler
 from ef_common.session import Session
 
@@ -68,7 +68,7 @@ class Meter:
         }
 
 
-def _learned(wanted: int, history: History) -> dict[str, float]:
+def _learned(wanted: int, history: SpeedHistory) -> dict[str, float]:
     """What the job wants, and what it knows."""
     newest = history.newest
     values = (wanted, None if newest is None else newest.spread, history.change_s or None, history.noise_scale)

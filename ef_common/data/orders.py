@@ -19,7 +19,7 @@ _KINDS = "iufbSU"
 _MAX_ENTRIES = 1 << 22  # longer rows are mostly contents (the tokens of a corpus), and would take long to sort
 
 
-class Order(NamedTuple):
+class AttributeOrder(NamedTuple):
     """The order of one attribute.
 
     Args:
@@ -31,7 +31,7 @@ class Order(NamedTuple):
     places: np.ndarray
 
 
-def orders_of(owner: Any) -> dict[str, Order]:
+def orders_of(owner: Any) -> dict[str, AttributeOrder]:
     """Orders of an object's attributes by name: one-dimensional arrays, and lists of numbers or strings.
 
     Cost: a sort of each; a second for a million paths.
@@ -42,16 +42,16 @@ def orders_of(owner: Any) -> dict[str, Order]:
         if entries is not None:
             distinct, places, counts = np.unique(entries, return_inverse=True, return_counts=True)
             content = zlib.crc32(counts.tobytes(), zlib.crc32(distinct.tobytes()))
-            found[name] = Order(content, places.reshape(-1).astype(np.int32))
+            found[name] = AttributeOrder(content, places.reshape(-1).astype(np.int32))
     return found
 
 
-def put_in_order(owner: Any, orders: dict[str, Order]) -> None:
+def put_in_order(owner: Any, orders: dict[str, AttributeOrder]) -> None:
     """Give an object's attributes this order where they contain the same entries."""
     _rearrange(owner, orders_of(owner), orders)
 
 
-def _rearrange(owner: Any, mine: dict[str, Order], orders: dict[str, Order]) -> None:
+def _rearrange(owner: Any, mine: dict[str, AttributeOrder], orders: dict[str, AttributeOrder]) -> None:
     for name, order in orders.items():
         own = mine.get(name)
         if own is None or own.content != order.content or np.array_equal(own.places, order.places):
@@ -64,7 +64,7 @@ def _rearrange(owner: Any, mine: dict[str, Order], orders: dict[str, Order]) -> 
             value[:] = [value[place] for place in where]
 
 
-def agree_on_orders(session: Session, owner: Any) -> dict[str, Order]:
+def agree_on_orders(session: Session, owner: Any) -> dict[str, AttributeOrder]:
     """Give the attributes the order of rank 0's. All members call this together; returns the orders.
 
     Cost: a gather of some bytes for each attribute. If orders differ, a sum of 4 bytes for each entry.
@@ -81,7 +81,9 @@ def agree_on_orders(session: Session, owner: Any) -> dict[str, Order]:
     if differ:
         first = operations.FirstRankArrays([mine[name].places for name in differ], session)
         session.run(first)
-        orders = {name: Order(mine[name].content, places) for name, places in zip(differ, first.apply(), strict=True)}
+        orders = {
+            name: AttributeOrder(mine[name].content, places) for name, places in zip(differ, first.apply(), strict=True)
+        }
         _rearrange(owner, mine, orders)
         mine |= orders
     return mine

@@ -14,7 +14,7 @@ from ef_common.data.checkpointer import Checkpointing
 from ef_common.data.claiming import place_of
 from ef_common.data.global_batches import check_size
 from ef_common.errors import UsageError
-from ef_common.storage.claims import Place, place_for
+from ef_common.storage.claims import ClaimPlace, place_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class ElasticSettings:
     global_batch_size: int | None = None
     deterministic: bool = False
     checkpoint: Checkpointing | None = None
-    claims: Place | None = field(default=None, repr=False)
+    claims: ClaimPlace | None = field(default=None, repr=False)
     evict_stragglers: bool = False
     autoscale: Autoscale | Literal[False] | None = None
     log_workers: bool = True
@@ -111,12 +111,12 @@ class ElasticSettings:
             )
         return found
 
-    def place(self, default: str | None, *, checkpoints: Checkpointing | None, elastic: bool) -> Place | None:
+    def place(self, default: str | None, *, checkpoints: Checkpointing | None, elastic: bool) -> ClaimPlace | None:
         """The place of claims; see :func:`~ef_common.data.claiming.place_of`."""
         return place_of(self.claims, default, checkpoints=checkpoints, elastic=elastic)
 
 
-def _place(claims: Any) -> Place | None:
+def _place(claims: Any) -> ClaimPlace | None:
     return None if claims is None else place_for(claims)
 
 

@@ -19,8 +19,8 @@ from ef_common.collectives import operations
 from ef_common.core.lineage import CheckpointId
 from ef_common.errors import UnsupportedError
 from ef_common.session import Session
-from ef_common.storage.layout import Layout
-from ef_common.storage.shares import Piece, SharedFile, cut
+from ef_common.storage.layout import FileLayout
+from ef_common.storage.shares import SharedFile, SharePiece, cut
 from ef_common.storage.store import Store, Writer
 
 logger = logging.getLogger(__name__)
@@ -34,12 +34,12 @@ _LONGEST_ALONE = 32
 MOST_LITERAL_BYTES = 8 << 20
 """What rank 0 sends to all others of a file that they write together."""
 
-Offer = Callable[[], Layout]
+Offer = Callable[[], FileLayout]
 """Makes the layout of the file; raises `UnsupportedError` if not every member can write a piece of it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SharingPlan:
     """The plan of a shared checkpoint, on which all members have agreed.
 
     Args:
@@ -54,8 +54,8 @@ class Plan:
     id: CheckpointId
     worker: str
     leads: bool
-    pieces: tuple[Piece, ...]
-    layout: Layout = field(repr=False)
+    pieces: tuple[SharePiece, ...]
+    layout: FileLayout = field(repr=False)
     is_here: Callable[[str], bool]
 
     @property
@@ -105,7 +105,7 @@ class Sharing:
         session.agreements.wish = True
         return True
 
-    def agree(self, id: CheckpointId, offer: Offer, *, busy: bool) -> Plan | None:
+    def agree(self, id: CheckpointId, offer: Offer, *, busy: bool) -> SharingPlan | None:
         """Agree on a plan; all members call this at the same boundary. None: nothing is taken there."""
         session = self._session
         self._wished, session.agreements.wish = None, False
@@ -118,12 +118,14 @@ class Sharing:
         agreed = None if found is None else CheckpointId.parse(found["id"])
         if found is None or agreed is None or found["members"] != list(view.ids):
             return None
-        pieces = () if any(value["busy"] for value in values) else tuple(Piece(*piece) for piece in found["pieces"])
+        pieces = (
+            () if any(value["busy"] for value in values) else tuple(SharePiece(*piece) for piece in found["pieces"])
+        )
         leads = view.ids[0] == session.worker.id
         if leads and pieces:
             self._open = agreed
-        return Plan(
-            agreed, session.worker.id, leads, pieces, Layout.of(found["layout"]), lambda id: id in session.view.ids
+        return SharingPlan(
+            agreed, session.worker.id, leads, pieces, FileLayout.of(found["layout"]), lambda id: id in session.view.ids
         )
 
     def _offer(self, offer: Offer, workers: list[str]) -> dict[str, Any]:
@@ -141,7 +143,7 @@ class Sharing:
             if reason != self._reason:
                 logger.warning("rank 0 writes checkpoints alone: %s", reason)
                 self._reason = reason
-            return {"pieces": [], "layout": Layout((), b"").plain()}
+            return {"pieces": [], "layout": FileLayout((), b"").plain()}
         return {"pieces": [list(piece) for piece in cut(layout.size, workers, way)], "layout": layout.plain()}
 
     # ------------------------------------------------------------ what became of it

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ef_common.storage.checkpoints import Content
-from ef_common.storage.layout import Layout, Path, Slice
+from ef_common.storage.layout import FileLayout, Path, Slice
 from ef_common.storage.shares import SharedFile
 
 Release = Callable[[], None]
@@ -40,7 +40,7 @@ class SourceState(Protocol):
     def content(self, file: SharedFile) -> Content:
         """The content of a checkpoint in which the members write the shared file together."""
 
-    def layout(self) -> Layout:
+    def layout(self) -> FileLayout:
         """The layout of that file.
 
         Raises:

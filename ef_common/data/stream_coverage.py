@@ -15,7 +15,7 @@ from typing import Any
 from ef_common.collectives import operations
 from ef_common.collectives.codec import ARRAYS, Codec
 from ef_common.core.streams import stream as streams
-from ef_common.core.streams.pieces import Found, Lane, clipped
+from ef_common.core.streams.pieces import Lane, LaneFindings, clipped
 from ef_common.core.streams.stream import Plan, Stream
 from ef_common.data.bad_shards import note_bad_shard
 from ef_common.data.stream_turns import StreamTurns
@@ -115,7 +115,7 @@ class StreamCoverage:
             },
             "exact": whole,
         }
-        if skipped := clipped(self._turns.skipped, Found(lengths)):
+        if skipped := clipped(self._turns.skipped, LaneFindings(lengths)):
             record["skipped_positions"] = [
                 (first[shard] + start, first[shard] + stop) for shard, start, stop in skipped
             ]

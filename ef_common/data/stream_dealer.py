@@ -16,7 +16,7 @@ from ef_common.core.streams.pieces import OPEN, Lane, Piece, joined
 from ef_common.core.streams.stream import Held, Plan, Stream
 from ef_common.core.view import View
 from ef_common.data.dealer import Dealer
-from ef_common.data.stream_turns import Layout, StreamTurns
+from ef_common.data.stream_turns import LaneLayout, StreamTurns
 from ef_common.session import Session
 
 ENDLESS = OPEN
@@ -170,7 +170,7 @@ class StreamDealer:
             plan: The plan of the epoch. A newcomer has as many lanes as the others.
             saved: It is the state of a checkpoint: the members agree on their lanes anew.
         """
-        layout = Layout(*map(int, state["layout"])) if state["layout"] and not saved else None
+        layout = LaneLayout(*map(int, state["layout"])) if state["layout"] and not saved else None
         lanes: dict[tuple[int, int], list[Piece]] = {}
         for rank, number, shard, start, stop in np.asarray(state["lanes"]).tolist():
             lanes.setdefault((rank, number), []).append(Piece(shard, start, stop))

@@ -13,14 +13,14 @@ from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from ef_common.core.streams import stream as streams
-from ef_common.core.streams.pieces import OPEN, Found, Lane, Piece
+from ef_common.core.streams.pieces import OPEN, Lane, LaneFindings, Piece
 from ef_common.core.streams.stream import Held, Plan, Stream
 from ef_common.core.view import View
 from ef_common.errors import ProtocolError
 from ef_common.session import Session
 
 
-class Layout(NamedTuple):
+class LaneLayout(NamedTuple):
     """The lanes of each member: how many, and the samples of one that may be read ahead of what has been dealt."""
 
     num_lanes: int
@@ -30,7 +30,7 @@ class Layout(NamedTuple):
 class Reader(Protocol):
     """Reads the lanes of this worker."""
 
-    def read(self, held: Held, size: int) -> Found:
+    def read(self, held: Held, size: int) -> LaneFindings:
         """Read the next batch, of the lane in turn, unless that is done already.
 
         Args:
@@ -72,7 +72,7 @@ class StreamTurns:
         self._gather = gather
         self.stream = Stream(0)
         self.certain = False
-        self.layout: Layout | None = None
+        self.layout: LaneLayout | None = None
         self.ends: dict[int, int] = {}
         self.skipped: list[Piece] = []
         self.on_fault: Callable[[Piece, str], None] = lambda piece, why: None
@@ -89,7 +89,7 @@ class StreamTurns:
             raise ProtocolError("no epoch of the stream has begun")
         return self._plan
 
-    def begin(self, plan: Plan, stream: Stream, *, layout: Layout | None = None) -> None:
+    def begin(self, plan: Plan, stream: Stream, *, layout: LaneLayout | None = None) -> None:
         """Begin an epoch, or continue in one.
 
         Args:
@@ -151,7 +151,7 @@ class StreamTurns:
     def _has_samples(self) -> bool:
         return any(streams.upcoming(self.stream, self.plan, member) for member in self.stream.held)
 
-    def _read(self) -> Found:
+    def _read(self) -> LaneFindings:
         return self._reader.read(self.stream.held[self._session.worker.id], self.plan.batch_size)
 
     def _settle(self) -> None:
@@ -176,7 +176,7 @@ class StreamTurns:
     def _agree(self) -> None:
         """All members take as many lanes as the one that has the most, and read as far ahead as any."""
         everybody, _ = self._meet({"num_lanes": self.plan.num_lanes, "ahead": self.plan.ahead})
-        layout = Layout(*(max(int(wish[name]) for wish in everybody) for name in Layout._fields))
+        layout = LaneLayout(*(max(int(wish[name]) for wish in everybody) for name in LaneLayout._fields))
         self.begin(self.plan, streams.with_lanes(self.stream, layout.num_lanes), layout=layout)
 
     def _exchange(self) -> bool:
@@ -212,6 +212,6 @@ class StreamTurns:
         self.on_fault(rest, why)
 
 
-def _found(told: Any) -> Found:
+def _found(told: Any) -> LaneFindings:
     ends = {int(shard): int(end) for shard, end in told["ends"]}
-    return Found(ends, [(int(shard), int(offset), str(why)) for shard, offset, why in told["faults"]])
+    return LaneFindings(ends, [(int(shard), int(offset), str(why)) for shard, offset, why in told["faults"]])

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import DataLoader
 
 from ef_common.core.sharding import MIN_SHARE
-from ef_common.core.streams.pieces import Found, Lane, num_samples, upcoming
+from ef_common.core.streams.pieces import Lane, LaneFindings, num_samples, upcoming
 from ef_common.core.streams.stream import Held
 from ef_common.data.lane_reader import LaneReader, changed, misread, source_of
 from ef_common.data.torch_loader import PlannedLoader
@@ -171,7 +171,7 @@ class LaneLoader:
 
     # ------------------------------------------------------------ the port
 
-    def read(self, held: Held, size: int) -> Found:
+    def read(self, held: Held, size: int) -> LaneFindings:
         """See :class:`~ef_common.data.stream_turns.Reader`."""
         if size != self._size:
             self._size, self._is_begun = size, False  # what was read ahead has another size
@@ -183,7 +183,7 @@ class LaneLoader:
         if self._read is None:
             self._read = self._next(lane)
         trace = self._read.trace
-        return Found(dict(trace.ends), trace.faults)
+        return LaneFindings(dict(trace.ends), trace.faults)
 
     def take(self, parts: Lane) -> None:
         """See :class:`~ef_common.data.stream_turns.Reader`."""
@@ -274,4 +274,4 @@ class LaneLoader:
 
 def _fits(trace: Trace, lane: Lane, size: int) -> bool:
     """Whether a batch is what comes next in a lane, with the ends and faults that were found in it."""
-    return upcoming(lane, size, Found(dict(trace.ends), trace.faults)) == trace.parts
+    return upcoming(lane, size, LaneFindings(dict(trace.ends), trace.faults)) == trace.parts

@@ -17,8 +17,8 @@ from ef_common.core.room import Room
 from ef_common.core.view import View
 from ef_common.core.watermark import Watermark
 from ef_common.horovod import rounds
-from ef_common.horovod.rounds import Action
-from ef_common.horovod.store import Store, StoreLost
+from ef_common.horovod.rounds import RoundAction
+from ef_common.horovod.store import RendezvousStore, StoreLost
 from ef_common.session.ports import Bootstrap, ControlChannel, GetClaim
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,14 @@ class Driver:
     """
 
     def __init__(
-        self, store: Store, *, host: str, local_rank: int, size: int, interface: str, published: Mapping[str, bytes]
+        self,
+        store: RendezvousStore,
+        *,
+        host: str,
+        local_rank: int,
+        size: int,
+        interface: str,
+        published: Mapping[str, bytes],
     ) -> None:
         self._store = store
         self._slot = f"{host}:{local_rank}"
@@ -67,9 +74,9 @@ class Driver:
         Raises:
             StoreLost: horovodrun does not answer.
         """
-        from ef_common.horovod.notices import Notices  # needs Horovod
+        from ef_common.horovod.notices import HostNotices  # needs Horovod
 
-        self._notices = Notices(self._store.own_host(), lambda: self._events.put(rounds.HostsChanged()))
+        self._notices = HostNotices(self._store.own_host(), lambda: self._events.put(rounds.HostsChanged()))
         self._notices.start()
         self._notices.register(self._store, self._slot, self._interface)
         self._process = os.getpid()
@@ -103,7 +110,7 @@ class Driver:
     def finished(self) -> None:
         """The program ends with its trainings complete; called in any thread."""
         self._published[FINISHED_KEY] = b"1"
-        self._events.put(rounds.Closed())
+        self._events.put(rounds.RoundClosed())
 
     # ------------------------------------------------------------ the thread
 
@@ -123,7 +130,7 @@ class Driver:
         try:
             return self._events.get(timeout=pause_s)
         except queue.Empty:
-            return self._look() or rounds.Tick()
+            return self._look() or rounds.RoundTick()
 
     def _look(self) -> rounds.Event | None:
         if self._state.waiting or self._state.homeless:
@@ -151,15 +158,15 @@ class Driver:
             except StoreLost as error:
                 logger.info("%s: cannot %s: %s", self._slot, action.value, error)
 
-    def _act(self, action: Action) -> None:
+    def _act(self, action: RoundAction) -> None:
         match action:
-            case Action.CALL:
+            case RoundAction.CALL:
                 self._store.put(CALL_KEY, b"1")
-            case Action.READY:
+            case RoundAction.READY:
                 threads.start(self._say_ready, name="elasticflow-ready", job="tells horovodrun's driver READY")
-            case Action.LEAVE:
+            case RoundAction.LEAVE:
                 self._leave()
-            case Action.PUBLISH:
+            case RoundAction.PUBLISH:
                 for key, value in self._published.items():
                     self._store.put(key, value)
 

@@ -1,7 +1,7 @@
 """The process group of a view on Horovod, which moves data and does not decide on membership.
 
 Horovod has one group per process, and only collectives of all its members. It is therefore restarted for each view, and
-messages from one member to another use :class:`~ef_common.collectives.links.Links`.
+messages from one member to another use :class:`~ef_common.collectives.peer_connections.PeerConnections`.
 
 When a member is gone, only the threads at the other ends of its connections notice it; with three members or more, the
 rest would wait for Gloo's timeout. :meth:`HorovodGroup.abort` shuts down the sockets of the group, so all operations
@@ -21,10 +21,10 @@ from typing import Any, Protocol
 import psutil
 
 from ef_common import threads
-from ef_common.collectives.arrays import ByteArrays, Memory
+from ef_common.collectives.array_memory import ByteArrays, Memory
+from ef_common.collectives.library_sockets import NewSockets, own_address, shut_down
 from ef_common.collectives.linked_group import LinkedGroup, Nothing
-from ef_common.collectives.links import Links
-from ef_common.collectives.sockets import NewSockets, own_address, shut_down
+from ef_common.collectives.peer_connections import PeerConnections
 from ef_common.core.calls import HEADER_BYTES, call_in, header, length_in
 from ef_common.core.view import View
 from ef_common.errors import GroupBroken
@@ -47,7 +47,7 @@ _DEFAULTS = {
 """What a user may set otherwise."""
 
 
-class Flight(Protocol):
+class HorovodFlight(Protocol):
     """A Horovod operation in flight."""
 
     def wait(self, timeout_s: float) -> bool:
@@ -61,7 +61,7 @@ class Flight(Protocol):
         """
 
 
-class Binding(Protocol):
+class HorovodBinding(Protocol):
     """Horovod as a process with a certain framework uses it."""
 
     @property
@@ -74,20 +74,20 @@ class Binding(Protocol):
     def shutdown(self) -> None:
         """Stop Horovod; nothing is in flight when this returns."""
 
-    def all_reduce(self, name: str, tensor: Any) -> Flight:
+    def all_reduce(self, name: str, tensor: Any) -> HorovodFlight:
         """Start to sum a tensor in place; it must not be empty."""
 
-    def all_gather(self, name: str, payload: bytes) -> Flight:
+    def all_gather(self, name: str, payload: bytes) -> HorovodFlight:
         """Start to gather the bytes of all members in rank order; none may be empty."""
 
 
 class HorovodPending:
     """A sum in flight."""
 
-    def __init__(self, group: HorovodGroup, name: str, flight: Flight) -> None:
+    def __init__(self, group: HorovodGroup, name: str, flight: HorovodFlight) -> None:
         self._group = group
         self._name = name
-        self._flight: Flight | None = flight
+        self._flight: HorovodFlight | None = flight
 
     def wait(self) -> None:
         """Block until it is complete."""
@@ -99,23 +99,25 @@ class HorovodPending:
 class HorovodGroup(LinkedGroup):
     """Horovod's group in one view; see :class:`~ef_common.session.ports.Group` for the contract."""
 
-    def __init__(self, horovod: Binding, view: View, *, links: Links, sockets: Sequence[tuple[int, int]]) -> None:
+    def __init__(
+        self, horovod: HorovodBinding, view: View, *, links: PeerConnections, sockets: Sequence[tuple[int, int]]
+    ) -> None:
         super().__init__(view, links, sockets, horovod.memory)
         self._horovod = horovod
         self._generation = view.generation
         self._ended = False
         self._count: Counter[str] = Counter()
-        self._in_use: dict[str, Flight] = {}
+        self._in_use: dict[str, HorovodFlight] = {}
 
-    def _start(self, kind: str, act: Callable[[str], Flight]) -> tuple[str, Flight]:
+    def _start(self, kind: str, act: Callable[[str], HorovodFlight]) -> tuple[str, HorovodFlight]:
         """Start an operation. Returns its name and the operation."""
 
-        def start() -> tuple[str, Flight]:
+        def start() -> tuple[str, HorovodFlight]:
             name = self._name(kind)
             self._in_use[name] = act(name)
             return name, self._in_use[name]
 
-        started: tuple[str, Flight] = self._guard(start)
+        started: tuple[str, HorovodFlight] = self._guard(start)
         return started
 
     def _name(self, kind: str) -> str:
@@ -126,7 +128,7 @@ class HorovodGroup(LinkedGroup):
             self._wait(self._in_use[name])
         return name
 
-    def finish(self, name: str, flight: Flight) -> bytes:
+    def finish(self, name: str, flight: HorovodFlight) -> bytes:
         """Wait for an operation. Returns its output."""
 
         def end() -> bytes:
@@ -138,7 +140,7 @@ class HorovodGroup(LinkedGroup):
         output: bytes = self._guard(end)
         return output
 
-    def _wait(self, flight: Flight) -> None:
+    def _wait(self, flight: HorovodFlight) -> None:
         while not flight.wait(_LOOK_S):
             if self._has_ended() and not flight.wait(0):
                 raise GroupBroken("aborted")  # it began as Horovod ended, which has not seen it
@@ -189,7 +191,7 @@ class HorovodGroups(ByteArrays):
         tls: The identity of this worker, if links between nodes are encrypted.
     """
 
-    def __init__(self, horovod: Binding, *, tls: Tls | None = None) -> None:
+    def __init__(self, horovod: HorovodBinding, *, tls: Tls | None = None) -> None:
         self._horovod = horovod
         self._tls = tls
         self._newest: HorovodGroup | None = None
@@ -218,7 +220,7 @@ class HorovodGroups(ByteArrays):
         if outcome[0] is not None:
             self._horovod.shutdown()
             raise GroupBroken(f"could not connect: {outcome[0]}")
-        links = Links(view, rank, bootstrap, tls=self._tls)
+        links = PeerConnections(view, rank, bootstrap, tls=self._tls)
         self._newest = HorovodGroup(self._horovod, view, links=links, sockets=new.connected(rendezvous.listeners))
         return self._newest
 

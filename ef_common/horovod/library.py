@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ef_common.collectives.arrays import ArrayMemory, Memory, flat
+from ef_common.collectives.array_memory import ArrayMemory, Memory, flat
 from ef_common.errors import UsageError
 
 _LIBRARIES = {"torch": "mpi_lib_v2*.so", "tensorflow": "mpi_lib*.so"}
@@ -24,7 +24,7 @@ _SAME_SUM = {"uint32": "int32", "uint64": "int64", "complex64": "float32", "comp
 """Types that Horovod does not know, and those whose sums have the same bits."""
 
 
-class Operation:
+class HorovodOperation:
     """One operation in flight, which keeps the memory that it works on.
 
     Args:
@@ -78,7 +78,7 @@ class Operation:
 
 
 class Library:
-    """The port :class:`~ef_common.horovod.group.Binding` for NumPy arrays.
+    """The port :class:`~ef_common.horovod.group.HorovodBinding` for NumPy arrays.
 
     Args:
         framework: Whose library: "torch" or "tensorflow". The framework must have been imported.
@@ -109,7 +109,7 @@ class Library:
         """Whether Horovod was built with NCCL."""
         return bool(self._library.horovod_nccl_built())
 
-    def all_reduce(self, name: str, tensor: NDArray[Any]) -> Operation:
+    def all_reduce(self, name: str, tensor: NDArray[Any]) -> HorovodOperation:
         """Start to sum an array in place; it must not be empty."""
         line = flat(tensor)
         target = None
@@ -123,13 +123,13 @@ class Library:
         handle = self._library.horovod_memory_sum(
             summed.ctypes.data, summed.size, _TYPES.index(summed.dtype.name), summed.itemsize
         )
-        return Operation(self._library, handle, summed=summed, target=target)
+        return HorovodOperation(self._library, handle, summed=summed, target=target)
 
-    def all_gather(self, name: str, payload: bytes) -> Operation:
+    def all_gather(self, name: str, payload: bytes) -> HorovodOperation:
         """Start to gather the bytes of all members in rank order; none may be empty."""
         mine = np.frombuffer(payload, np.uint8)
         handle = self._library.horovod_memory_gather(name.encode(), mine.ctypes.data, mine.size)
-        return Operation(self._library, handle, summed=mine)
+        return HorovodOperation(self._library, handle, summed=mine)
 
 
 def built_for(framework: str) -> Path | None:

@@ -24,7 +24,7 @@ from horovod.runner.elastic.worker import WorkerNotificationService
 from ef_common import threads
 from ef_common.control.crowd import Crowd
 from ef_common.errors import ThreadFailed
-from ef_common.horovod.store import Store
+from ef_common.horovod.store import RendezvousStore
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class _Server(Crowd, socketserver.TCPServer):
     """The driver has one connection at a time; all others are strangers'."""
 
 
-class Notices:
+class HostNotices:
     """Listens for notices, from `start` to `stop`.
 
     Args:
@@ -63,7 +63,7 @@ class Notices:
         serve = self._server.serve_forever
         threads.start(serve, name="elasticflow-driver-notices", job="hears horovodrun's driver", on_failure=self._close)
 
-    def register(self, store: Store, slot: str, interface: str) -> None:
+    def register(self, store: RendezvousStore, slot: str, interface: str) -> None:
         """Tell the driver where this worker listens; `slot` is ``HOST:LOCAL_RANK``.
 
         Raises:

@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from ef_common import threads
-from ef_common.collectives.sockets import Address
+from ef_common.collectives.library_sockets import Address
 from ef_common.errors import GroupBroken, ThreadFailed
 from ef_common.session.ports import Bootstrap
 

@@ -61,7 +61,7 @@ class Rounds:
     short_since: float | None = None
 
 
-class Action(Enum):
+class RoundAction(Enum):
     """The actions to carry out, in this order."""
 
     CALL = "call"  # a round
@@ -97,7 +97,7 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class RoundClosed:
     """The program ends, with its trainings complete."""
 
 
@@ -107,12 +107,12 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class RoundTick:
     """Time has passed."""
 
 
-Event = Viewed | HostsChanged | Called | Answered | Closed | Ending | Tick
-Decision = tuple[Rounds, tuple[Action, ...], str]
+Event = Viewed | HostsChanged | Called | Answered | RoundClosed | Ending | RoundTick
+Decision = tuple[Rounds, tuple[RoundAction, ...], str]
 
 
 def decide(state: Rounds, event: Event, now: float, *, patience_s: float, settle_s: float) -> Decision:
@@ -137,11 +137,11 @@ def decide(state: Rounds, event: Event, now: float, *, patience_s: float, settle
             state, actions, reason = _answer(state)
         case Answered(size):
             state, actions, reason = _answered(state, size)
-        case Closed():
+        case RoundClosed():
             state, actions, reason = _closed(state)
         case Ending():
             state, actions, reason = _ending(state)
-        case Tick():
+        case RoundTick():
             state, actions, reason = _overdue(state, now, patience_s)
     return _with_clock(state, now), actions, reason
 
@@ -155,7 +155,7 @@ def _viewed(state: Rounds, view: Viewed, due: float) -> Decision:
     was_member, failed = state.member, ((state.failed | new) - back) & here
     state = replace(state, members=view.members, member=view.member, failed=failed)
     if state.leaving and view.member and not was_member:
-        return state, (Action.LEAVE,), "admitted, and without a slot"
+        return state, (RoundAction.LEAVE,), "admitted, and without a slot"
     if not new or state.closed or not view.member:
         return state, (), ""
     return replace(state, due=due), (), f"{', '.join(sorted(lost))} lost"
@@ -170,20 +170,20 @@ def _is_last(state: Rounds) -> bool:
     return bool(state.members) and state.failed.issuperset(host for _, host in state.members)
 
 
-def _speak(state: Rounds, actions: tuple[Action, ...], reason: str) -> Decision:
+def _speak(state: Rounds, actions: tuple[RoundAction, ...], reason: str) -> Decision:
     if not _may_speak(state):
         return state, (), ""
     if state.host in state.failed and not state.closed:
-        return replace(state, leaving=True, due=None), (Action.LEAVE,), f"{reason}: the driver gives up this host"
+        return replace(state, leaving=True, due=None), (RoundAction.LEAVE,), f"{reason}: the driver gives up this host"
     return replace(state, waiting=True, due=None, short_since=None), actions, reason
 
 
 def _call(state: Rounds, reason: str) -> Decision:
-    return (state, (), "") if state.closed else _speak(state, (Action.CALL, Action.READY), reason)
+    return (state, (), "") if state.closed else _speak(state, (RoundAction.CALL, RoundAction.READY), reason)
 
 
 def _answer(state: Rounds) -> Decision:
-    return _speak(state, (Action.READY,), "a round is called")
+    return _speak(state, (RoundAction.READY,), "a round is called")
 
 
 def _answered(state: Rounds, size: int | None) -> Decision:
@@ -193,8 +193,8 @@ def _answered(state: Rounds, size: int | None) -> Decision:
     if size:
         due = None if size == len(state.members) else state.due  # nobody is missing: it knows of each loss
         state = replace(state, num_assigned=size, due=due)
-        return state, (Action.PUBLISH,), f"the driver counts on {size} processes"
-    leave = (Action.LEAVE,) if state.member and not state.leaving else ()
+        return state, (RoundAction.PUBLISH,), f"the driver counts on {size} processes"
+    leave = (RoundAction.LEAVE,) if state.member and not state.leaving else ()
     return replace(state, homeless=True, leaving=True), leave, "the driver has no slot for this worker any more"
 
 
@@ -202,16 +202,16 @@ def _closed(state: Rounds) -> Decision:
     after = replace(state, closed=True, due=None)
     reason = "the training is complete"
     if state.due is None or not _may_speak(state):
-        return after, (Action.PUBLISH,), reason
+        return after, (RoundAction.PUBLISH,), reason
     if state.host in state.failed:
-        return replace(after, leaving=True), (Action.PUBLISH,), reason  # there are no boundaries any more
-    return replace(after, waiting=True), (Action.PUBLISH, Action.CALL, Action.READY), reason
+        return replace(after, leaving=True), (RoundAction.PUBLISH,), reason  # there are no boundaries any more
+    return replace(after, waiting=True), (RoundAction.PUBLISH, RoundAction.CALL, RoundAction.READY), reason
 
 
 def _ending(state: Rounds) -> Decision:
     state = replace(state, ending=True)
     if state.leaving and not state.homeless and not state.waiting:
-        return replace(state, waiting=True), (Action.READY,), "out of the view"
+        return replace(state, waiting=True), (RoundAction.READY,), "out of the view"
     return state, (), ""
 
 

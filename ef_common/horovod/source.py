@@ -22,7 +22,7 @@ ADDED = {"horovod/common/memory.cc": "memory.cc"}
 
 
 @dataclass(frozen=True)
-class Change:
+class HostChange:
     """One change of one file.
 
     Attributes:
@@ -39,19 +39,19 @@ class Change:
 _PAIR = "third_party/gloo/gloo/transport/tcp/pair.cc"
 CHANGES = (
     # torch and TensorFlow have headers in C++20.
-    Change("CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 20)"),
-    Change("CMakeLists.txt", '"-std=c++11" "-std=c++17" GLOO_CMAKE', '"-std=c++11" "-std=c++20" GLOO_CMAKE'),
-    Change("CMakeLists.txt", "set(CMAKE_CXX_STANDARD 17)\\n", "set(CMAKE_CXX_STANDARD 20)\\n"),
-    Change("horovod/torch/CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 20)"),
-    Change("horovod/tensorflow/CMakeLists.txt", "set(CMAKE_CXX_STANDARD 17)", "set(CMAKE_CXX_STANDARD 20)"),
+    HostChange("CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 20)"),
+    HostChange("CMakeLists.txt", '"-std=c++11" "-std=c++17" GLOO_CMAKE', '"-std=c++11" "-std=c++20" GLOO_CMAKE'),
+    HostChange("CMakeLists.txt", "set(CMAKE_CXX_STANDARD 17)\\n", "set(CMAKE_CXX_STANDARD 20)\\n"),
+    HostChange("horovod/torch/CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 20)"),
+    HostChange("horovod/tensorflow/CMakeLists.txt", "set(CMAKE_CXX_STANDARD 17)", "set(CMAKE_CXX_STANDARD 20)"),
     # Off by default, and TensorFlow has moved the headers that it needs.
-    Change(
+    HostChange(
         "horovod/tensorflow/CMakeLists.txt",
         'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n',
         "",
     ),
     # A peer that dies while the group is built throws in the background thread, which would end the process.
-    Change(
+    HostChange(
         "horovod/common/operations.cc",
         "        std::thread(BackgroundThreadLoop, std::ref(horovod_global));",
         """        std::thread([]() {
@@ -70,7 +70,7 @@ CHANGES = (
           }
         });""",
     ),
-    Change(
+    HostChange(
         "horovod/common/operations.cc",
         """    horovod_global.initialize_flag.clear();
     horovod_global.shut_down = false;
@@ -81,7 +81,7 @@ CHANGES = (
 """,
     ),
     # Two threads that join one thread: only one of them wakes. At exit, Horovod shuts itself down, and so may we.
-    Change(
+    HostChange(
         "horovod/common/operations.cc",
         """void horovod_shutdown() {
   if (""",
@@ -90,14 +90,14 @@ CHANGES = (
   std::lock_guard<std::mutex> guard(one_at_a_time);
   if (""",
     ),
-    Change(
+    HostChange(
         "CMakeLists.txt",
         '        "${PROJECT_SOURCE_DIR}/horovod/common/message.cc"\n',
         '        "${PROJECT_SOURCE_DIR}/horovod/common/memory.cc"\n'
         '        "${PROJECT_SOURCE_DIR}/horovod/common/message.cc"\n',
     ),
     # Where `memory.cc` finds the connections.
-    Change(
+    HostChange(
         "horovod/common/operations.cc",
         """Status CheckInitialized() {
 """,
@@ -111,7 +111,7 @@ Status CheckInitialized() {
 """,
     ),
     # In place, there is nothing to copy.
-    Change(
+    HostChange(
         "horovod/common/ops/gloo_operations.cc",
         """    std::memcpy(buffer_data, first_entry.tensor->data(),
                 (size_t)first_entry.tensor->size());
@@ -126,7 +126,7 @@ Status CheckInitialized() {
     ),
     # Horovod's thread looks for work once per cycle, and asks the others each time. Asking a thousand times a second
     # takes a third of a core where nothing is to do. So it looks as soon as something comes, and the cycle can be long.
-    Change(
+    HostChange(
         "horovod/common/tensor_queue.h",
         """  void FinalizeTensorQueue(const Status& status);
 """,
@@ -142,7 +142,7 @@ Status CheckInitialized() {
   void Wake();
 """,
     ),
-    Change(
+    HostChange(
         "horovod/common/tensor_queue.h",
         """  mutable std::mutex mutex_;
 };
@@ -155,13 +155,13 @@ Status CheckInitialized() {
 };
 """,
     ),
-    Change(
+    HostChange(
         "horovod/common/tensor_queue.h",
         "#include <iostream>\n",
         "#include <chrono>\n#include <condition_variable>\n#include <iostream>\n",
     ),
     # What comes after the end would wait for ever: nobody is left to tell it.
-    Change(
+    HostChange(
         "horovod/common/tensor_queue.cc",
         """  std::lock_guard<std::mutex> guard(mutex_);
   if (tensor_table_.find(e.tensor_name)""",
@@ -171,7 +171,7 @@ Status CheckInitialized() {
   }
   if (tensor_table_.find(e.tensor_name)""",
     ),
-    Change(
+    HostChange(
         "horovod/common/tensor_queue.cc",
         """  message_queue_.push(std::move(message));
   return Status::OK();
@@ -181,7 +181,7 @@ Status CheckInitialized() {
   return Status::OK();
 """,
     ),
-    Change(
+    HostChange(
         "horovod/common/tensor_queue.cc",
         """  std::lock_guard<std::mutex> guard(mutex_);
 
@@ -195,7 +195,7 @@ Status CheckInitialized() {
   for (std::size_t i = 0; i < entries.size(); ++i) {
     if (tensor_table_""",
     ),
-    Change(
+    HostChange(
         "horovod/common/tensor_queue.cc",
         """    message_queue_.push(std::move(messages[i]));
   }
@@ -226,7 +226,7 @@ void TensorQueue::Wake() {
 }
 """,
     ),
-    Change(
+    HostChange(
         "horovod/common/tensor_queue.cc",
         """  std::lock_guard<std::mutex> guard(mutex_);
   for (auto& e : tensor_table_) {
@@ -236,17 +236,17 @@ void TensorQueue::Wake() {
   for (auto& e : tensor_table_) {
     e.second.FinishWithCallback(status);""",
     ),
-    Change(
+    HostChange(
         "horovod/common/operations.cc",
         "    std::this_thread::sleep_for(sleep_duration);\n",
         "    state.process_set_table.Get(0).tensor_queue.WaitForEntries(sleep_duration);\n",
     ),
-    Change(
+    HostChange(
         "horovod/common/operations.cc",
         "    // Reset initialization flag\n",
         "    horovod_global.process_set_table.Get(0).tensor_queue.Open();\n    // Reset initialization flag\n",
     ),
-    Change(
+    HostChange(
         "horovod/common/operations.cc",
         "    horovod_global.background_thread.join();\n",
         """    horovod_global.process_set_table.Get(0).tensor_queue.Wake();
@@ -254,7 +254,7 @@ void TensorQueue::Wake() {
 """,
     ),
     # Each connection waited for the loop's next round, 10 ms, before it was made.
-    Change(
+    HostChange(
         "third_party/gloo/gloo/transport/tcp/loop.cc",
         """    std::unique_lock<std::mutex> lock(m_);
     cv_.wait(lock);
@@ -266,7 +266,7 @@ void TensorQueue::Wake() {
 """,
     ),
     # A value that the user has fixed stays so when Horovod is started again; it wrote behind the end of a vector.
-    Change(
+    HostChange(
         "horovod/common/parameter_manager.cc",
         """    fixed_values_[variable] = value;
     ResetBayes();
@@ -280,7 +280,7 @@ void TensorQueue::Wake() {
 """,
     ),
     # The view has been replaced: what has not been published will never be.
-    Change(
+    HostChange(
         "horovod/common/gloo/http_store.cc",
         "      if (response.status != HTTP_OK && response.status != HTTP_NOT_FOUND) {\n",
         """      if (response.status == 410) {
@@ -291,7 +291,7 @@ void TensorQueue::Wake() {
     ),
     # When a connection ends, Gloo tells the operations that it has not begun. One that has begun waited for the
     # timeout: a message half sent or half received, or one that the peer's end has left unsent.
-    Change(
+    HostChange(
         _PAIR,
         """      op.buf->signalException(ex);
     }
@@ -319,7 +319,7 @@ void TensorQueue::Wake() {
     ),
     # An operation that fails takes its memory with it. What is under way to that memory cannot be received any more,
     # nor anything behind it: the connection waited, and its end was never read.
-    Change(
+    HostChange(
         _PAIR,
         """    if (nbytes < 0) {
       return false;
@@ -333,7 +333,7 @@ void TensorQueue::Wake() {
     }
 """,
     ),
-    Change(
+    HostChange(
         _PAIR,
         """    buf = NonOwningPtr<UnboundBuffer>(op.ubuf);
     if (!buf) {
@@ -349,7 +349,7 @@ void TensorQueue::Wake() {
     ),
     # A thread that holds a connection's lock may have to wait for a core. Gloo's loop asked for the lock again and
     # again meanwhile, and took the core: with one more busy process on the machine, each message took 4 or 8 ms.
-    Change(
+    HostChange(
         _PAIR,
         """  std::unique_lock<std::mutex> lock(m_, std::try_to_lock);
   if (!lock) {
@@ -363,9 +363,9 @@ void TensorQueue::Wake() {
   }
 """,
     ),
-    Change(_PAIR, "#include <array>\n", "#include <array>\n#include <chrono>\n#include <thread>\n"),
+    HostChange(_PAIR, "#include <array>\n", "#include <array>\n#include <chrono>\n#include <thread>\n"),
     # A connection that ends while it is accepted has no address any more, which ended the process.
-    Change(
+    HostChange(
         _PAIR,
         """  if (state_ == CONNECTED) {
     handleReadWrite(events);
@@ -401,7 +401,7 @@ void TensorQueue::Wake() {
   }
 """,
     ),
-    Change(
+    HostChange(
         _PAIR,
         """  int rv;
 
@@ -415,7 +415,7 @@ void TensorQueue::Wake() {
   // Reset addresses
 """,
     ),
-    Change(
+    HostChange(
         _PAIR,
         """  GLOO_ENFORCE_NE(rv, -1);
 

@@ -15,7 +15,7 @@ class StoreLost(OSError):
     """horovodrun does not answer: it has ended, or cannot be reached."""
 
 
-class Store:
+class RendezvousStore:
     """A client of the store. Each call is a separate request; any thread may call.
 
     Args:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ef_common.collectives.torch_tensors import TorchMemory, tensor_of
-from ef_common.horovod.group import Flight
+from ef_common.horovod.group import HorovodFlight
 from ef_common.horovod.library import Library
 
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.00005, 0.001
@@ -20,7 +20,7 @@ _WIDER_ON_DEVICE = {**_WIDER, **dict.fromkeys((torch.bool, torch.uint8, torch.in
 
 
 class TorchBinding:
-    """The port :class:`~ef_common.horovod.group.Binding` for tensors and arrays."""
+    """The port :class:`~ef_common.horovod.group.HorovodBinding` for tensors and arrays."""
 
     def __init__(self) -> None:
         self.memory = TorchMemory()
@@ -28,7 +28,7 @@ class TorchBinding:
         self.init, self.shutdown = self._library.init, self._library.shutdown
         self.all_gather = self._library.all_gather
 
-    def all_reduce(self, name: str, tensor: Any) -> Flight:
+    def all_reduce(self, name: str, tensor: Any) -> HorovodFlight:
         """Start to sum a tensor, or an array, in place; it must not be empty."""
         if isinstance(tensor, np.ndarray):
             return self._library.all_reduce(name, tensor)
@@ -43,7 +43,7 @@ class TorchBinding:
 class Elsewhere:
     """A sum in memory other than its tensor's: in a wider type, or on the host for a tensor on a device."""
 
-    def __init__(self, flight: Flight, summed: Tensor, target: Tensor) -> None:
+    def __init__(self, flight: HorovodFlight, summed: Tensor, target: Tensor) -> None:
         self.wait = flight.wait
         self._flight = flight
         self._summed = summed
@@ -56,7 +56,7 @@ class Elsewhere:
         return b""
 
 
-def _sum_on_device(name: str, target: Tensor) -> Flight:
+def _sum_on_device(name: str, target: Tensor) -> HorovodFlight:
     wider = _WIDER_ON_DEVICE.get(target.dtype)
     summed = target.view(-1) if wider is None else target.to(wider).view(-1)
     flight = DeviceFlight(name, summed)

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from ef_common import threads
-from ef_common.core.cluster import Report
+from ef_common.core.cluster import WorkerReport
 from ef_common.errors import ThreadFailed
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ Door = tuple[str, int]
 """Address and port at which a pod answers."""
 
 
-def report_in(text: str, at: float) -> Report | None:
+def report_in(text: str, at: float) -> WorkerReport | None:
     r"""What a page of metrics says of the training; None if the worker is no member, or the page is malformed.
 
     Args:
@@ -65,7 +65,9 @@ def report_in(text: str, at: float) -> Report | None:
     first = next((match[1] for match in map(_FIRST.fullmatch, lines) if match), "")
     if not workers:
         return None
-    return Report(at, min(workers, largest), generation, step, speed, min(asked, largest), slow, checkpoint, first)
+    return WorkerReport(
+        at, min(workers, largest), generation, step, speed, min(asked, largest), slow, checkpoint, first
+    )
 
 
 class Reports:
@@ -79,7 +81,7 @@ class Reports:
     def __init__(self, *, on_news: Callable[[], object], clock: Callable[[], float] = time.time) -> None:
         self._on_news, self._clock = on_news, clock
         self._doors: Mapping[str, Sequence[Door]] = {}
-        self._reports: dict[str, Report] = {}
+        self._reports: dict[str, WorkerReport] = {}
         self._answered: dict[str, Door] = {}
         self._round = 0
         self._stopped = threading.Event()
@@ -95,7 +97,7 @@ class Reports:
             for job in [job for job in list(known) if not doors.get(job)]:
                 known.pop(job, None)
 
-    def of(self, job: str) -> Report | None:
+    def of(self, job: str) -> WorkerReport | None:
         """What a worker of a job has said last; None if nobody has, or nobody can be asked any more."""
         return self._reports.get(job)
 

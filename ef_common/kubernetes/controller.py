@@ -17,7 +17,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ef_common import threads
-from ef_common.core.cluster import Decision, Job, Phase, Policy, Refusal, Report, agrees, decide, on_record
+from ef_common.core.cluster import (
+    Decision,
+    Job,
+    JobPhase,
+    Refusal,
+    SharePolicy,
+    WorkerReport,
+    agrees,
+    decide,
+    on_record,
+)
 from ef_common.core.cluster.arrivals import Arrivals, arrive
 from ef_common.core.cluster.decide import RETRY_S
 from ef_common.errors import (
@@ -79,7 +89,7 @@ class Controller:
         namespace: str,
         metrics: Metrics,
         lease_s: float = leases.DURATION_S,
-        policy: Policy = Policy.FAIR,
+        policy: SharePolicy = SharePolicy.FAIR,
     ) -> None:
         self._api, self._metrics, self._policy = api, metrics, policy
         self._wake = threading.Event()
@@ -324,7 +334,7 @@ class Controller:
         if decision.remove:
             self._api.delete(kinds.JOBS, namespace, thing["metadata"]["name"], uid=thing["metadata"]["uid"])
 
-    def _what_is_told(self, thing: Json, job: Job, now: float) -> Report | None:
+    def _what_is_told(self, thing: Json, job: Job, now: float) -> WorkerReport | None:
         """What the status says of the training."""
         before = reading.report_of(thing.get("status") or {})
         every_s = max(_PROGRESS_S, self._copies[kinds.JOBS].num_objects / _PROGRESS_PER_S)
@@ -361,7 +371,7 @@ class Controller:
         phase = decision.record.phase
         if phase is job.record.phase and decision.record.why == job.record.why:
             return
-        is_bad = phase is Phase.FAILED or bool(decision.record.why and not decision.record.is_over)
+        is_bad = phase is JobPhase.FAILED or bool(decision.record.why and not decision.record.is_over)
         text = decision.record.why or decision.why
         logger.info("%s is %s: %s", job.key, phase.value, text)
         self._teller.tell(thing, phase.value, text, kind="Warning" if is_bad else "Normal")

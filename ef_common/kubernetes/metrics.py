@@ -13,7 +13,7 @@ from http.server import HTTPServer
 from ef_common import threads
 from ef_common.control.crowd import Crowd
 from ef_common.control.pages import handler_of
-from ef_common.core.cluster import Decision, Job, Phase
+from ef_common.core.cluster import Decision, Job, JobPhase
 
 ALIVE_S = 60.0
 """A controller that acts hangs if it has finished neither a job nor a look for so long."""
@@ -58,11 +58,11 @@ class Metrics:
 
     def decided(self, jobs: Mapping[str, Job], decisions: Mapping[str, Decision]) -> None:
         """What is there, and what shall be."""
-        phases = dict.fromkeys((phase.value for phase in Phase), 0)
+        phases = dict.fromkeys((phase.value for phase in JobPhase), 0)
         for decision in decisions.values():
             phases[decision.record.phase.value] += 1
         wanted = [decision.wanted for decision in decisions.values()]
-        waiting = [one for one in decisions.values() if not one.wanted and one.record.phase is Phase.PENDING]
+        waiting = [one for one in decisions.values() if not one.wanted and one.record.phase is JobPhase.PENDING]
         with self._lock:
             self._phases = phases
             self._gauges["pods_wanted"] = sum(wanted)

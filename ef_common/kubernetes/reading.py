@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from ipaddress import ip_address
 from typing import Any
 
-from ef_common.core.cluster import Job, Node, Phase, Pod, Record, Refusal, Report
+from ef_common.core.cluster import Job, JobPhase, Node, Pod, Record, Refusal, WorkerReport
 from ef_common.kubernetes.quantities import thousandths
 from ef_common.kubernetes.resource import DEFAULT_BACKOFF_LIMIT, INDEX_LABEL, JOB_LABEL, problem
 
@@ -220,7 +220,7 @@ def job_of(
     nodes: Iterable[Object],
     *,
     priorities: Mapping[str, int],
-    report: Report | None = None,
+    report: WorkerReport | None = None,
 ) -> Job:
     """A job.
 
@@ -274,7 +274,7 @@ def record_of(status: Object) -> Record:
     """What is on record of a job."""
     refusal = status.get("refusal")
     return Record(
-        phase=Phase(status.get("phase") or "Pending"),
+        phase=JobPhase(status.get("phase") or "Pending"),
         starts=status.get("starts", 0),
         leaving=frozenset(status.get("leaving") or ()),
         counted=frozenset(status.get("counted") or ()),
@@ -289,11 +289,11 @@ def record_of(status: Object) -> Record:
     )
 
 
-def report_of(status: Object) -> Report | None:
+def report_of(status: Object) -> WorkerReport | None:
     """What the status of a job says of its training; None if it says nothing."""
     if not status.get("heardAt"):
         return None
-    return Report(
+    return WorkerReport(
         at=seconds(status["heardAt"]),
         workers=status.get("training"),
         generation=status.get("generation", 0),

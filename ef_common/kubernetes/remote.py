@@ -29,7 +29,7 @@ _CHUNK_BYTES = 1 << 16
 _MAX_SAID_BYTES = 1 << 12
 
 
-class Stream(Protocol):
+class ExecStream(Protocol):
     """The two directions of a connection."""
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
@@ -50,7 +50,7 @@ def headers() -> dict[str, str]:
     }
 
 
-def output(stream: Stream, *, silence_s: float) -> Iterator[bytes]:
+def output(stream: ExecStream, *, silence_s: float) -> Iterator[bytes]:
     """What the command writes, until it has ended well.
 
     Args:
@@ -75,7 +75,7 @@ def output(stream: Stream, *, silence_s: float) -> Iterator[bytes]:
     _check(bytes(ending), said=bytes(said))
 
 
-def _messages(stream: Stream, silence_s: float) -> Iterator[tuple[int, bytes]]:
+def _messages(stream: ExecStream, silence_s: float) -> Iterator[tuple[int, bytes]]:
     """Channels, and parts of their messages."""
     connection = Connection(ConnectionType.CLIENT)
     channel: int | None = None

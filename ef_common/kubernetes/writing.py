@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ef_common.core.cluster import Decision, Job, Phase, Report
+from ef_common.core.cluster import Decision, Job, JobPhase, WorkerReport
 from ef_common.kubernetes.reading import METRICS_VARIABLE, Object, time_of
 from ef_common.kubernetes.resource import (
     API_VERSION,
@@ -30,7 +30,7 @@ _TOLERATION_S = 30
 """How long a pod stays on a node that does not answer. The others of the job go on without it."""
 
 
-def status_of(thing: Object, job: Job, decision: Decision, *, now: float, told: Report | None = None) -> Json:
+def status_of(thing: Object, job: Job, decision: Decision, *, now: float, told: WorkerReport | None = None) -> Json:
     """The status of a job after a decision.
 
     Args:
@@ -79,7 +79,7 @@ def status_of(thing: Object, job: Job, decision: Decision, *, now: float, told: 
     return status
 
 
-def _training(told: Report | None, *, has_pods: bool) -> Json:
+def _training(told: WorkerReport | None, *, has_pods: bool) -> Json:
     """What a worker has said; where there are no pods, nobody trains."""
     if told is None:
         return {}
@@ -109,17 +109,21 @@ def _known(**values: float | None) -> Json:
 def _phases(status: Json) -> list[Json]:
     """One condition for each phase, for those who wait for it as `kubectl wait --for=condition=Succeeded` does."""
     reason = status["phase"]
-    facts = [{"type": phase.value, "status": str(phase.value == reason), "reason": reason} for phase in Phase]
+    facts = [{"type": phase.value, "status": str(phase.value == reason), "reason": reason} for phase in JobPhase]
     message = {"message": status["reason"]} if "reason" in status else {}
     return [{**fact, **message} if fact["type"] == reason else fact for fact in facts]
 
 
-def _resizing(phase: Phase, running: int, wanted: int) -> Json:
+def _resizing(phase: JobPhase, running: int, wanted: int) -> Json:
     """Whether a job that trains has fewer running pods than it shall have."""
-    if phase is Phase.RUNNING and running < wanted:
+    if phase is JobPhase.RUNNING and running < wanted:
         message = f"{running} of {wanted} pods run"
         return {"type": "Resizing", "status": "True", "reason": "PodsStarting", "message": message}
-    return {"type": "Resizing", "status": "False", "reason": "PodsAsWanted" if phase is Phase.RUNNING else phase.value}
+    return {
+        "type": "Resizing",
+        "status": "False",
+        "reason": "PodsAsWanted" if phase is JobPhase.RUNNING else phase.value,
+    }
 
 
 def _conditions(before: Any, facts: list[Json], now: float) -> list[Json]:

@@ -52,7 +52,7 @@ def pack(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
         ) from error
 
 
-class Exchange:
+class CallFolder:
     """The folder through which a function reaches the workers, and their results come back.
 
     Args:
@@ -120,7 +120,7 @@ class Exchange:
 def main() -> None:
     """The body of a worker process."""
     _, folder, digest = sys.argv[1:]
-    exchange = Exchange(Path(folder))
+    exchange = CallFolder(Path(folder))
     sys.excepthook = exchange.raised
     fn, args = exchange.take(digest)
     del sys.argv[1:]  # they are none of the function's

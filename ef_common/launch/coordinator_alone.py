@@ -8,7 +8,7 @@ import time
 from ef_common.errors import JobFinished, UsageError
 from ef_common.launch.hosting import Hosting, node_name
 from ef_common.launch.nnodes import nodes_of
-from ef_common.launch.rendezvous_options import Options, Told, config_of
+from ef_common.launch.rendezvous_options import GivenParameters, RendezvousOptions, config_of
 from ef_common.launch.signals import handled, to_end
 from ef_common.protocol.addresses import format_address
 from ef_common.terminal import log_as_json, say
@@ -37,7 +37,7 @@ class Alone:
     def __init__(
         self, endpoint: str, *, conf: str, job: str, nnodes: str, local_addr: str | None, standby: bool
     ) -> None:
-        options = Options.parse(Told(endpoint, *nodes_of(nnodes), config_of(conf)))
+        options = RendezvousOptions.parse(GivenParameters(endpoint, *nodes_of(nnodes), config_of(conf)))
         self._hosting = Hosting(
             options, run_id=job, node=node_name(), local_addr=local_addr, founds=not standby, is_alone=True
         )

@@ -35,7 +35,7 @@ _LOOK_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class CoordinatorOrder:
     """The order to the process, as JSON.
 
     Args:
@@ -94,7 +94,7 @@ def start_coordinator(
     Raises:
         CoordinatorLost: The process did not start.
     """
-    order = Order(
+    order = CoordinatorOrder(
         host if is_loopback(host) else "",
         token.text,
         asdict(settings),
@@ -120,7 +120,7 @@ def start_coordinator(
 
 def main() -> None:
     """The body of the process: the order comes on standard input; port and process id go to standard output."""
-    order = Order(**json.load(sys.stdin))
+    order = CoordinatorOrder(**json.load(sys.stdin))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     told, tell = os.pipe()
     if os.fork():

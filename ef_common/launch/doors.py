@@ -11,7 +11,17 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from concurrent.futures import TimeoutError as RoundOver
 from dataclasses import replace
 
-from ef_common.core.doors import LOOK, SETTLED_S, Follow, Heard, Lead, Over, Seeker, Standing, Wait
+from ef_common.core.doors import (
+    LOOK,
+    SETTLED_S,
+    DoorAnswer,
+    DoorHeard,
+    FollowDoor,
+    JobIsOver,
+    Lead,
+    Seeker,
+    WaitForDoors,
+)
 from ef_common.errors import AuthenticationError, JobFinished, ProtocolError
 from ef_common.launch.finding import JOIN_S, NOTHING_TO_JOIN, PATIENCE_S, QUIET_S, Patience
 from ef_common.protocol.addresses import Address, format_address, is_loopback, named_by, parse_address
@@ -124,7 +134,7 @@ def find_at_doors(
     doors: Listed | Resolved,
     *,
     open_door: Callable[[Sequence[Address]], Address | None],
-    ask: Callable[[Address, str, str], Standing | None],
+    ask: Callable[[Address, str, str], DoorAnswer | None],
     lead: Callable[[], object],
     joins: bool = False,
 ) -> Address | None:
@@ -150,7 +160,7 @@ def find_at_doors(
     seeker = Seeker(settle_s=doors.settle_s)
     patience = Patience(JOIN_S if joins else PATIENCE_S, quiet_s=QUIET_S)
     own: Address | None = None
-    answers: dict[str, Heard] = {}
+    answers: dict[str, DoorHeard] = {}
     told: set[Address] = set()
     named: set[Address] = set()
     with _Asking(ask) as asking:
@@ -165,14 +175,14 @@ def find_at_doors(
             named = {leader for heard in answers.values() for leader in _parsed([heard.standing.leader])}
             everyone = list(map(format_address, doors.in_order([*known, *told])))
             match seeker.decide(mine, everyone, answers, time.monotonic()):
-                case Over():
+                case JobIsOver():
                     raise JobFinished(NOTHING_TO_JOIN)
-                case Follow(door):
+                case FollowDoor(door):
                     return parse_address(door, what="the address of the leader")
                 case Lead():
                     lead()
                     return None
-                case Wait(why, bound):
+                case WaitForDoors(why, bound):
                     if asking.refusal is not None:
                         raise asking.refusal
                     goes_on = seeker.wish not in (wish, LOOK)  # the next wish follows at once
@@ -190,11 +200,11 @@ class _Asking:
         refusal: What somebody has said in the last round who has another token or another version.
     """
 
-    def __init__(self, ask: Callable[[Address, str, str], Standing | None]) -> None:
+    def __init__(self, ask: Callable[[Address, str, str], DoorAnswer | None]) -> None:
         self.refusal: AuthenticationError | ProtocolError | None = None
         self._ask = ask
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="elasticflow-seek")
-        self._busy: dict[Address, Future[Standing | None]] = {}
+        self._busy: dict[Address, Future[DoorAnswer | None]] = {}
 
     def __enter__(self) -> _Asking:
         return self
@@ -202,30 +212,30 @@ class _Asking:
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def round(self, addresses: Sequence[Address], door: str, wish: str) -> dict[str, Heard]:
+    def round(self, addresses: Sequence[Address], door: str, wish: str) -> dict[str, DoorHeard]:
         """What those say that answer in time; as soon as one of them leads, no more are waited for."""
         self.refusal = None
         self._busy = {address: future for address, future in self._busy.items() if not future.done()}
-        asked: dict[Future[Standing | None], tuple[Address, float]] = {}
+        asked: dict[Future[DoorAnswer | None], tuple[Address, float]] = {}
         for address in addresses:
             if address not in self._busy:  # else its answer comes too late
                 future = self._pool.submit(self._ask, address, door, wish)
                 asked[future] = (address, time.monotonic())
                 self._busy[address] = future
-        answers: dict[str, Heard] = {}
+        answers: dict[str, DoorHeard] = {}
         try:
             for future in as_completed(asked, timeout=_ROUND_S):
                 address, asked_at = asked[future]
                 standing = self._answer(future)
                 if standing is not None:
-                    answers[format_address(address)] = Heard(_as_seen_from(address, standing), asked_at)
+                    answers[format_address(address)] = DoorHeard(_as_seen_from(address, standing), asked_at)
                     if standing.leads:
                         break
         except RoundOver:
             logger.debug("some do not answer within %g s", _ROUND_S)
         return answers
 
-    def _answer(self, future: Future[Standing | None]) -> Standing | None:
+    def _answer(self, future: Future[DoorAnswer | None]) -> DoorAnswer | None:
         try:
             return future.result()
         except (AuthenticationError, ProtocolError) as error:
@@ -233,7 +243,7 @@ class _Asking:
             return None
 
 
-def _as_seen_from(address: Address, standing: Standing) -> Standing:
+def _as_seen_from(address: Address, standing: DoorAnswer) -> DoorAnswer:
     """What an agent has said; a leader that it reaches on its own machine has the address of that machine."""
     if not standing.leader or is_loopback(address[0]):
         return standing

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ef_common.collectives.arrays import ByteArrays
+from ef_common.collectives.array_memory import ByteArrays
 from ef_common.core.view import View
 from ef_common.errors import UsageError
 from ef_common.session.ports import Bootstrap, Group, GroupFactory
@@ -38,9 +38,9 @@ def groups_of(engine: str, *, tls: Tls | None = None) -> GroupFactory:
         from ef_common.collectives.torch_group import TorchGroups
 
         return TorchGroups(nccl=engine == "nccl", tls=tls)
-    from ef_common.horovod.group import Binding, HorovodGroups
+    from ef_common.horovod.group import HorovodBinding, HorovodGroups
 
-    binding: Binding
+    binding: HorovodBinding
     if engine == "horovod":
         from ef_common.horovod.torch_binding import TorchBinding
 

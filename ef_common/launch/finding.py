@@ -13,7 +13,7 @@ from math import inf
 from typing import TypeVar
 
 from ef_common import threads
-from ef_common.core.founding import Follow, Found, Founding, Over, Wait
+from ef_common.core.founding import FollowStart, Found, Founding, Over, Wait
 from ef_common.errors import (
     AuthenticationError,
     CoordinatorLost,
@@ -43,7 +43,7 @@ _NOWHERE = ("192.0.2.1", 9)  # of a network for documentation; nothing is sent t
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class FoundJob:
     """A job that was found.
 
     Args:
@@ -63,7 +63,7 @@ def find_job(
     resign: Callable[[], None],
     founds: bool = True,
     wait_s: float = inf,
-) -> Job:
+) -> FoundJob:
     """Look until the job is found. The coordinator of a founder listens before anybody can hear of it.
 
     Args:
@@ -100,14 +100,14 @@ def find_job(
         match founding.decide(start, answered=leader is not None, now=now):
             case Over():
                 raise JobFinished(NOTHING_TO_JOIN)
-            case Follow(number):
-                return Job(number, leader)
+            case FollowStart(number):
+                return FoundJob(number, leader)
             case Found() if not founds:
                 for_founder.wait(f"no training is running at {registry.place}")
             case Found(number):
                 address = lead()
                 if _make(registry, number, address, patience):
-                    return Job(number, None)
+                    return FoundJob(number, None)
                 resign()
             case Wait(signs=True) if refusal is not None:
                 raise refusal

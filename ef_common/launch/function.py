@@ -96,7 +96,7 @@ def launch(
     name = getattr(fn, "__name__", type(fn).__name__)
     place = run_directory.create(name, None if run_dir is None else Path(run_dir))
     with tempfile.TemporaryDirectory(prefix="function-", dir=place, ignore_cleanup_errors=True) as folder:
-        exchange = called.Exchange(Path(folder))
+        exchange = called.CallFolder(Path(folder))
         command = [f"--nproc-per-node={workers}", f"--nnodes=1:{max(workers, max_workers)}"]
         command += [f"--max-restarts={max_restarts}", f"--run-dir={place}"]
         command += [] if checkpoint is None else [f"--checkpoint={checkpoint}"]
@@ -182,7 +182,7 @@ def _hand_on(child: Child, interrupts: list[int]) -> str:
 # --------------------------------------------------------------------------------------------------------- its result
 
 
-def _result(place: Path, exchange: called.Exchange, end: _End) -> Launched:
+def _result(place: Path, exchange: called.CallFolder, end: _End) -> Launched:
     launcher = run_directory.read_launcher(place)
     outcome = "" if launcher is None or launcher.pid != end.pid else launcher.outcome  # not that of an earlier run
     raised = exchange.exceptions()

@@ -36,7 +36,7 @@ from typing import TypeVar
 from ef_common.core.membership import Settings
 from ef_common.errors import AuthenticationError, CoordinatorLost, JobFinished, ProtocolError, UsageError
 from ef_common.horovod.driver import FINISHED_KEY, Driver, WatchedChannel
-from ef_common.horovod.store import Store, StoreLost
+from ef_common.horovod.store import RendezvousStore, StoreLost
 from ef_common.launch.coordinator_process import START_S, start_coordinator
 from ef_common.launch.environment import COORDINATOR, WorkerEnvironment
 from ef_common.protocol.addresses import Address, format_address, parse_address
@@ -161,7 +161,7 @@ def join_horovodrun(
     given = read_horovodrun_environment()
     if "LOCAL_RANK" not in os.environ:  # for whoever chooses a device by it
         os.environ.update(LOCAL_RANK=str(given.local_rank), LOCAL_WORLD_SIZE=str(given.local_size))
-    store = Store(given.store)
+    store = RendezvousStore(given.store)
     try:
         found = _Search(store, given, environment, gather_s, credentials).run()
     except StoreLost as error:
@@ -190,7 +190,7 @@ def join_horovodrun(
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CoordinatorEntry:
     """Where the coordinator is.
 
     Args:
@@ -209,7 +209,7 @@ class Found:
         return json.dumps(what if self.secret else {**what, "token": self.token.secret}).encode()
 
     @classmethod
-    def parse(cls, value: bytes, token: Token | None) -> Found:
+    def parse(cls, value: bytes, token: Token | None) -> CoordinatorEntry:
         """Inverse of `describe`, where `token` is this worker's own.
 
         Raises:
@@ -232,13 +232,13 @@ class Found:
 class _Search:
     """How a worker finds its coordinator."""
 
-    store: Store
+    store: RendezvousStore
     given: HorovodrunEnvironment
     environment: WorkerEnvironment
     gather_s: float
     credentials: Credentials | None
 
-    def run(self) -> Found:
+    def run(self) -> CoordinatorEntry:
         """Announce this worker, and start the coordinator or find it."""
         self.store.put(_started(self.given.rank), b"1")
         found = self._published()
@@ -249,7 +249,7 @@ class _Search:
             raise CoordinatorLost(f"rank 0 has published no coordinator within {START_S:g} s. {HELP}")
         return found
 
-    def _begin(self) -> Found:
+    def _begin(self) -> CoordinatorEntry:
         """Start the coordinator, and publish it when all workers are there, so that they share the first view."""
         secret = self.environment.token is not None
         token = self.environment.token or Token(secrets.token_hex(16))
@@ -266,7 +266,7 @@ class _Search:
         for rank in range(self.given.size):
             if not self._wait_for(partial(self.store.get, _started(rank)), deadline - time.monotonic()):
                 logger.warning("rank %d of horovodrun's workers has not come: starting without it", rank)
-        found = Found(address, token, secret=secret)
+        found = CoordinatorEntry(address, token, secret=secret)
         self.store.put(COORDINATOR_KEY, found.describe())
         return found
 
@@ -277,11 +277,11 @@ class _Search:
         run_dir.mkdir(parents=True, exist_ok=True)
         return run_dir / "coordinator.log"
 
-    def _published(self) -> Found | None:
+    def _published(self) -> CoordinatorEntry | None:
         if self.store.get(FINISHED_KEY):
             raise JobFinished("the job has ended")
         value = self.store.get(COORDINATOR_KEY)
-        return None if value is None else Found.parse(value, self.environment.token)
+        return None if value is None else CoordinatorEntry.parse(value, self.environment.token)
 
     def _wait_for(self, ask: Callable[[], T | None], timeout_s: float) -> T | None:
         deadline = time.monotonic() + timeout_s

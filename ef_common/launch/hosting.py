@@ -14,7 +14,7 @@ from math import inf
 
 from ef_common.control.coordinator import Coordinator
 from ef_common.control.leader_request import find_leader, inquire, report_failure, seek
-from ef_common.core.doors import LOOK, Standing
+from ef_common.core.doors import LOOK, DoorAnswer
 from ef_common.core.view import Member
 from ef_common.errors import CoordinatorLost, JobFinished, ProtocolError, StorageError, UsageError
 from ef_common.launch import environment
@@ -22,7 +22,7 @@ from ef_common.launch.certificates import trust_of
 from ef_common.launch.doors import Listed, Resolved, find_at_doors, is_this_machine, names_a_group, wait_for_name
 from ef_common.launch.finding import JOIN_S, NOTHING_TO_JOIN, QUIET_S, Patience, find_job, own_host
 from ef_common.launch.registry import Registration, Registry
-from ef_common.launch.rendezvous_options import Options
+from ef_common.launch.rendezvous_options import RendezvousOptions
 from ef_common.protocol.addresses import LOOPBACK, Address, format_address, is_loopback
 from ef_common.protocol.auth import Token
 from ef_common.protocol.fields import MAX_NAME_CHARS
@@ -60,7 +60,7 @@ class Hosting:
 
     def __init__(
         self,
-        options: Options,
+        options: RendezvousOptions,
         *,
         run_id: str,
         node: str,
@@ -162,7 +162,7 @@ class Hosting:
                         return own[0]
             return None
 
-        def ask(address: Address, door: str, wish: str) -> Standing | None:
+        def ask(address: Address, door: str, wish: str) -> DoorAnswer | None:
             at = self._reach(address)
             if self.coordinator is not None and address in own:
                 bound, port = self.coordinator.address

@@ -23,7 +23,7 @@ _OF_OPERATOR = re.compile(r"(.+)-master-0")
 
 
 @dataclass(frozen=True, slots=True)
-class Pod:
+class KubeflowPod:
     """One of several pods.
 
     Args:
@@ -38,7 +38,7 @@ class Pod:
         return POD
 
 
-def pod_in(environ: Mapping[str, str]) -> Pod | None:
+def pod_in(environ: Mapping[str, str]) -> KubeflowPod | None:
     """Which pod this is; None if nothing names the first one of several.
 
     Raises:
@@ -52,7 +52,7 @@ def pod_in(environ: Mapping[str, str]) -> Pod | None:
     port_text = environ.get(_MASTER_PORT, "").strip() or DEFAULT_PORT
     first, port = parse_address(f"[{host}]:{port_text}" if ":" in host else f"{host}:{port_text}", what=MASTER_ADDR)
     rank = environ.get(_NODE_RANK, "").strip()
-    return Pod(tuple((name, port) for name in _names(first, number)), is_first=rank == "0" if rank else None)
+    return KubeflowPod(tuple((name, port) for name in _names(first, number)), is_first=rank == "0" if rank else None)
 
 
 def _names(first: str, number: int) -> list[str]:

@@ -40,7 +40,7 @@ OUT_OF_TIME = 128 + signal.SIGTERM
 """Exit status of a worker whose grace time is over: what a shell shows for one that SIGTERM has ended."""
 
 
-class Notices:
+class DepartureNotices:
     """Handles the notices to one worker, between `start` and `stop`.
 
     Args:

@@ -35,7 +35,7 @@ from ef_common.launch.failing import Failing
 from ef_common.launch.horovodrun import HorovodJob, is_horovodrun, join_horovodrun
 from ef_common.launch.hung import end_if_hung
 from ef_common.launch.notice_sources import AgentEnd, this_agent
-from ef_common.launch.notices import Notices
+from ef_common.launch.notices import DepartureNotices
 from ef_common.launch.provisioning import provisioner_for
 from ef_common.launch.software import software_here
 from ef_common.launch.worker_metrics import metrics_page
@@ -73,7 +73,7 @@ class Worker:
 
     session: Session
     log: EventLog
-    notices: Notices
+    notices: DepartureNotices
     failing: Failing
     elastic: bool
     audit: bool
@@ -264,9 +264,9 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
     return worker
 
 
-def _notices(session: Session, environment: WorkerEnvironment, log: EventLog, *, elastic: bool) -> Notices:
+def _notices(session: Session, environment: WorkerEnvironment, log: EventLog, *, elastic: bool) -> DepartureNotices:
     sources = [source for source in (environment.notice, environment.agent) if source is not None]
-    notices = Notices(session, elastic=elastic, sources=sources, grace_s=environment.grace_s, log=log)
+    notices = DepartureNotices(session, elastic=elastic, sources=sources, grace_s=environment.grace_s, log=log)
     notices.start()
     return notices
 

@@ -29,7 +29,7 @@ from ef_common.errors import AlreadyExists, NotFound, StorageError, ThreadFailed
 from ef_common.protocol.addresses import Address, format_address, parse_address
 from ef_common.protocol.auth import new_nonce
 from ef_common.storage import manifest as manifests
-from ef_common.storage.claims import Place
+from ef_common.storage.claims import ClaimPlace
 from ef_common.storage.failures import redact
 
 logger = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class Registry:
         own_nonce: That of a start which this agent makes.
     """
 
-    def __init__(self, place: Place, job: str, node: str) -> None:
+    def __init__(self, place: ClaimPlace, job: str, node: str) -> None:
         self.place = place
         self._folder = _FOLDER if job in ("", "none") else f"{_FOLDER}-{hashlib.sha256(job.encode()).hexdigest()[:16]}"
         self._node = node

@@ -56,7 +56,7 @@ class Parameters(Protocol):
 
 
 @dataclass(slots=True)
-class Told:
+class GivenParameters:
     """Parameters that torchrun has not read.
 
     Args:
@@ -73,7 +73,7 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class RendezvousOptions:
     """Options of the rendezvous.
 
     Args:
@@ -108,7 +108,7 @@ class Options:
     joins: bool = False
 
     @classmethod
-    def parse(cls, params: Parameters) -> Options:
+    def parse(cls, params: Parameters) -> RendezvousOptions:
         """Read the options from torchrun's parameters, and the token from the environment.
 
         Raises:
@@ -154,7 +154,7 @@ class Options:
         )
 
 
-def options_of_a_local_job(conf: str, *, min_nodes: int, max_nodes: int, last_call_s: float) -> Options:
+def options_of_a_local_job(conf: str, *, min_nodes: int, max_nodes: int, last_call_s: float) -> RendezvousOptions:
     """Options of the coordinator of a job on this machine.
 
     Args:
@@ -167,7 +167,7 @@ def options_of_a_local_job(conf: str, *, min_nodes: int, max_nodes: int, last_ca
         UsageError: An option is malformed; the message names it.
     """
     config = {"last_call_timeout": f"{last_call_s}", **config_of(conf)}
-    return Options.parse(Told(f"{LOOPBACK}:0", min_nodes, max_nodes, config))
+    return RendezvousOptions.parse(GivenParameters(f"{LOOPBACK}:0", min_nodes, max_nodes, config))
 
 
 def endpoint_of(text: str) -> Address:

@@ -106,7 +106,7 @@ def this_launcher(command: list[str], *, max_workers: int, local: bool) -> Launc
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ScaleOrder:
     """An order for a number of workers.
 
     Args:
@@ -242,15 +242,15 @@ def write_launcher(run_dir: Path, launcher: Launcher) -> None:
     write_json(run_dir / launcher.file, asdict(launcher))
 
 
-def read_order(run_dir: Path) -> Order | None:
+def read_order(run_dir: Path) -> ScaleOrder | None:
     """The newest order, if there is one."""
     try:
-        return Order(**json.loads((run_dir / _WANTED).read_text()))
+        return ScaleOrder(**json.loads((run_dir / _WANTED).read_text()))
     except FileNotFoundError:
         return None
 
 
-def order(run_dir: Path, num_workers: int, *, num_spares: int = 0) -> Order:
+def order(run_dir: Path, num_workers: int, *, num_spares: int = 0) -> ScaleOrder:
     """Order a number of workers from the launcher of a run.
 
     Args:
@@ -275,7 +275,7 @@ def order(run_dir: Path, num_workers: int, *, num_spares: int = 0) -> Order:
         )
     with locked(run_dir):  # of two orders at the same time, the launcher follows both, one after the other
         before = read_order(run_dir)
-        made = Order((before.number if before else 0) + 1, num_workers)
+        made = ScaleOrder((before.number if before else 0) + 1, num_workers)
         write_json(run_dir / _WANTED, asdict(made))
     return made
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from ef_common.errors import UsageError
 from ef_common.files import write_whole
 from ef_common.launch import environment, run_directory
-from ef_common.launch.slurm_script import Submission, script_of
+from ef_common.launch.slurm_script import SlurmSubmission, script_of
 
 _RECORD, _SCRIPT, _TOKEN = "slurm.json", "job.sh", "token"
 _TIMEOUT_S = 120.0
@@ -42,7 +42,7 @@ class SlurmJob:
     per_node: int
 
 
-def submit(submission: Submission, place: Path, *, checkpoint: str) -> SlurmJob:
+def submit(submission: SlurmSubmission, place: Path, *, checkpoint: str) -> SlurmJob:
     """Submit a training.
 
     Args:

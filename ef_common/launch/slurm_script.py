@@ -29,7 +29,7 @@ _OURS = ("array", "nodes", "no-requeue", "ntasks", "ntasks-per-node", "wrap", "-
 
 
 @dataclass(frozen=True, slots=True)
-class Submission:
+class SlurmSubmission:
     """An elastic training, as it is submitted.
 
     Args:
@@ -49,7 +49,7 @@ class Submission:
     command: tuple[str, ...]
 
     @classmethod
-    def parse(cls, nodes: str, arguments: Sequence[str], *, per_node: str = "1") -> Submission:
+    def parse(cls, nodes: str, arguments: Sequence[str], *, per_node: str = "1") -> SlurmSubmission:
         """Read a command line.
 
         Args:
@@ -87,7 +87,7 @@ def _is_of_run(option: str) -> bool:
     return option.startswith("--") and option[2:].partition("=")[0].replace("_", "-") in OF_RUN
 
 
-def script_of(submission: Submission, run_dir: Path, *, directory: Path, checkpoint: str = "") -> str:
+def script_of(submission: SlurmSubmission, run_dir: Path, *, directory: Path, checkpoint: str = "") -> str:
     """The batch script.
 
     Args:
@@ -128,7 +128,7 @@ def script_of(submission: Submission, run_dir: Path, *, directory: Path, checkpo
     )
 
 
-def _has(submission: Submission, name: str) -> bool:
+def _has(submission: SlurmSubmission, name: str) -> bool:
     return any(option.partition("=")[0].replace("_", "-") == f"--{name}" for option in submission.run)
 
 

@@ -34,7 +34,7 @@ _PORTS = range(20000, 30000)
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class MeetingPlace:
     """Where the nodes of a job meet.
 
     Args:
@@ -56,7 +56,7 @@ def meeting_in(
     has_token: bool = False,
     hosts_of: Callable[[str], list[str]] = hostnames,
     hosts_of_ranks: AskForHosts = mpi.hosts_of,
-) -> Meeting | None:
+) -> MeetingPlace | None:
     """Where the nodes meet, as Kubeflow, MPI or Slurm tells them; None for a job on this machine.
 
     Args:
@@ -71,7 +71,7 @@ def meeting_in(
     """
     has_token = has_token or bool(environ.get(TOKEN, "").strip())
     match _one_of_several(environ):
-        case kubeflow.Pod() as pod:
+        case kubeflow.KubeflowPod() as pod:
             is_host = pod.is_first if len(pod.addresses) == 1 else None
             return _meeting_at(pod.addresses, place=str(pod), has_token=has_token, is_host=is_host)
         case Rank() as rank:
@@ -88,31 +88,31 @@ def meeting_in(
 
 def _meeting_at(
     addresses: Sequence[Address], *, place: str, has_token: bool, is_host: bool | None = None, num_nodes: int = 0
-) -> Meeting:
+) -> MeetingPlace:
     """Where those meet who know the addresses of all: at the first ones."""
     if not has_token and not all(is_loopback(host) for host, _ in addresses):
         raise UsageError(
             f"this is {place}, and the nodes of a job on several machines need one secret: set {TOKEN} in all of them, "
             "or name a file that has it with --rdzv-conf=token_file=FILE"
         )
-    return Meeting(place, ",".join(map(format_address, addresses[:_NUM_DOORS])), is_host, num_nodes)
+    return MeetingPlace(place, ",".join(map(format_address, addresses[:_NUM_DOORS])), is_host, num_nodes)
 
 
-def _meeting_of_ranks(rank: Rank, hosts: Hosts) -> Meeting:
+def _meeting_of_ranks(rank: Rank, hosts: Hosts) -> MeetingPlace:
     """Where the ranks of MPI meet: on one machine at its loopback interface, else at the first hosts."""
     port = hosts.port(_PORTS)
     names = [LOOPBACK] if rank.is_on_one_machine else hosts.names[:_NUM_DOORS]
-    return Meeting(str(rank), ",".join(format_address((name, port)) for name in names), num_nodes=rank.size)
+    return MeetingPlace(str(rank), ",".join(format_address((name, port)) for name in names), num_nodes=rank.size)
 
 
 def _meeting_of_tasks(
     task: _Task, environ: Mapping[str, str], *, has_token: bool, hosts_of: Callable[[str], list[str]]
-) -> Meeting:
+) -> MeetingPlace:
     """Where the tasks of a Slurm step meet: at its first hosts. Others are refused."""
     nodes = environ.get("SLURM_STEP_NODELIST", "") if task.launcher == _STEP else ""
     if nodes and has_token:
         doors = ",".join(f"{host}:{_port_in(environ)}" for host in hosts_of(nodes)[:_NUM_DOORS])
-        return Meeting(str(task), doors, num_nodes=task.size)
+        return MeetingPlace(str(task), doors, num_nodes=task.size)
     by_itself = f", or set {TOKEN} to one secret for all of them, and they meet by themselves" if nodes else ""
     raise UsageError(
         f"this is {task}, and each of them would run a training "
@@ -163,7 +163,7 @@ def _task_in(environ: Mapping[str, str]) -> _Task | None:
     return None
 
 
-def _one_of_several(environ: Mapping[str, str]) -> kubeflow.Pod | Rank | _Task | tf_config.Task | None:
+def _one_of_several(environ: Mapping[str, str]) -> kubeflow.KubeflowPod | Rank | _Task | tf_config.Task | None:
     """What this process is if it was started several times; None if it was started once.
 
     Ranks come before tasks, as Slurm may have started MPI's daemons.
@@ -187,7 +187,7 @@ def check_alone(environ: Mapping[str, str]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StartingPlace:
     """Where a command is started, for people.
 
     Args:
@@ -209,7 +209,7 @@ _CONTAINERS = "with `--rdzv-endpoint=file:///shared/folder`, all containers of t
 _PODS = "with `--rdzv-endpoint=SERVICE:29400`, the name of a headless service, it is one of all of its pods"
 
 
-def place_in(environ: Mapping[str, str]) -> Place:
+def place_in(environ: Mapping[str, str]) -> StartingPlace:
     """Which launcher has started this process, and how a job would start from here."""
     if "TORCHELASTIC_RUN_ID" in environ:
         return _place_under_torchrun(environ)
@@ -223,10 +223,10 @@ def place_in(environ: Mapping[str, str]) -> Place:
         if task is not None:
             start = "each task would run a training of its own, unless all are told where they meet"
             command = "elasticflow run --rdzv-endpoint=file:///shared/folder train.py"
-            return Place(str(task), start, command)
-        return Place(kubeflow.POD if kubeflow.MASTER_ADDR in environ else _POD, str(error))
+            return StartingPlace(str(task), start, command)
+        return StartingPlace(kubeflow.POD if kubeflow.MASTER_ADDR in environ else _POD, str(error))
     if meeting is not None:
-        return Place(
+        return StartingPlace(
             meeting.place, f"`elasticflow run train.py` is one node of the job that meets at {meeting.endpoint}"
         )
     if "SLURM_ARRAY_JOB_ID" in environ:
@@ -234,34 +234,36 @@ def place_in(environ: Mapping[str, str]) -> Place:
     if "SLURM_JOB_ID" in environ:
         number = environ.get("SLURM_JOB_NUM_NODES", "1")
         nodes = "one node" if number == "1" else f"{number} nodes"
-        return Place(f"Slurm job {environ['SLURM_JOB_ID']} on {nodes}", f"{_HERE}; {_SRUN}")
+        return StartingPlace(f"Slurm job {environ['SLURM_JOB_ID']} on {nodes}", f"{_HERE}; {_SRUN}")
     if "KUBERNETES_SERVICE_HOST" in environ:
-        return Place(_POD, f"{_HERE}; {_PODS}")
+        return StartingPlace(_POD, f"{_HERE}; {_PODS}")
     if environ.get("CONTAINER_ID", "").startswith("container_"):
-        return Place(f"a container of YARN ({environ['CONTAINER_ID']})", f"{_HERE}; {_CONTAINERS}")
-    return Place("none", f"{_HERE}; {_HOSTS}")
+        return StartingPlace(f"a container of YARN ({environ['CONTAINER_ID']})", f"{_HERE}; {_CONTAINERS}")
+    return StartingPlace("none", f"{_HERE}; {_HOSTS}")
 
 
-def _place_of(rank: Rank, environ: Mapping[str, str]) -> Place:
+def _place_of(rank: Rank, environ: Mapping[str, str]) -> StartingPlace:
     """A rank of MPI, whose process manager is not asked."""
     try:
         _check_token_of(rank, bool(environ.get(TOKEN, "").strip()))
     except UsageError:
         start = "the ranks are on several machines, which need one secret"
-        return Place(str(rank), start, "elasticflow mpi -np … elasticflow run train.py")
-    return Place(str(rank), "`elasticflow run train.py` is one node of the job of all ranks")
+        return StartingPlace(str(rank), start, "elasticflow mpi -np … elasticflow run train.py")
+    return StartingPlace(str(rank), "`elasticflow run train.py` is one node of the job of all ranks")
 
 
-def _place_in_array(environ: Mapping[str, str]) -> Place:
+def _place_in_array(environ: Mapping[str, str]) -> StartingPlace:
     """A task of an array; such an array may be a search for hyperparameters as well, whose tasks train apart."""
     number, of = environ.get("SLURM_ARRAY_TASK_ID", "?"), environ.get("SLURM_ARRAY_TASK_COUNT", "?")
     restarts = environ.get("SLURM_RESTART_COUNT", "0")
     again = "" if restarts == "0" else f", started again (restart {restarts})"
-    return Place(f"task {number} of {of} of Slurm array {environ['SLURM_ARRAY_JOB_ID']}{again}", f"{_HERE}; {_ARRAY}")
+    return StartingPlace(
+        f"task {number} of {of} of Slurm array {environ['SLURM_ARRAY_JOB_ID']}{again}", f"{_HERE}; {_ARRAY}"
+    )
 
 
-def _place_under_torchrun(environ: Mapping[str, str]) -> Place:
+def _place_under_torchrun(environ: Mapping[str, str]) -> StartingPlace:
     if COORDINATOR in environ:
-        return Place("torchrun", f"`python train.py` joins the job at {environ[COORDINATOR]}")
+        return StartingPlace("torchrun", f"`python train.py` joins the job at {environ[COORDINATOR]}")
     text = "`python train.py` survives losses, but all workers are restarted when a node joins"
-    return Place("torchrun, with a rendezvous of its own", text)
+    return StartingPlace("torchrun, with a rendezvous of its own", text)

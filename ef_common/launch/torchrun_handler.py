@@ -54,7 +54,7 @@ from ef_common.launch.frozen import Watch
 from ef_common.launch.hosting import Hosting, node_name
 from ef_common.launch.notice_sources import this_agent
 from ef_common.launch.plain_script import PlainScript
-from ef_common.launch.rendezvous_options import BACKEND, Options, Parameters
+from ef_common.launch.rendezvous_options import BACKEND, Parameters, RendezvousOptions
 from ef_common.launch.torchrun_agent import Siblings, agent_of
 from ef_common.launch.unnamed_rendezvous import HERE, Unnamed, take_unnamed_rendezvous
 from ef_common.protocol.addresses import LOOPBACK
@@ -75,7 +75,9 @@ class ElasticFlowRendezvous(RendezvousHandler):
         local: The job is on this machine alone.
     """
 
-    def __init__(self, options: Options, *, run_id: str, local_addr: str | None = None, local: bool = False) -> None:
+    def __init__(
+        self, options: RendezvousOptions, *, run_id: str, local_addr: str | None = None, local: bool = False
+    ) -> None:
         self._run_id = run_id
         self._node = node_name()
         self._hosting = Hosting(options, run_id=run_id, node=self._node, local_addr=local_addr)
@@ -202,7 +204,7 @@ def create_handler(params: RendezvousParameters, *, unnamed: Unnamed | None = No
         if unnamed is not None:
             unnamed.take_back(os.environ)
             told = unnamed.complete(params, os.environ)
-        options = Options.parse(told)
+        options = RendezvousOptions.parse(told)
         local = unnamed is not None and told.endpoint == HERE
         if local:  # nobody else knows of it
             options = replace(options, settings=replace(options.settings, start_nodes=1))

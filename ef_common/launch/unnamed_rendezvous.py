@@ -23,7 +23,7 @@ from pathlib import Path
 
 from ef_common.errors import UsageError
 from ef_common.launch.nnodes import nodes_of
-from ef_common.launch.rendezvous_options import BACKEND, Parameters, Told, names_token
+from ef_common.launch.rendezvous_options import BACKEND, GivenParameters, Parameters, names_token
 from ef_common.launch.surroundings import meeting_in
 
 FLAGS = ("-h", "--help", "-m", "--module", "--no-python", "--run-path", "--standalone", "--virtual-local-rank")
@@ -63,14 +63,14 @@ class Unnamed:
         meeting = meeting_in({**environ, _NNODES: nodes}, has_token=names_token(params.config))
         if meeting is not None:
             is_host = {} if meeting.is_host is None else {"is_host": meeting.is_host}
-            return Told(meeting.endpoint, params.min_nodes, params.max_nodes, {**is_host, **params.config})
+            return GivenParameters(meeting.endpoint, params.min_nodes, params.max_nodes, {**is_host, **params.config})
         if params.min_nodes > 1:
             raise UsageError(
                 f"a job of at least {params.min_nodes} nodes needs a place where they meet: add "
                 f"--rdzv-endpoint=HOST:PORT, or start it with --nnodes=1:{params.max_nodes} on this machine. "
                 f"Received: --nnodes={nodes}"
             )
-        return Told(HERE, params.min_nodes, params.max_nodes, params.config)
+        return GivenParameters(HERE, params.min_nodes, params.max_nodes, params.config)
 
 
 def is_torchrun() -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Set
 from ef_common.core.membership import Gathering, Membership
 from ef_common.protocol import wire
 from ef_common.protocol.auth import Token, coordinator_proof, proves, worker_proof
-from ef_common.protocol.peer import Refusal
+from ef_common.protocol.peer import PeerRefusal
 
 
 class Admission:
@@ -36,9 +36,9 @@ class Admission:
             if proves(worker_proof(token, **nonces, key=hello.key, member=hello.member), hello.proof):
                 break
         else:
-            raise Refusal("wrong token", self._explain(), code="authentication")
+            raise PeerRefusal("wrong token", self._explain(), code="authentication")
         if not proves(self._keys.get(hello.member.id, hello.key), hello.key):
-            raise Refusal("name of another", f"worker {hello.member.id} is somebody else")
+            raise PeerRefusal("name of another", f"worker {hello.member.id} is somebody else")
         return coordinator_proof(token, **nonces)
 
     def remember(self, worker: str, key: str) -> None:

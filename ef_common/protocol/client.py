@@ -45,14 +45,14 @@ from ef_common.protocol.client_outputs import (
     ClientOutput,
     Close,
     Connect,
+    CoordinatorLink,
     EndSending,
     Hung,
     Leave,
-    Link,
     Replaced,
     Send,
     Straggles,
-    Trust,
+    TrustLeader,
 )
 from ef_common.protocol.introduction import HELP, Answer, Introduction
 from ef_common.protocol.view_patch import NO_VIEW, ViewName, ViewPatch
@@ -159,9 +159,9 @@ class Client:
         self._named: dict[str, View] = {}  # views that it has named to the coordinator that it has
         self._timeout_s = 0.0
         self._beat_at: float | None = None  # None before the first coordinator has taken it
-        self._link: Link | None = None  # to the coordinator that has taken it
-        self._old: Link | None = None  # the one before, until the first attempt to come back has ended
-        self._trying: Link | None = None
+        self._link: CoordinatorLink | None = None  # to the coordinator that has taken it
+        self._old: CoordinatorLink | None = None  # the one before, until the first attempt to come back has ended
+        self._trying: CoordinatorLink | None = None
         self._tried_until = 0.0
         self._search: _Search | None = None
         self._try_at: float | None = None
@@ -327,14 +327,14 @@ class Client:
 
     # ------------------------------------------------------------ what happens
 
-    def connected(self, link: Link, now: float) -> None:
+    def connected(self, link: CoordinatorLink, now: float) -> None:
         """A connection is there; the coordinator speaks first."""
         self._now = link.heard = now
         link.reached = True
         if link is not self._trying:  # that took too long
             self.outputs.append(Close(link))
 
-    def unreached(self, link: Link, problem: str | AuthenticationError, now: float) -> None:
+    def unreached(self, link: CoordinatorLink, problem: str | AuthenticationError, now: float) -> None:
         """A connection could not be made, maybe because one side does not prove who it is."""
         self._now = now
         if link is self._trying:
@@ -343,14 +343,14 @@ class Client:
             else:
                 self._fail_attempt(problem)
 
-    def receive(self, link: Link, data: bytes, now: float) -> None:
+    def receive(self, link: CoordinatorLink, data: bytes, now: float) -> None:
         """Bytes have come."""
         self._now = link.heard = now
         link.lines.feed(data)
         while (link is self._link or link is self._trying) and self._take(link):
             pass
 
-    def _take(self, link: Link) -> bool:
+    def _take(self, link: CoordinatorLink) -> bool:
         """Take the next line; returns whether there was one."""
         try:
             if link is self._link:
@@ -371,7 +371,7 @@ class Client:
             self.outputs.append(Send(link, reply))
         return reply is not None
 
-    def ended(self, link: Link, *, in_order: bool, now: float) -> None:
+    def ended(self, link: CoordinatorLink, *, in_order: bool, now: float) -> None:
         """A connection has ended; `in_order`: by the coordinator, after all that it had to say."""
         self._now = now
         if link is self._trying:
@@ -496,7 +496,7 @@ class Client:
         timeout_s = _ATTEMPT_S if search is None else search.attempt_s
         if search is not None and not begun and not self.member.standby:
             timeout_s = max(0.1, min(search.until - self._now, _FIRST_ATTEMPT_S))
-        self._trying = Link(address, introduction, wire.MAX_STRANGER_BYTES, self._now)
+        self._trying = CoordinatorLink(address, introduction, wire.MAX_STRANGER_BYTES, self._now)
         self._tried_until = self._now + timeout_s
         self.outputs.append(Connect(self._trying, timeout_s))
 
@@ -528,7 +528,7 @@ class Client:
             self._replace_at = None
             self.outputs.append(Replaced(_ABOVE_ALL))
 
-    def _refuse(self, link: Link | None, error: ProtocolError | AuthenticationError) -> None:
+    def _refuse(self, link: CoordinatorLink | None, error: ProtocolError | AuthenticationError) -> None:
         """A peer says what no coordinator says."""
         if link is None:
             return
@@ -540,7 +540,7 @@ class Client:
         else:
             self._fail_attempt(str(error))
 
-    def _heed(self, link: Link, answer: Answer) -> None:
+    def _heed(self, link: CoordinatorLink, answer: Answer) -> None:
         """A coordinator has answered to the introduction."""
         begins = self._beat_at is None
         if isinstance(answer, wire.Welcome):
@@ -561,7 +561,7 @@ class Client:
         else:
             self._fail_attempt("the job has ended there")
 
-    def _take_up(self, link: Link, welcome: wire.Welcome) -> None:
+    def _take_up(self, link: CoordinatorLink, welcome: wire.Welcome) -> None:
         """Use a new link: tell where this worker stands before anything else."""
         self._trying, self._search, self._sent_away = None, None, False
         self._timeout_s = welcome.heartbeat_timeout_s
@@ -570,7 +570,7 @@ class Client:
         self._link = link
         link.since = self._now
         link.lines.max_bytes = wire.MAX_LINE_BYTES
-        self.outputs.append(Trust(link, self._timeout_s))
+        self.outputs.append(TrustLeader(link, self._timeout_s))
         if not link.introduction.returning:
             self._hear(welcome)
             if self.resume_state.failed:  # while the coordinator was sought

@@ -10,7 +10,7 @@ from ef_common.protocol.introduction import Introduction
 from ef_common.protocol.lines import Lines
 
 
-class Link:
+class CoordinatorLink:
     """One connection to a coordinator.
 
     Args:
@@ -37,7 +37,7 @@ class Link:
 class Connect:
     """Connect to a coordinator, within some seconds; report how that ends, what comes, and the end."""
 
-    link: Link
+    link: CoordinatorLink
     timeout_s: float
 
 
@@ -45,18 +45,18 @@ class Connect:
 class Send:
     """Send bytes, after all that was to be sent on the same link before."""
 
-    link: Link
+    link: CoordinatorLink
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Trust:
+class TrustLeader:
     """The coordinator has proved itself.
 
     Give the link up where bytes do not leave for `timeout_s`, or are not acknowledged for five times as long.
     """
 
-    link: Link
+    link: CoordinatorLink
     timeout_s: float
 
 
@@ -64,7 +64,7 @@ class Trust:
 class Close:
     """End a link at once. Nothing more is reported of it."""
 
-    link: Link
+    link: CoordinatorLink
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Leave:
     Send `word`, if it can be sent at once after all that was to be sent before; else reset the connection.
     """
 
-    link: Link
+    link: CoordinatorLink
     word: bytes
 
 
@@ -82,7 +82,7 @@ class Leave:
 class EndSending:
     """Send all that was to be sent, and no more; what comes is still reported, until the coordinator ends the link."""
 
-    link: Link
+    link: CoordinatorLink
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +108,11 @@ class Hung:
 
 @dataclass(frozen=True, slots=True)
 class Straggles:
-    """This worker is slower than the others, or no longer; see :class:`~ef_common.core.stragglers.Report`."""
+    """This worker is slower than the others, or no longer; see :class:`~ef_common.core.stragglers.StragglerReport`."""
 
     slow: bool
     ratio: float
     waiting: float
 
 
-ClientOutput = Connect | Send | Trust | Close | Leave | EndSending | AskForClaim | Replaced | Hung | Straggles
+ClientOutput = Connect | Send | TrustLeader | Close | Leave | EndSending | AskForClaim | Replaced | Hung | Straggles

@@ -44,29 +44,29 @@ def to_json(value: Any) -> str:
     return _ENCODER.encode(value)
 
 
-class Codec(NamedTuple):
+class FieldCodec(NamedTuple):
     """The JSON form of a field: `load` validates it (or raises ValueError), `dump` is its inverse."""
 
     load: Callable[[Any], Any]
     dump: Callable[[Any], Any] = lambda value: value
 
 
-def _text(max_chars: int, *, min_chars: int = 1) -> Codec:
+def _text(max_chars: int, *, min_chars: int = 1) -> FieldCodec:
     def load(value: Any) -> str:
         if type(value) is not str or not min_chars <= len(value) <= max_chars or not value.isprintable():
             raise ValueError(f"expected a printable text of {min_chars} to {max_chars} characters")
         return value
 
-    return Codec(load)
+    return FieldCodec(load)
 
 
-def _integer(low: int, high: int = _MAX_COUNT) -> Codec:
+def _integer(low: int, high: int = _MAX_COUNT) -> FieldCodec:
     def load(value: Any) -> int:
         if type(value) is not int or not low <= value <= high:
             raise ValueError(f"expected an integer from {low} to {high}")
         return value
 
-    return Codec(load)
+    return FieldCodec(load)
 
 
 def _load_flag(value: Any) -> bool:
@@ -81,7 +81,7 @@ def _load_duration(value: Any) -> float:
     return float(value)
 
 
-def _hex(num_chars: int, *, or_empty: bool = False) -> Codec:
+def _hex(num_chars: int, *, or_empty: bool = False) -> FieldCodec:
     def load(value: Any) -> str:
         if type(value) is str and or_empty and not value:
             return value
@@ -89,7 +89,7 @@ def _hex(num_chars: int, *, or_empty: bool = False) -> Codec:
             raise ValueError(f"expected {num_chars} hexadecimal digits")
         return value
 
-    return Codec(load)
+    return FieldCodec(load)
 
 
 def _load_address(value: Any) -> str:
@@ -137,18 +137,18 @@ def _dump_values(values: tuple[tuple[str, bytes], ...]) -> list[Any]:
     return [[key, _dump_bytes(content)] for key, content in values]
 
 
-def _one_of(*choices: str) -> Codec:
+def _one_of(*choices: str) -> FieldCodec:
     def load(value: Any) -> str:
         if type(value) is not str or value not in choices:
             raise ValueError(f"expected one of {', '.join(choices)}")
         return value
 
-    return Codec(load)
+    return FieldCodec(load)
 
 
 _NAME = _text(MAX_NAME_CHARS)
 _STORE = _hex(32, or_empty=True)
-_ADDRESS = Codec(_load_address)
+_ADDRESS = FieldCodec(_load_address)
 _COUNT = _integer(0)
 _TRAINING = _integer(1)
 _PORT = _integer(0, 65535)
@@ -160,7 +160,7 @@ def clip(text: str) -> str:
     return printable[:MAX_REASON_CHARS]
 
 
-_REASON = Codec(_text(MAX_REASON_CHARS, min_chars=0).load, clip)
+_REASON = FieldCodec(_text(MAX_REASON_CHARS, min_chars=0).load, clip)
 
 
 def _dump_failure(text: str) -> str:
@@ -348,36 +348,38 @@ def _load_ids(value: Any) -> tuple[str, ...]:
 
 Count = Annotated[int, _COUNT]
 Training = Annotated[int, _TRAINING]
-Flag = Annotated[bool, Codec(_load_flag)]
-Duration = Annotated[float, Codec(_load_duration)]
+Flag = Annotated[bool, FieldCodec(_load_flag)]
+Duration = Annotated[float, FieldCodec(_load_duration)]
 Nonce = Annotated[str, _hex(32)]
 Proof = Annotated[str, _hex(64)]
 Reason = Annotated[str, _REASON]
-Failure = Annotated[str, Codec(_text(MAX_FAILURE_CHARS, min_chars=0).load, _dump_failure)]
-ClaimName = Annotated[str, Codec(_load_claim)]
-Ids = Annotated[tuple[str, ...], Codec(_load_ids, list)]
+Failure = Annotated[str, FieldCodec(_text(MAX_FAILURE_CHARS, min_chars=0).load, _dump_failure)]
+ClaimName = Annotated[str, FieldCodec(_load_claim)]
+Ids = Annotated[tuple[str, ...], FieldCodec(_load_ids, list)]
 Name = Annotated[str, _NAME]
 StoreName = Annotated[str, _STORE]
 JobName = Annotated[str, _text(MAX_NAME_CHARS, min_chars=0)]
-StoreOrNone = Annotated[str | None, Codec(_load_store)]
+StoreOrNone = Annotated[str | None, FieldCodec(_load_store)]
 Phase = Annotated[str, _one_of("warming", "ready", "member", "leaving")]
 ReturnedGeneration = Annotated[int, _integer(0, _MAX_RETURNED_GENERATION)]
 Port = Annotated[int, _integer(1, 65535)]
-MemberField = Annotated[Member, Codec(_load_member, _dump_member)]
-ViewPatchField = Annotated[ViewPatch, Codec(_load_patch, _dump_patch)]
-ViewNames = Annotated[tuple[ViewName, ...], Codec(_load_view_names, lambda names: [list(name) for name in names])]
-Views = Annotated[tuple[View, ...], Codec(_load_views, _dump_views)]
+MemberField = Annotated[Member, FieldCodec(_load_member, _dump_member)]
+ViewPatchField = Annotated[ViewPatch, FieldCodec(_load_patch, _dump_patch)]
+ViewNames = Annotated[tuple[ViewName, ...], FieldCodec(_load_view_names, lambda names: [list(name) for name in names])]
+Views = Annotated[tuple[View, ...], FieldCodec(_load_views, _dump_views)]
 Digest = Annotated[str, _hex(32)]
-WatermarkField = Annotated[Watermark, Codec(_load_watermark)]
-WatermarkOrNone = Annotated[Watermark | None, Codec(_load_watermark_or_null)]
-ProgressOrNone = Annotated[Progress | None, Codec(_load_progress, _dump_progress)]
-Bytes = Annotated[bytes, Codec(_load_bytes, _dump_bytes)]
-Values = Annotated[tuple[tuple[str, bytes], ...], Codec(_load_values, _dump_values)]
-Standbys = Annotated[tuple[tuple[str, int], ...], Codec(_load_standbys, lambda value: [list(one) for one in value])]
-Names = Annotated[tuple[str, ...], Codec(_load_names, list)]
-Endpoint = Annotated[str, Codec(_load_endpoint)]
-Doors = Annotated[tuple[str, ...], Codec(_load_doors, list)]
+WatermarkField = Annotated[Watermark, FieldCodec(_load_watermark)]
+WatermarkOrNone = Annotated[Watermark | None, FieldCodec(_load_watermark_or_null)]
+ProgressOrNone = Annotated[Progress | None, FieldCodec(_load_progress, _dump_progress)]
+Bytes = Annotated[bytes, FieldCodec(_load_bytes, _dump_bytes)]
+Values = Annotated[tuple[tuple[str, bytes], ...], FieldCodec(_load_values, _dump_values)]
+Standbys = Annotated[
+    tuple[tuple[str, int], ...], FieldCodec(_load_standbys, lambda value: [list(one) for one in value])
+]
+Names = Annotated[tuple[str, ...], FieldCodec(_load_names, list)]
+Endpoint = Annotated[str, FieldCodec(_load_endpoint)]
+Doors = Annotated[tuple[str, ...], FieldCodec(_load_doors, list)]
 Wish = Annotated[str, _one_of(LOOK, PROMISE, COMMIT)]
-Amount = Annotated[float, Codec(_load_amount)]
-DemandField = Annotated[Demand, Codec(_load_demand, list)]
+Amount = Annotated[float, FieldCodec(_load_amount)]
+DemandField = Annotated[Demand, FieldCodec(_load_demand, list)]
 ErrorCode = Annotated[str, _one_of("authentication", "job", "protocol")]

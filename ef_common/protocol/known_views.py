@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ef_common.core.quorum import Link
+from ef_common.core.quorum import ChainLink
 from ef_common.core.view import View
 from ef_common.errors import ProtocolError
 from ef_common.protocol.fields import digest_of_view
@@ -17,7 +17,7 @@ class KnownViews:
     def __init__(self) -> None:
         self._views: dict[str, View] = {}
         self._digests: dict[int, str] = {}  # by the identity of the views above
-        self._chains: dict[tuple[ViewName, ...], tuple[Link, ...]] = {}
+        self._chains: dict[tuple[ViewName, ...], tuple[ChainLink, ...]] = {}
 
     def add(self, views: Iterable[View]) -> None:
         """Learn these views."""
@@ -31,7 +31,7 @@ class KnownViews:
         """Digests of those that are not known."""
         return () if names in self._chains else tuple(name.digest for name in names if name.digest not in self._views)
 
-    def chain(self, names: tuple[ViewName, ...]) -> tuple[Link, ...]:
+    def chain(self, names: tuple[ViewName, ...]) -> tuple[ChainLink, ...]:
         """What a worker knows that names these views: the same object for all that name the same.
 
         Raises:
@@ -44,7 +44,7 @@ class KnownViews:
                 if generation != name.generation:
                     raise ProtocolError(f"view {generation} is named as view {name.generation}")
             self._chains[names] = tuple(
-                Link(self._views[name.digest], over=name.over, agreed=name.agreed) for name in names
+                ChainLink(self._views[name.digest], over=name.over, agreed=name.agreed) for name in names
             )
         return self._chains[names]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ef_common.core.doors import LOOK, Standing, Supporter
+from ef_common.core.doors import LOOK, DoorAnswer, Supporter
 from ef_common.core.membership import Challenged, Event, FailedElsewhere, Gathering, Idle, Membership, Outranked
 from ef_common.protocol import wire
 from ef_common.protocol.addresses import format_address
@@ -59,7 +59,7 @@ class Leadership:
         self._supporter.follow(self.leader)
         return True
 
-    def answer(self, peer: Peer, message: wire.Seek, state: Membership, now: float) -> Standing | wire.Error:
+    def answer(self, peer: Peer, message: wire.Seek, state: Membership, now: float) -> DoorAnswer | wire.Error:
         """What an agent is told that looks for its job; only one that may lead is supported."""
         if message.job and self._job and message.job != self._job:
             return wire.Error("job", f"it is of the job {self._job!r}, and not of {message.job!r}")

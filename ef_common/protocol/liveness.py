@@ -11,7 +11,7 @@ from ef_common.core.progress import Heard, Limits, Longest, Verdict, judge
 from ef_common.core.stragglers import Pacing, Track, judge_pace, noted, slow, slowest
 from ef_common.core.view import View
 from ef_common.protocol import wire
-from ef_common.protocol.peer import Peer, Refusal
+from ef_common.protocol.peer import Peer, PeerRefusal
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class Liveness:
         if progress is None or state.failed:
             return  # it need not know any views then
         if progress.generation > state.generation:
-            raise Refusal("impossible", f"it is in view {progress.generation}, which does not exist")
+            raise PeerRefusal("impossible", f"it is in view {progress.generation}, which does not exist")
         self._heard[worker] = Heard(progress, now)
         self.longest = self.longest.and_of(progress)
         self._tracks[worker] = noted(self._tracks.get(worker), progress, now, self.pacing)

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar, get_type_hints
 
 from ef_common.errors import ProtocolError
-from ef_common.protocol.fields import Codec
+from ef_common.protocol.fields import FieldCodec
 
-Fields = Mapping[str, Codec]
+Fields = Mapping[str, FieldCodec]
 """How the fields of a kind of message are written, by their names."""
 _Kind = TypeVar("_Kind", bound=type)
 
@@ -71,7 +71,7 @@ def load(record: Mapping[str, Any], fields: Fields, *, name: str) -> dict[str, A
     return {field: _load(codec, record[field], f"{name}.{field}") for field, codec in fields.items()}
 
 
-def _load(codec: Codec, value: Any, where: str) -> Any:
+def _load(codec: FieldCodec, value: Any, where: str) -> Any:
     try:
         return codec.load(value)
     except (ValueError, OverflowError) as error:

@@ -19,7 +19,7 @@ class End(Enum):
     UNSENT = "unsent"  # we have reset it, as the peer had not read all that it must know first
 
 
-class Refusal(Exception):
+class PeerRefusal(Exception):
     """A peer breaks the rules, so its connection is to be dropped; training is not affected.
 
     Args:

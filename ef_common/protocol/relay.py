@@ -6,7 +6,7 @@ from math import inf
 
 from ef_common.core.view import View
 from ef_common.protocol import wire
-from ef_common.protocol.peer import Peer, Refusal
+from ef_common.protocol.peer import Peer, PeerRefusal
 
 MAX_RELAYED_BYTES = 4 * 1024 * 1024
 """How much a member may publish in one view: less than what makes a slow reader lose its connection."""
@@ -22,7 +22,7 @@ Passed = tuple[wire.Relayed, tuple[str, ...]]
 """A message, and the members that it goes to."""
 
 
-class Relay:
+class Relaying:
     """Gathers values, and passes them on to all members of the view in one message.
 
     ``empty --publish--> gathering --pass_on, or clear if the view is new--> empty``
@@ -51,7 +51,7 @@ class Relay:
         size = len(message.key) + len(message.value)
         peer.relayed = (view.generation, size + (num_bytes if generation == view.generation else 0))
         if peer.relayed[1] > MAX_RELAYED_BYTES or size > MAX_VALUE_BYTES:
-            raise Refusal("too much to relay", f"more than {MAX_RELAYED_BYTES} bytes in one view")
+            raise PeerRefusal("too much to relay", f"more than {MAX_RELAYED_BYTES} bytes in one view")
         passed = self.pass_on(view) if self._num_bytes + size > _GATHERED_BYTES else []
         self._published.append((worker, message.key, message.value))
         self._num_bytes += size

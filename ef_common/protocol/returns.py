@@ -9,7 +9,7 @@ from ef_common.core.membership import Membership, Phase, Settings
 from ef_common.core.view import Member, View
 from ef_common.protocol import wire
 from ef_common.protocol.known_views import KnownViews
-from ef_common.protocol.peer import Peer, Refusal
+from ef_common.protocol.peer import Peer, PeerRefusal
 from ef_common.protocol.relay import MAX_RELAYED_BYTES
 from ef_common.protocol.server_outputs import Write
 
@@ -60,7 +60,7 @@ class Returns:
         peer.later.append(line)
         peer.later_bytes += len(line)
         if peer.later_bytes > MAX_RELAYED_BYTES:
-            raise Refusal("too much to wait for", f"more than {MAX_RELAYED_BYTES} bytes after its report")
+            raise PeerRefusal("too much to wait for", f"more than {MAX_RELAYED_BYTES} bytes after its report")
 
     def learn(self, peer: Peer, views: tuple[View, ...]) -> bool:
         """A worker tells the views that it names; returns whether anybody needs them."""

@@ -29,8 +29,8 @@ from ef_common.protocol.journal import Journal
 from ef_common.protocol.known_standbys import KnownStandbys
 from ef_common.protocol.leadership import Leadership, why_out
 from ef_common.protocol.liveness import Liveness
-from ef_common.protocol.peer import End, Peer, Refusal
-from ef_common.protocol.relay import Relay
+from ef_common.protocol.peer import End, Peer, PeerRefusal
+from ef_common.protocol.relay import Relaying
 from ef_common.protocol.returns import Returns
 from ef_common.protocol.room_news import RoomNews
 from ef_common.protocol.server_outputs import Close, Output, Probe, Write
@@ -89,7 +89,7 @@ class CoordinatorServer:
         self._sessions = Sessions()
         self._returns = Returns()
         self._leadership = Leadership(name, job)
-        self._relay = Relay()
+        self._relay = Relaying()
         self._room = RoomNews()
         self._probes = Probes()
         self._journal = Journal()
@@ -246,7 +246,7 @@ class CoordinatorServer:
                 self._hear(peer, peer.worker, message)
             else:
                 self._returns.put_off(peer, line)
-        except Refusal as refusal:
+        except PeerRefusal as refusal:
             self._refuse(peer, refusal.kind, refusal.why, code=refusal.code)
 
     def _refuse(self, peer: Peer, kind: str, why: str, *, code: str = "protocol") -> None:
@@ -258,7 +258,7 @@ class CoordinatorServer:
 
     def _introduce(self, peer: Peer, message: wire.FromWorker) -> None:
         if not isinstance(message, wire.Hello):
-            raise Refusal("no introduction", f"expected hello, got {type(message).__name__}")
+            raise PeerRefusal("no introduction", f"expected hello, got {type(message).__name__}")
         proof = self._admission.prove(peer.nonce, message)
         self._sessions.check_room(message.member)
         member = replace(message.member, address=message.member.address or peer.address)
@@ -284,7 +284,7 @@ class CoordinatorServer:
                     peer.moved = isinstance(message, wire.Moved)
                     self.end(peer, End.CLOSED, self._now)
             case _ if not returns.is_in_order(peer, message):
-                raise Refusal("wrong order", f"{type(message).__name__} is not expected now")
+                raise PeerRefusal("wrong order", f"{type(message).__name__} is not expected now")
             case wire.Return():
                 self._emit(self._returns.hear(peer, message, self.state))
                 if peer.report is None:  # it need not wait
@@ -294,7 +294,7 @@ class CoordinatorServer:
             case wire.Moved():
                 self._depart(peer, "it has gone to another coordinator", silent=True)
             case wire.Follow() if not peer.may_lead:
-                raise Refusal("no coordinator", "its certificate is that of a worker")
+                raise PeerRefusal("no coordinator", "its certificate is that of a worker")
             case wire.Follow():
                 self._depart(peer, "it is a coordinator", silent=True)
                 if (event := self._leadership.heed(worker, peer.address, message, self.state)) is not None:
@@ -317,7 +317,7 @@ class CoordinatorServer:
             case wire.Bye():
                 self._depart(peer, "it said goodbye", goodbye=True)
             case wire.Hello():
-                raise Refusal("second introduction", "a worker introduces itself once")
+                raise PeerRefusal("second introduction", "a worker introduces itself once")
             case _:
                 self._submit(message, peer)
 

@@ -7,7 +7,7 @@ from itertools import takewhile
 from ef_common.core.view import Member, View
 from ef_common.protocol import fields, wire
 from ef_common.protocol.auth import new_nonce
-from ef_common.protocol.peer import Peer, Refusal
+from ef_common.protocol.peer import Peer, PeerRefusal
 from ef_common.protocol.server_outputs import Close, Output, Write, WriteOrReset
 
 MAX_STRANGERS = 512
@@ -77,9 +77,9 @@ class Sessions:
         if member.id in self.workers:
             return
         if len(self.workers) + self.num_out >= MAX_WORKERS:
-            raise Refusal("too many workers", f"{MAX_WORKERS} are connected")
+            raise PeerRefusal("too many workers", f"{MAX_WORKERS} are connected")
         if self._members_bytes + fields.size_of(member) > wire.MAX_MEMBERS_BYTES:
-            raise Refusal("too many workers", f"{len(self.workers)} are connected, all that fit in a view")
+            raise PeerRefusal("too many workers", f"{len(self.workers)} are connected, all that fit in a view")
 
     def adopt(self, peer: Peer, member: Member, *, proof: str, returning: bool) -> None:
         """A stranger has proved to be this worker, and is sent our proof; it may come back from another coordinator."""

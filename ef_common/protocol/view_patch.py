@@ -36,7 +36,7 @@ class ViewName(NamedTuple):
     Args:
         generation: Its generation.
         digest: See :func:`~ef_common.protocol.fields.digest_of_view`.
-        over: As in :class:`~ef_common.core.quorum.Link`.
+        over: As in :class:`~ef_common.core.quorum.ChainLink`.
         agreed: Likewise.
     """
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
 
 from ef_common.core import membership
-from ef_common.core.doors import Standing
+from ef_common.core.doors import DoorAnswer
 from ef_common.core.room import NO_DEMAND, Room
 from ef_common.errors import ProtocolError
 from ef_common.protocol.fields import (
@@ -401,7 +401,7 @@ FromCoordinator = (
     | Resign
     | Stay
     | Redirect
-    | Standing
+    | DoorAnswer
     | Evicted
     | Failed
     | Straggler
@@ -450,7 +450,7 @@ _FROM_COORDINATOR: Mapping[str, type[FromCoordinator]] = {
     "resign": Resign,
     "stay": Stay,
     "redirect": Redirect,
-    "standing": Standing,
+    "standing": DoorAnswer,
     "evicted": Evicted,
     "failed": Failed,
     "straggler": Straggler,
@@ -462,7 +462,7 @@ _NAMES = {kind: name for table in (_FROM_WORKER, _FROM_COORDINATOR) for name, ki
 
 
 def _fields_of(kind: type) -> Fields:
-    if kind in _EVENTS or kind in (Standing, Room):
+    if kind in _EVENTS or kind in (DoorAnswer, Room):
         return {name: _CORE_FIELDS[name].__metadata__[0] for name in get_type_hints(kind) if name != "worker"}
     return fields_of(kind)
 

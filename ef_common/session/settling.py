@@ -12,7 +12,7 @@ from ef_common.session.current_view import CurrentView
 from ef_common.session.delivery import Delivery
 from ef_common.session.environment import Environment
 from ef_common.session.ports import Operation, State
-from ef_common.session.surroundings import Report, reference_of, warn_of_clock
+from ef_common.session.surroundings import SettlingReport, reference_of, warn_of_clock
 from ef_common.session.trainings import Trainings
 
 _SETTLING = "exchange of positions in a new view"
@@ -64,7 +64,7 @@ class Settling:
         """
         collectives = self._collectives
         own = self._environment.surroundings.report(collectives.completed, self._trainings.number)
-        reports = [Report.load(payload) for payload in self._current.group.all_gather(own.dump(), _SETTLING)]
+        reports = [SettlingReport.load(payload) for payload in self._current.group.all_gather(own.dump(), _SETTLING)]
         self._compare(own, reports)
         replay = plan_replay([report.completed for report in reports])
         if not replay.results:
@@ -74,7 +74,7 @@ class Settling:
             self._restore(state)
         self._hand_on(replay, state)
 
-    def _compare(self, own: Report, reports: Sequence[Report]) -> None:
+    def _compare(self, own: SettlingReport, reports: Sequence[SettlingReport]) -> None:
         is_fresh, reference = self._collectives.is_fresh, reference_of(reports)
         if is_fresh:
             if others := {report.training for report in reports} - {own.training}:

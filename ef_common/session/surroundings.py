@@ -18,7 +18,7 @@ whose time is off by some minutes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class SettlingReport:
     """What one member tells.
 
     Args:
@@ -38,7 +38,7 @@ class Report:
         return b"%d %d %s %.1f" % (self.completed, self.training, self.software.encode(), self.time_s)
 
     @classmethod
-    def load(cls, payload: bytes) -> Report:
+    def load(cls, payload: bytes) -> SettlingReport:
         """Inverse of `dump`."""
         completed, training, software, time_s = payload.decode().split()
         return cls(int(completed), int(training), software, float(time_s))
@@ -56,10 +56,10 @@ class Surroundings:
     software: Mapping[str, str] = field(default_factory=dict)
     now: Callable[[], float] = lambda: 0.0
 
-    def report(self, completed: int, training: int) -> Report:
+    def report(self, completed: int, training: int) -> SettlingReport:
         """What this worker tells the others."""
         digest = hashlib.sha256(self.dump()).hexdigest()[:8]
-        return Report(completed, training, digest, self.now())
+        return SettlingReport(completed, training, digest, self.now())
 
     def dump(self) -> bytes:
         """The versions as bytes."""
@@ -75,7 +75,7 @@ class Surroundings:
         )
 
 
-def reference_of(reports: Sequence[Report]) -> int:
+def reference_of(reports: Sequence[SettlingReport]) -> int:
     """The rank whose software and clock a newcomer is compared with: the first that holds the state, else the first."""
     return next((rank for rank, report in enumerate(reports) if report.completed != FRESH), 0)
 

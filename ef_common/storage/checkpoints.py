@@ -25,8 +25,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, cast
 
-from ef_common.core.lineage import CheckpointId, Claim, fence, lineage, next_run
-from ef_common.core.retention import Retention, Stored, removable
+from ef_common.core.lineage import CheckpointId, RunClaim, fence, lineage, next_run
+from ef_common.core.retention import Retention, StoredFiles, removable
 from ef_common.errors import AlreadyExists, Fenced, InvalidCheckpoint, NewerFormat, NotFound, UsageError
 from ef_common.storage import manifest as manifests
 from ef_common.storage.manifest import Manifest, StoredFile
@@ -240,7 +240,7 @@ class Checkpoints:
         return True
 
     def _check_fence(self, id: CheckpointId) -> list[CheckpointId]:
-        claims = {run: Claim(None, readable=False) for run in self._claimed()}  # their numbers are all that matters
+        claims = {run: RunClaim(None, readable=False) for run in self._claimed()}  # their numbers are all that matters
         newer = [one for one in self._folders() if one == id or one[:2] > id[:2]]  # (run, generation)
         published = [one for one in newer if self._has_manifest(one)]
         found = fence(id, published, claims)
@@ -355,16 +355,16 @@ class Checkpoints:
         for name in leftovers([entry.name for entry in entries], self._manifest(id).files):
             self.store.delete(f"{_folder(id)}/{name}")
 
-    def _stored(self, id: CheckpointId, entries: Sequence[Entry]) -> Stored:
+    def _stored(self, id: CheckpointId, entries: Sequence[Entry]) -> StoredFiles:
         if all(entry.name != manifests.NAME for entry in entries):
-            return Stored(id, complete=False)
+            return StoredFiles(id, complete=False)
         try:
             manifest = self._manifest(id)
         except InvalidCheckpoint:
-            return Stored(id, complete=False)
+            return StoredFiles(id, complete=False)
         except NewerFormat:
-            return Stored(id, complete=False, foreign=True)
-        return Stored(id, complete=_incomplete(manifest, entries) is None, metrics=manifest.metrics)
+            return StoredFiles(id, complete=False, foreign=True)
+        return StoredFiles(id, complete=_incomplete(manifest, entries) is None, metrics=manifest.metrics)
 
     # ------------------------------------------------------------ what lies there
 
@@ -396,16 +396,16 @@ class Checkpoints:
         stems = [entry.name.removesuffix(".json") for entry in self.store.entries(RUNS)]
         return [int(stem) for stem in stems if stem.isdecimal() and _claim_name(int(stem)) == f"{RUNS}/{stem}.json"]
 
-    def _claims(self) -> dict[int, Claim]:
+    def _claims(self) -> dict[int, RunClaim]:
         return {run: self._claim(run) for run in self._claimed()}
 
-    def _claim(self, run: int) -> Claim:
+    def _claim(self, run: int) -> RunClaim:
         try:
             parent = manifests.opened(self.store.read(_claim_name(run)), f"the claim of run {run}", "run")["parent"]
             found = None if parent is None else CheckpointId.parse(parent)
         except (InvalidCheckpoint, NotFound, KeyError, TypeError):
-            return Claim(None, readable=False)
-        return Claim(found, readable=(parent is None) == (found is None))
+            return RunClaim(None, readable=False)
+        return RunClaim(found, readable=(parent is None) == (found is None))
 
 
 def _folder(id: CheckpointId) -> str:

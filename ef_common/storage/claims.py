@@ -25,7 +25,7 @@ MARKERS = "markers"
 _KIND = "claim"
 
 
-class Place(Protocol):
+class ClaimPlace(Protocol):
     """A place for claims: a `Store` or `Etcd`. Its text is its URL without secrets.
 
     Raises:
@@ -60,7 +60,7 @@ class Place(Protocol):
         """Remove a file; it is no error if it is gone already."""
 
 
-def place_for(url: Any) -> Place:
+def place_for(url: Any) -> ClaimPlace:
     """The place for claims at this URL.
 
     Args:
@@ -93,7 +93,7 @@ class Claims:
         (True, False, False)
     """
 
-    def __init__(self, place: Place, run: str) -> None:
+    def __init__(self, place: ClaimPlace, run: str) -> None:
         self._place = place
         self._prefix = f"run-{run}-"
         self._marker = f"{MARKERS}/{run}.json"

@@ -1,4 +1,4 @@
-"""Small files in etcd, which creates a key only once; see `ef_common.storage.claims.Place`.
+"""Small files in etcd, which creates a key only once; see `ef_common.storage.claims.ClaimPlace`.
 
 Requests use its JSON gateway (``/v3``: etcd 3.4 and newer). A creating request goes to one endpoint only: if its answer
 is lost and the endpoints are not one cluster, the next endpoint would create the same key again, and the workers would

@@ -46,7 +46,7 @@ class Segment(NamedTuple):
     kind: str = ""
 
 
-class Layout:
+class FileLayout:
     """A file in segments.
 
     Args:
@@ -98,7 +98,7 @@ class Layout:
         return {"segments": segments, "literal": np.frombuffer(self.literal, dtype=np.uint8)}
 
     @classmethod
-    def of(cls, plain: Mapping[str, Any]) -> Layout:
+    def of(cls, plain: Mapping[str, Any]) -> FileLayout:
         """Inverse of `plain`."""
         segments = [Segment(size, tuple(path), kind) for size, path, kind in plain["segments"]]
         return cls(segments, np.asarray(plain["literal"]).tobytes())
@@ -128,7 +128,7 @@ class Recorder(io.FileIO):
         self.seek(len(view), os.SEEK_CUR)
         return len(view)
 
-    def layout(self) -> Layout:
+    def layout(self) -> FileLayout:
         """The layout of what has been written; missing arrays have been written in another way."""
         segments: list[Segment] = []
         literal = bytearray()
@@ -143,7 +143,7 @@ class Recorder(io.FileIO):
         if end > at:
             segments.append(Segment(end - at))
             literal += os.pread(self.fileno(), end - at, at)
-        return Layout(segments, bytes(literal))
+        return FileLayout(segments, bytes(literal))
 
 
 class StandIns:
@@ -166,7 +166,7 @@ class StandIns:
         self._segments[address_of(memory)] = segment
         return memory
 
-    def layout(self, save: Callable[[Recorder], object], *, writer: str, array: str) -> Layout:
+    def layout(self, save: Callable[[Recorder], object], *, writer: str, array: str) -> FileLayout:
         """The layout of the file that `save` writes for a state with these stand-ins.
 
         Args:

@@ -43,7 +43,7 @@ _LEFTOVER = re.compile(r"(.+)\.(?:shared|part-[0-9]{3,}(?:\.json)?)")
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 2.0
 
 
-class Piece(NamedTuple):
+class SharePiece(NamedTuple):
     """A range of a file, and the worker that writes it."""
 
     start: int
@@ -56,18 +56,18 @@ class Piece(NamedTuple):
         return self.stop - self.start
 
 
-def cut(size: int, workers: Sequence[str], way: Way, *, most: int = MOST_BYTES) -> tuple[Piece, ...]:
+def cut(size: int, workers: Sequence[str], way: Way, *, most: int = MOST_BYTES) -> tuple[SharePiece, ...]:
     """Divide a file among workers, equally as far as pages and the smallest share allow.
 
     >>> cut(10_000, ["a", "b"], "ranges")
-    (Piece(start=0, stop=4096, worker='a'), Piece(start=4096, stop=10000, worker='b'))
+    (SharePiece(start=0, stop=4096, worker='a'), SharePiece(start=4096, stop=10000, worker='b'))
     """
     num_workers = max(1, min(len(workers), MOST_WORKERS, size // LEAST_BYTES[way]))
     num_each = max(1, -(-size // (num_workers * most)))
     num = num_workers * num_each
     borders = [size * index // num // PAGE_BYTES * PAGE_BYTES for index in range(num)] + [size]
     ranges = enumerate(itertools.pairwise(borders))
-    return tuple(Piece(start, stop, workers[index // num_each]) for index, (start, stop) in ranges)
+    return tuple(SharePiece(start, stop, workers[index // num_each]) for index, (start, stop) in ranges)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,7 +83,7 @@ class SharedFile:
         problem: Why this worker cannot write.
     """
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SharePiece, ...]
     worker: str
     write: Callable[[Writer, int, int], object]
     is_here: Callable[[str], bool] = lambda worker: True
@@ -207,7 +207,7 @@ def _wait(store: Store, name: str, file: SharedFile, pause: Callable[[float], ob
         seconds = min(2 * seconds, _LONGEST_PAUSE_S)
 
 
-def _written(store: Store, name: str, piece: Piece) -> str | None:
+def _written(store: Store, name: str, piece: SharePiece) -> str | None:
     """Checksum of a piece, if it is there."""
     try:
         found = manifests.opened(store.read(name), name, "share")
@@ -215,7 +215,7 @@ def _written(store: Store, name: str, piece: Piece) -> str | None:
         return None
     if found.get("problem"):
         raise ShareMissing(f"{piece.worker} cannot write its share: {found['problem']}")
-    if {key: found.get(key) for key in Piece._fields} != piece._asdict() or not found.get("checksum"):
+    if {key: found.get(key) for key in SharePiece._fields} != piece._asdict() or not found.get("checksum"):
         raise ShareMissing(f"{name} tells of something else. Expected: {piece}. Received: {found}")
     return str(found["checksum"])
 

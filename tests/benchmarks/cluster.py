@@ -32,7 +32,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ef_common.core.cluster import Policy
+from ef_common.core.cluster import SharePolicy
 from ef_common.kubernetes.reading import seconds
 from tests.benchmarks.cluster_lives import WAITS, Lives, held, integral, steps_of, training, waits_of
 from tests.benchmarks.figure import Figure, emit, is_quick, of_samples, spread
@@ -60,7 +60,7 @@ Found = dict[str, Any]
 
 
 @contextlib.contextmanager
-def _acting(cluster: Cluster, policy: Policy = Policy.FAIR) -> Iterator[tuple[Lives, Path]]:
+def _acting(cluster: Cluster, policy: SharePolicy = SharePolicy.FAIR) -> Iterator[tuple[Lives, Path]]:
     """There are a controller, and somebody who watches; afterwards the cluster is empty."""
     cluster.start_controller(f"--policy={policy.value}")
     lives = Lives(cluster.api).start()
@@ -76,7 +76,7 @@ def _acting(cluster: Cluster, policy: Policy = Policy.FAIR) -> Iterator[tuple[Li
 # ------------------------------------------------------------ two jobs
 
 
-def two_jobs(cluster: Cluster, policy: Policy, *, second_after_s: float) -> Found:
+def two_jobs(cluster: Cluster, policy: SharePolicy, *, second_after_s: float) -> Found:
     """Two jobs want four of six slots each; the second one comes later."""
     with _acting(cluster, policy) as (lives, folder):
         began = time.time()
@@ -215,9 +215,9 @@ def run(*, quick: bool) -> dict[str, Figure]:
         quarter_s = FIRST_GUESS_S
         for _ in range(num_rounds):
             before_s = quarter_s
-            gang = keep("gang", lambda after_s=before_s: two_jobs(six, Policy.GANG, second_after_s=after_s))
+            gang = keep("gang", lambda after_s=before_s: two_jobs(six, SharePolicy.GANG, second_after_s=after_s))
             quarter_s = gang["jobs"]["a"]["ended"] / 4  # alone on its slots, as it is here
-            keep("fair", lambda after_s=quarter_s: two_jobs(six, Policy.FAIR, second_after_s=after_s))
+            keep("fair", lambda after_s=quarter_s: two_jobs(six, SharePolicy.FAIR, second_after_s=after_s))
     with cluster(dict.fromkeys(range(1, SERVED_SLOTS + 1), 1)) as four:
         for _ in range(num_rounds):
             keep("serving", lambda: serving(four))

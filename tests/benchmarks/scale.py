@@ -111,9 +111,9 @@ class Worker:
     def __init__(self, crowd: Crowd, member: Member, address: tuple[str, int]) -> None:
         self.crowd = crowd
         self.client = Client(address, member, None, connect_timeout_s=_GUARD_S)
-        self.sockets: dict[outputs.Link, socket.socket] = {}
-        self.unsent: dict[outputs.Link, bytearray] = {}
-        self.received: dict[outputs.Link, Lengths] = {}
+        self.sockets: dict[outputs.CoordinatorLink, socket.socket] = {}
+        self.unsent: dict[outputs.CoordinatorLink, bytearray] = {}
+        self.received: dict[outputs.CoordinatorLink, Lengths] = {}
         self.is_ready = False
         self.settled = self.asked = 0
         self.client.start(time.monotonic())
@@ -147,7 +147,7 @@ class Worker:
         match output:
             case outputs.Connect(link):
                 self.crowd.callers[link] = self
-            case outputs.Trust(link):
+            case outputs.TrustLeader(link):
                 self.crowd.greeting.discard(link)
             case outputs.Send(link, data):
                 self.crowd.count(data, Lengths())
@@ -155,7 +155,7 @@ class Worker:
             case outputs.Close(link) | outputs.Leave(link) | outputs.EndSending(link):
                 self._close(link)
 
-    def connect(self, link: outputs.Link) -> None:
+    def connect(self, link: outputs.CoordinatorLink) -> None:
         """Connect to a coordinator."""
         sock = socket.socket()
         try:
@@ -170,7 +170,7 @@ class Worker:
             self.client.connected(link, time.monotonic())
         self.do_all()
 
-    def _send(self, link: outputs.Link, data: bytes) -> None:
+    def _send(self, link: outputs.CoordinatorLink, data: bytes) -> None:
         sock = self.sockets.get(link)
         if sock is None:
             return
@@ -183,14 +183,14 @@ class Worker:
             sent = len(self.unsent[link])
         del self.unsent[link][:sent]
 
-    def _close(self, link: outputs.Link) -> None:
+    def _close(self, link: outputs.CoordinatorLink) -> None:
         sock = self.sockets.pop(link, None)
         self.crowd.callers.pop(link, None)
         if sock is not None:
             self.crowd.forget(link, sock)
             sock.close()
 
-    def read(self, link: outputs.Link) -> None:
+    def read(self, link: outputs.CoordinatorLink) -> None:
         """Something has come, or the connection has ended."""
         sock = self.sockets.get(link)
         if sock is None:
@@ -228,8 +228,8 @@ class Crowd:
 
     def __init__(self) -> None:
         self.workers: list[Worker] = []
-        self.callers: dict[outputs.Link, Worker] = {}
-        self.greeting: set[outputs.Link] = set()
+        self.callers: dict[outputs.CoordinatorLink, Worker] = {}
+        self.greeting: set[outputs.CoordinatorLink] = set()
         self.num_bytes = self.longest = 0
         self._selector = selectors.DefaultSelector()
 
@@ -238,12 +238,12 @@ class Crowd:
         self.workers.append(worker)
         return worker
 
-    def watch(self, worker: Worker, link: outputs.Link, sock: socket.socket) -> None:
+    def watch(self, worker: Worker, link: outputs.CoordinatorLink, sock: socket.socket) -> None:
         """Read what comes on this socket."""
         self._selector.register(sock, selectors.EVENT_READ, (worker, link))
         self.greeting.add(link)
 
-    def forget(self, link: outputs.Link, sock: socket.socket) -> None:
+    def forget(self, link: outputs.CoordinatorLink, sock: socket.socket) -> None:
         """No more."""
         self._selector.unregister(sock)
         self.greeting.discard(link)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ef_common.core.streams import stream as streams
 from ef_common.core.streams.order import ShardOrder
-from ef_common.core.streams.pieces import Found
+from ef_common.core.streams.pieces import LaneFindings
 from ef_common.core.streams.stream import Plan, Stream
 from tests.benchmarks.elastic_job import OURS
 from tests.benchmarks.figure import Figure, emit, is_quick, of_samples
@@ -85,7 +85,7 @@ def changes() -> Figure:
     stream = streams.admit(Stream(NUM_SHARDS), plan, members)
     lost = streams.admit(stream, plan, members[1:])
     first = stream.held[members[0]].lanes[0][0]
-    ended = {member: Found() for member in members} | {members[0]: Found({first.shard: first.start + 7})}
+    ended = {member: LaneFindings() for member in members} | {members[0]: LaneFindings({first.shard: first.start + 7})}
     acts: dict[str, Callable[[], object]] = {
         "begin": lambda: streams.admit(Stream(NUM_SHARDS), plan, members),
         "loss": lambda: streams.admit(stream, plan, members[1:]),

@@ -10,7 +10,7 @@ import threading
 import time
 
 from ef_common.collectives.bootstrap import SharedValues
-from ef_common.collectives.links import Links
+from ef_common.collectives.peer_connections import PeerConnections
 from ef_common.control.coordinator import Coordinator
 from ef_common.control.leader_request import Conversation
 from ef_common.core.view import Member, View
@@ -55,7 +55,7 @@ class Transfer:
     def __init__(self, trust: Trust) -> None:
         members = tuple(Member(f"w{rank}", f"node-{rank}", LOOPBACK) for rank in range(2))
         tls, values = None if trust.worker is None else Tls(trust.worker), SharedValues()
-        self._ends = [Links(View(1, members), rank, values, tls=tls) for rank in range(2)]
+        self._ends = [PeerConnections(View(1, members), rank, values, tls=tls) for rank in range(2)]
         self._state, self._room = bytes(STATE_BYTES), bytearray(STATE_BYTES)
 
     def sample(self) -> float:

@@ -12,7 +12,7 @@ import pytest
 
 from ef_common.collectives.gradients.canonical import CanonicalReduction, _Exchange
 from ef_common.collectives.gradients.pieces import Pieces
-from ef_common.collectives.gradients.shared import Room
+from ef_common.collectives.gradients.shared import SumMemory
 from ef_common.core.sharding import Window
 from ef_common.errors import GroupBroken
 from ef_common.session import Session
@@ -31,7 +31,7 @@ class Worker:
     def __init__(self, session: Session, rank: int) -> None:
         self.session = session
         self.rank = rank
-        self.room = Room(SIZE, num_flags=2)
+        self.room = SumMemory(SIZE, num_flags=2)
         self.computed: list[int] = []
 
     def reduce(self, num_pieces: int, *, step: int = 0, dies_after: int = -1) -> Any:
@@ -174,7 +174,7 @@ def test_member_whose_receiving_fails_does_not_wait_for_its_sending() -> None:
         def abort(self) -> None:
             aborted.set()
 
-    exchange = _Exchange(Room(SIZE, num_flags=2), Group(), 0, 2)
+    exchange = _Exchange(SumMemory(SIZE, num_flags=2), Group(), 0, 2)
     raised: list[BaseException] = []
 
     def swap() -> None:
@@ -205,4 +205,4 @@ def test_member_whose_sending_fails_does_not_wait_for_what_it_receives(error: ty
             aborted.set()
 
     with pytest.raises(error, match="cannot be sent"):
-        _Exchange(Room(SIZE, num_flags=2), Group(), 0, 2)._swap({1: []}, {1: []})
+        _Exchange(SumMemory(SIZE, num_flags=2), Group(), 0, 2)._swap({1: []}, {1: []})

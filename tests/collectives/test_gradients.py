@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ef_common.collectives.gradients import buckets
-from ef_common.collectives.gradients.buckets import Layout
+from ef_common.collectives.gradients.buckets import BucketLayout
 from ef_common.collectives.gradients.reducer import GradientReducer
 from ef_common.collectives.gradients.reduction import Confirmation, Reduction
 from ef_common.core.view import View
@@ -385,7 +385,7 @@ def _lies_in(storages: set[int], module: nn.Module) -> bool:
 def test_reduction_that_is_run_again_starts_from_the_local_gradients() -> None:
     module, lost = small(), Recorder()
     session: Any = OneView(0, lost, 2)  # type: ignore[arg-type]
-    layout = Layout(list(module.parameters()), [])
+    layout = BucketLayout(list(module.parameters()), [])
     mean_loss(module, 0).backward()
     local = [p.grad.clone() for p in module.parameters() if p.grad is not None]
     reduction = Reduction(layout, session, weights)

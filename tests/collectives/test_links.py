@@ -14,7 +14,7 @@ import pytest
 
 from ef_common import threads
 from ef_common.collectives.bootstrap import SharedValues
-from ef_common.collectives.links import MAX_STRANGERS, Links
+from ef_common.collectives.peer_connections import MAX_STRANGERS, PeerConnections
 from ef_common.core.view import Member, View
 from ef_common.errors import GroupBroken, ProtocolError, ThreadFailed
 from ef_common.launch.certificates import trust_of
@@ -34,11 +34,11 @@ def values() -> SharedValues:
 
 
 @pytest.fixture(params=["one node", "three nodes", "TLS"])
-def links(request: pytest.FixtureRequest, values: SharedValues) -> Iterator[list[Links]]:
+def links(request: pytest.FixtureRequest, values: SharedValues) -> Iterator[list[PeerConnections]]:
     nodes = ["n0"] * 3 if request.param == "one node" else ["n0", "n1", "n2"]
     view = View(1, tuple(Member(f"w{rank}", node, "127.0.0.1") for rank, node in enumerate(nodes)))
     tls = Tls(TRUST.worker) if request.param == "TLS" else None
-    members = [Links(view, rank, values, tls=tls) for rank in range(3)]
+    members = [PeerConnections(view, rank, values, tls=tls) for rank in range(3)]
     yield members
     for member in members:
         member.close()
@@ -61,7 +61,7 @@ def outcome_of(act: Callable[[], Any]) -> tuple[threading.Thread, list[BaseExcep
     return thread, ended
 
 
-def test_parts_arrive_in_order_between_any_two(links: list[Links]) -> None:
+def test_parts_arrive_in_order_between_any_two(links: list[PeerConnections]) -> None:
     sent = {(a, b): [bytes([a, b]) * 5, b"", bytes([b]) * LARGE] for a in range(3) for b in range(3) if a != b}
     received = {pair: [bytearray(len(part)) for part in parts] for pair, parts in sent.items()}
     threads = [
@@ -78,7 +78,7 @@ def test_parts_arrive_in_order_between_any_two(links: list[Links]) -> None:
     assert received == sent
 
 
-def test_member_passes_on_what_it_receives(links: list[Links]) -> None:
+def test_member_passes_on_what_it_receives(links: list[PeerConnections]) -> None:
     sent = [b"12345", b"", bytes(range(256)) * (LARGE // 256)]
     received = {rank: [bytearray(len(part)) for part in sent] for rank in (1, 2)}
     threads = [
@@ -93,7 +93,7 @@ def test_member_passes_on_what_it_receives(links: list[Links]) -> None:
     assert received == {1: sent, 2: sent}
 
 
-def test_member_passes_on_before_it_has_received_everything(links: list[Links]) -> None:
+def test_member_passes_on_before_it_has_received_everything(links: list[PeerConnections]) -> None:
     first, room = bytes(LARGE), {rank: bytearray(LARGE + 1) for rank in (1, 2)}
     passes_on, passed_on = outcome_of(lambda: links[1].receive([memoryview(room[1])], 0, 2))
     outcome_of(lambda: links[0].send([memoryview(first)], 1))
@@ -107,7 +107,7 @@ def test_member_passes_on_before_it_has_received_everything(links: list[Links]) 
     assert "could not send to rank 2" in str(passed_on[0])
 
 
-def test_close_wakes_a_sender_and_its_receiver(links: list[Links]) -> None:
+def test_close_wakes_a_sender_and_its_receiver(links: list[PeerConnections]) -> None:
     sender, sent = outcome_of(lambda: links[0].send([memoryview(bytearray(LARGE))] * 20, 1))
     target = bytearray(10)
     links[1].receive([memoryview(target)], 0)
@@ -118,14 +118,14 @@ def test_close_wakes_a_sender_and_its_receiver(links: list[Links]) -> None:
     assert [type(one) for one in sent + received] == [GroupBroken] * 2
 
 
-def test_close_wakes_who_waits_for_a_connection(links: list[Links]) -> None:
+def test_close_wakes_who_waits_for_a_connection(links: list[PeerConnections]) -> None:
     thread, ended = outcome_of(lambda: links[0].receive([memoryview(bytearray(1))], 2))
     links[0].close()
     thread.join(GUARD_S)
     assert [type(one) for one in ended] == [GroupBroken]
 
 
-def test_after_close_nothing_works(links: list[Links]) -> None:
+def test_after_close_nothing_works(links: list[PeerConnections]) -> None:
     links[0].close()
     links[0].close()
     with pytest.raises(GroupBroken):
@@ -134,7 +134,7 @@ def test_after_close_nothing_works(links: list[Links]) -> None:
         links[0].receive([memoryview(bytearray(1))], 1)
 
 
-def test_stranger_without_the_secret_is_turned_away(links: list[Links], values: SharedValues) -> None:
+def test_stranger_without_the_secret_is_turned_away(links: list[PeerConnections], values: SharedValues) -> None:
     received = bytearray(6)
     receiver, at_receiver = outcome_of(lambda: links[0].receive([memoryview(received)], 1))
     known = json.loads(values.get("link/0"))
@@ -159,7 +159,9 @@ def _reads(connection: socket.socket) -> bytes:
         return b""
 
 
-def test_members_of_one_node_that_do_not_share_a_network_use_tcp(links: list[Links], values: SharedValues) -> None:
+def test_members_of_one_node_that_do_not_share_a_network_use_tcp(
+    links: list[PeerConnections], values: SharedValues
+) -> None:
     received = bytearray(6)
     receiver, ended = outcome_of(lambda: links[0].receive([memoryview(received)], 1))
     known = json.loads(values.get("link/0"))
@@ -170,7 +172,7 @@ def test_members_of_one_node_that_do_not_share_a_network_use_tcp(links: list[Lin
 
 
 @pytest.mark.parametrize("rank", [-1, 0, 3])
-def test_rank_of_no_other_member_is_refused(links: list[Links], rank: int) -> None:
+def test_rank_of_no_other_member_is_refused(links: list[PeerConnections], rank: int) -> None:
     with pytest.raises(ValueError, match=f"Received: {rank} of 3"):
         links[0].send([], rank)
     with pytest.raises(ValueError, match=f"Received: {rank} of 3"):
@@ -191,7 +193,7 @@ def hello_of(known: dict[str, Any], rank: int) -> bytes:
 
 @pytest.mark.parametrize("rank", [0, 1, 3, 2**32 - 1])
 def test_member_that_comes_in_the_name_of_another_rank_is_turned_away(
-    links: list[Links], values: SharedValues, rank: int
+    links: list[PeerConnections], values: SharedValues, rank: int
 ) -> None:
     """Itself, a rank that has come, one that does not exist. Not that of one that has not come: see the docs."""
     receiver, ended = outcome_of(lambda: links[0].receive([memoryview(bytearray(1))], 1))
@@ -210,10 +212,10 @@ def test_member_that_comes_in_the_name_of_another_rank_is_turned_away(
 
 
 def test_crowd_of_strangers_keeps_no_member_out_and_takes_few_threads(
-    links: list[Links], values: SharedValues, monkeypatch: pytest.MonkeyPatch
+    links: list[PeerConnections], values: SharedValues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that say nothing, and those that send a byte now and then."""
-    monkeypatch.setattr("ef_common.collectives.links._HELLO_TIMEOUT_S", 3600.0)
+    monkeypatch.setattr("ef_common.collectives.peer_connections._HELLO_TIMEOUT_S", 3600.0)
     before = threading.active_count()
     received = bytearray(6)
     receiver, ended = outcome_of(lambda: links[0].receive([memoryview(received)], 1))
@@ -235,9 +237,9 @@ def test_crowd_of_strangers_keeps_no_member_out_and_takes_few_threads(
 
 
 def test_stranger_that_sends_byte_after_byte_has_no_more_time_than_another(
-    links: list[Links], values: SharedValues, monkeypatch: pytest.MonkeyPatch
+    links: list[PeerConnections], values: SharedValues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ef_common.collectives.links._HELLO_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("ef_common.collectives.peer_connections._HELLO_TIMEOUT_S", 0.3)
     outcome_of(lambda: links[0].receive([memoryview(bytearray(1))], 1))
     known = json.loads(values.get("link/0"))
     with socket.create_connection((known["address"], known["port"])) as slow:
@@ -250,7 +252,7 @@ def test_stranger_that_sends_byte_after_byte_has_no_more_time_than_another(
 
 
 def test_listener_outlives_a_lack_of_files(
-    links: list[Links], values: SharedValues, monkeypatch: pytest.MonkeyPatch
+    links: list[PeerConnections], values: SharedValues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     accept, failures = socket.socket.accept, [OSError(errno.EMFILE, "too many open files")] * 4
 
@@ -273,14 +275,18 @@ def test_listener_outlives_a_lack_of_files(
     [b"", b"[]", b"{}", b"\xff", {"port": 70000}, {"port": None}, {"address": "h" * 300}, {"secret": "xy"}],
     ids=str,
 )
-def test_address_that_cannot_be_read_is_a_protocol_error(links: list[Links], values: SharedValues, published) -> None:
+def test_address_that_cannot_be_read_is_a_protocol_error(
+    links: list[PeerConnections], values: SharedValues, published
+) -> None:
     right = {"node": "nowhere", "address": "127.0.0.1", "port": 1, "secret": "0f" * 16}
     values.put("link/1", published if isinstance(published, bytes) else json.dumps({**right, **published}).encode())
     with pytest.raises(ProtocolError, match="rank 1"):
         links[0].send([memoryview(b"x")], 1)
 
 
-def test_receiver_whom_nobody_can_reach_any_more_is_told(links: list[Links], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_receiver_whom_nobody_can_reach_any_more_is_told(
+    links: list[PeerConnections], monkeypatch: pytest.MonkeyPatch
+) -> None:
     start = threads.start
 
     def fail(run: Callable[[], object], *, name: str, **kwargs: Any) -> threading.Thread:
@@ -297,7 +303,7 @@ def test_receiver_whom_nobody_can_reach_any_more_is_told(links: list[Links], mon
     assert str(error).endswith("accepts other members has failed: RuntimeError: can't start new thread")
 
 
-def test_sender_whose_welcome_fails_is_told(links: list[Links], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sender_whose_welcome_fails_is_told(links: list[PeerConnections], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hmac, "compare_digest", lambda *args: 1 / 0)
     outcome_of(lambda: links[0].receive([memoryview(bytearray(LARGE))], 1))
     sender, ended = outcome_of(lambda: links[1].send([memoryview(bytes(LARGE))], 0))
@@ -311,10 +317,15 @@ under_tls = pytest.mark.parametrize("links", ["TLS"], indirect=True)
 
 
 @under_tls
-def test_worker_of_another_job_that_knows_the_secret_is_turned_away(links: list[Links], values: SharedValues) -> None:
+def test_worker_of_another_job_that_knows_the_secret_is_turned_away(
+    links: list[PeerConnections], values: SharedValues
+) -> None:
     received = bytearray(6)
     receiver, ended = outcome_of(lambda: links[0].receive([memoryview(received)], 1))
-    for stranger in (Links(links[1]._view, 1, values, tls=Tls(OTHERS.worker)), Links(links[1]._view, 1, values)):
+    for stranger in (
+        PeerConnections(links[1]._view, 1, values, tls=Tls(OTHERS.worker)),
+        PeerConnections(links[1]._view, 1, values),
+    ):
         with contextlib.closing(stranger), pytest.raises(GroupBroken):
             stranger.send([memoryview(bytes(LARGE))] * 100, 0)
     links[1].send([memoryview(b"honest")], 0)
@@ -323,7 +334,7 @@ def test_worker_of_another_job_that_knows_the_secret_is_turned_away(links: list[
 
 
 @under_tls
-def test_key_of_a_coordinator_is_none_of_a_worker(links: list[Links], values: SharedValues) -> None:
+def test_key_of_a_coordinator_is_none_of_a_worker(links: list[PeerConnections], values: SharedValues) -> None:
     links[0]._tls = Tls(TRUST.coordinator)
     outcome_of(lambda: links[0].receive([memoryview(bytearray(1))], 1))
     with pytest.raises(GroupBroken, match="Hostname mismatch"):
@@ -332,7 +343,7 @@ def test_key_of_a_coordinator_is_none_of_a_worker(links: list[Links], values: Sh
 
 @under_tls
 def test_what_is_sent_cannot_be_read_and_what_was_changed_breaks_the_group(
-    links: list[Links], values: SharedValues
+    links: list[PeerConnections], values: SharedValues
 ) -> None:
     first, second = bytearray(LARGE), bytearray(LARGE)
     receiver, ended = outcome_of(lambda: links[0].receive([memoryview(first), memoryview(second)], 1))
@@ -352,7 +363,9 @@ def test_what_is_sent_cannot_be_read_and_what_was_changed_breaks_the_group(
 
 
 @under_tls
-def test_receiver_that_is_closed_takes_nothing_encrypted_for_data(links: list[Links], values: SharedValues) -> None:
+def test_receiver_that_is_closed_takes_nothing_encrypted_for_data(
+    links: list[PeerConnections], values: SharedValues
+) -> None:
     """`SSLSocket.close` ends the encryption before the socket."""
     room = bytearray(4 * LARGE)
     receiver, ended = outcome_of(lambda: links[0].receive([memoryview(room)], 1))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ef_common.collectives.gradients.pieces import Pieces
-from ef_common.collectives.gradients.shared import Room, SharedReduction
+from ef_common.collectives.gradients.shared import SharedReduction, SumMemory
 from ef_common.core.sharding import Window
 from ef_common.session import Session
 from tests.collectives.cluster import Cluster, Died
@@ -22,7 +22,7 @@ class Worker:
     def __init__(self, session: Session, rank: int) -> None:
         self.session = session
         self.rank = rank
-        self.room = Room(SIZE, num_flags=2)
+        self.room = SumMemory(SIZE, num_flags=2)
         self.num_passes: list[int] = []
 
     def reduce(self, num_pieces: int, *, dies: bool = False) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ef_common.collectives.sockets import NewSockets, address_of, any_ended, keep_out, shut_down
+from ef_common.collectives.library_sockets import NewSockets, address_of, any_ended, keep_out, shut_down
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ef_common.control.client import CoordinatorClient
+from ef_common.control.control_connection import ControlConnection
 from ef_common.control.coordinator import Coordinator
-from ef_common.control.line import Line
 from ef_common.core.membership import Settings
 from ef_common.core.room import Room
 from ef_common.core.view import Member
@@ -87,7 +87,7 @@ class Worker:
         self._thread.join(GUARD_S)
 
 
-def line_of(client: CoordinatorClient) -> Line:
+def line_of(client: CoordinatorClient) -> ControlConnection:
     """The socket of a client's connection."""
     (line,) = client._lines.values()
     return line

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ef_common.core import membership
 from ef_common.core.progress import KINDS, Progress
-from ef_common.core.quorum import Link
+from ef_common.core.quorum import ChainLink
 from ef_common.core.room import Demand
 from ef_common.core.view import Member, View
 from ef_common.core.watermark import Watermark
@@ -51,14 +51,14 @@ def views(draw: st.DrawFn, names: st.SearchStrategy[str]) -> View:
     return View(generation, members, draw(below), draw(flags), draw(flags), "forged", gone, draw(below))
 
 
-def _growing(found: list[Link]) -> tuple[Link, ...]:
+def _growing(found: list[ChainLink]) -> tuple[ChainLink, ...]:
     return tuple({link.view.generation: link for link in sorted(found, key=lambda one: one.view.generation)}.values())
 
 
 def calls(of: Collection[str]) -> st.SearchStrategy[Call]:
     """Calls in these names, about them; of `Fail` and `Close` there is none, with which a worker ends the job."""
     names = st.sampled_from(sorted(of))
-    links = st.lists(st.builds(Link, views(names), over=flags), max_size=3).map(_growing)
+    links = st.lists(st.builds(ChainLink, views(names), over=flags), max_size=3).map(_growing)
     returns = st.builds(
         returning,
         links,

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from ef_common.control.client import CoordinatorClient
+from ef_common.control.control_connection import ControlConnection
 from ef_common.control.coordinator import Coordinator
 from ef_common.control.leader_announcer import LeaderAnnouncer
 from ef_common.control.leader_request import Conversation
-from ef_common.control.line import Line
-from ef_common.control.serving import ServerLoop, Stream
+from ef_common.control.serving import ServedStream, ServerLoop
 from ef_common.core.membership import Install
 from ef_common.core.view import View
 from ef_common.errors import CoordinatorLost, GroupBroken, ProtocolError, ThreadFailed
@@ -151,9 +151,9 @@ def test_heartbeats_that_fail_tell_the_main_thread_and_end_the_line(serve, join,
 def test_worker_that_cannot_tell_where_it_stands_ends_and_leaves_no_line(job, monkeypatch):  # noqa: F811
     _, workers, _ = job(2)
     client = workers[0].client
-    opened: list[Line] = []
+    opened: list[ControlConnection] = []
 
-    class Kept(Line):
+    class Kept(ControlConnection):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             opened.append(self)
@@ -227,7 +227,7 @@ def test_announcer_that_cannot_look_looks_again(job, monkeypatch):  # noqa: F811
 def test_coordinator_whose_loop_ends_tells_its_workers_and_its_host(form, monkeypatch, also):
     coordinator, workers = form(2)
     waiting = [Outcome(lambda worker=worker: worker.client.next_view(1)) for worker in workers]
-    owner, name = (Stream, "abort") if also == "a connection" else (ServerLoop, "end_all")
+    owner, name = (ServedStream, "abort") if also == "a connection" else (ServerLoop, "end_all")
     act = getattr(owner, name)
 
     def act_and_fail(self: Any) -> None:

@@ -11,8 +11,8 @@ import time
 import pytest
 
 from ef_common.control import sockets
+from ef_common.control.control_connection import ControlConnection
 from ef_common.control.coordinator import Coordinator
-from ef_common.control.line import Line
 from ef_common.core.membership import Idle
 from ef_common.errors import Evicted
 from ef_common.protocol import wire
@@ -243,7 +243,7 @@ def test_client_that_is_sent_away_looks_elsewhere_though_its_coordinator_would_t
     client._protocol._address = coordinators[2].address  # it has gone there while it could reach nobody else
     asked, line = [], line_of(client)
 
-    class Unreached(Line):
+    class Unreached(ControlConnection):
         @classmethod
         def connect(cls, address, timeout_s, tls):
             asked.append(address)
@@ -294,7 +294,7 @@ def test_line_that_is_left_without_a_word_is_reset():
     with contextlib.suppress(BlockingIOError):
         while near.send(bytes(65536)):
             pass  # until there is room for nothing more
-    Line(near).leave(wire.encode(wire.Moved()))
+    ControlConnection(near).leave(wire.encode(wire.Moved()))
     with far, pytest.raises(ConnectionResetError):
         read_to_the_end(far)
 
@@ -377,7 +377,7 @@ def test_agent_sees_no_beats_between_two_trainings(serve, join):
 def test_lines_leave_no_fork_handlers_behind():
     def open_and_close():
         ends = socket.socketpair()
-        Line(ends[0]).close()
+        ControlConnection(ends[0]).close()
         ends[1].close()
 
     open_and_close()

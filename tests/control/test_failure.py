@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
+from ef_common.control.control_connection import ControlConnection
 from ef_common.control.leader_request import report_failure
-from ef_common.control.line import Line
 from ef_common.core.view import Member
 from ef_common.errors import JobFailed
 from ef_common.protocol.auth import Token
@@ -58,13 +58,13 @@ def test_failure_without_a_coordinator_does_not_take_long(form, monkeypatch):
 def test_failure_that_the_coordinator_has_not_told_is_told_by_its_successor(job, monkeypatch):  # noqa: F811
     """It dies when the word is on its way."""
     coordinators, workers, _ = job(3)
-    queue = Line.queue
+    queue = ControlConnection.queue
 
     def lost(self, data):
         if b'"t":"fail"' not in data:
             queue(self, data)
 
-    monkeypatch.setattr(Line, "queue", lost)
+    monkeypatch.setattr(ControlConnection, "queue", lost)
     monkeypatch.setattr("ef_common.control.client.FAIL_S", 20.0)
     heard = []
     failing = threading.Thread(target=lambda: heard.append(workers[1].client.fail(WHY)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ef_common.control.coordinator import Coordinator
-from ef_common.core.quorum import Link
+from ef_common.core.quorum import ChainLink
 from ef_common.core.view import Member, View
 from ef_common.protocol import known_standbys, wire
 from tests.control.conftest import in_loop
@@ -43,7 +43,7 @@ def test_coordinator_forgets_newcomers_that_have_come_and_gone(form, dial, monke
             newcomer.close()
             late = dial(coordinator)
             assert isinstance(late.introduce(f"l{index}", returning=True, standby=1), wire.Welcome)
-            late.say(*returning([Link(other)], store="0f" * 16))
+            late.say(*returning([ChainLink(other)], store="0f" * 16))
             assert any(isinstance(message, wire.Evicted) for message in iter(late.hear, None))
             late.close()
         poll_until(lambda: len(board.workers) == 2 and not board._sessions.num_out)

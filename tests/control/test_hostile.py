@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ef_common.core import membership
 from ef_common.core.progress import Progress
-from ef_common.core.quorum import Link
+from ef_common.core.quorum import ChainLink
 from ef_common.core.view import Member, View
 from ef_common.errors import JobFailed
 from ef_common.protocol import fields, known_standbys, sessions, wire
@@ -133,7 +133,7 @@ def liar_and_worker(serve, join, dial):
 
 
 A_VIEW = View(1, (Member("w0", "n", "127.0.0.1"), Member("liar", "n", "127.0.0.1")), 1)
-COMES_BACK = returning([Link(A_VIEW)])
+COMES_BACK = returning([ChainLink(A_VIEW)])
 
 
 @pytest.mark.parametrize("message", [COMES_BACK[0], wire.Follow(1, leads=True)], ids=lambda one: type(one).__name__)
@@ -187,7 +187,7 @@ def test_worker_that_is_no_member_and_knows_of_newer_views_that_do_not_matter_he
 ):
     coordinator, *_ = liar_and_worker
     alone = (Member("x", "n", "127.0.0.1"),)
-    links = (Link(View(1, alone, 1)), Link(View(3, alone, 1)))
+    links = (ChainLink(View(1, alone, 1)), ChainLink(View(3, alone, 1)))
     superseded = dial(coordinator)
     assert isinstance(superseded.introduce("x", TOKEN, returning=True), wire.Welcome)
     superseded.say(*returning(links))
@@ -203,7 +203,7 @@ def test_stranger_that_has_settled_in_another_view_of_the_same_generation_depose
     others = View(2, (Member("w0", "n", "127.0.0.1"), Member("ghost", "n", "127.0.0.1")), 1, base=1)
     ghost = dial(coordinator)
     assert isinstance(ghost.introduce("ghost", TOKEN, returning=True), wire.Welcome)
-    ghost.say(*returning([Link(A_VIEW), Link(others)], settled=2))
+    ghost.say(*returning([ChainLink(A_VIEW), ChainLink(others)], settled=2))
     ghost.hear_all()
     assert coordinator._server.state.view == ours
     assert not worker.client._protocol.end
@@ -219,7 +219,7 @@ def test_member_that_makes_up_a_promise_raises_no_generation(serve, join, dial):
         worker.started()
     again = dial(coordinator)
     again.introduce("liar", TOKEN, key=key, returning=True)
-    again.say(*returning([Link(coordinator._server.state.view)], promised=ABSURD))
+    again.say(*returning([ChainLink(coordinator._server.state.view)], promised=ABSURD))
     assert sorted(workers[0].client.next_view(1).ids) == sorted(HONEST)
     assert coordinator._server.state.generation == 2
 

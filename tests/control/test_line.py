@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from ef_common.control.line import Line
+from ef_common.control.control_connection import ControlConnection
 from ef_common.protocol import wire
 from tests.waiting import poll_until
 
@@ -15,7 +15,7 @@ BYE = wire.encode(wire.Bye())
 
 def test_message_that_is_left_to_a_thread_that_is_sending_comes_before_the_end() -> None:
     ours, theirs = socket.socketpair()
-    line = Line(ours)
+    line = ControlConnection(ours)
     with theirs, theirs.makefile("rb") as heard:
         line._sending.acquire()  # a heartbeat is being sent
         line.queue(BYE)
@@ -30,7 +30,7 @@ def test_message_that_is_left_to_a_thread_that_is_sending_comes_before_the_end()
 
 def test_end_does_not_wait_for_ever_for_a_thread_that_is_sending() -> None:
     ours, theirs = socket.socketpair()
-    line = Line(ours)
+    line = ControlConnection(ours)
     with theirs, theirs.makefile("rb") as heard, line._sending:
         line.queue(BYE)
         line.flush()
@@ -42,7 +42,7 @@ def test_end_does_not_wait_for_ever_for_a_thread_that_is_sending() -> None:
 @pytest.mark.parametrize("in_order", [True, False])
 def test_end_that_a_sender_meets_before_the_reader_does_is_told_from_a_reset(in_order: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        line = Line.connect(server.getsockname(), 30.0)
+        line = ControlConnection.connect(server.getsockname(), 30.0)
         peer, _ = server.accept()
         if not in_order:
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("@ii", 1, 0))

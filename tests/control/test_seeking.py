@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ef_common.control.leader_request import seek
-from ef_common.core.doors import COMMIT, LOOK, PROMISE, Standing
+from ef_common.core.doors import COMMIT, LOOK, PROMISE, DoorAnswer
 from ef_common.core.view import Member
 from ef_common.errors import AuthenticationError
 from ef_common.protocol.addresses import format_address
@@ -21,8 +21,8 @@ def ask(coordinator, wish=LOOK, *, node="n", door=DOOR, token=None):
 
 def test_standby_that_knows_no_leader_says_so_and_supports_one_candidate(serve):
     standby = serve(standby=True)
-    assert ask(standby, door="") == Standing()
-    assert ask(standby, PROMISE) == Standing(promised=DOOR, granted=True, doors=(DOOR,))
+    assert ask(standby, door="") == DoorAnswer()
+    assert ask(standby, PROMISE) == DoorAnswer(promised=DOOR, granted=True, doors=(DOOR,))
     other = ask(standby, PROMISE, node="other", door="h2:29400")
     assert (other.granted, other.promised, other.leader) == (False, DOOR, "")
     assert ask(standby, COMMIT).granted
@@ -34,7 +34,7 @@ def test_standby_whose_agent_has_founded_the_job_leads_it(serve, join):
     standby = serve(standby=True)
     assert standby.lead()
     assert standby.leads
-    assert ask(standby, PROMISE) == Standing(leads=True, doors=(DOOR,))
+    assert ask(standby, PROMISE) == DoorAnswer(leads=True, doors=(DOOR,))
     assert join(standby, "w0").started().client.next_view(0).world_size == 1
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ef_common.core import membership
-from ef_common.core.doors import Standing
+from ef_common.core.doors import DoorAnswer
 from ef_common.core.progress import Progress
 from ef_common.core.room import Demand, Room
 from ef_common.core.view import Member, View
@@ -82,8 +82,8 @@ FROM_COORDINATOR = [
     wire.Redirect("[fe80::1]:29400", PROOF),
     wire.Redirect("node-1.cluster_a.local:29400", PROOF),
     wire.Redirect("", PROOF),
-    Standing(False, False, "", "h1:29400", True, ("h1:29400", "[fe80::1]:29400")),
-    Standing(True, True, "", "", False, ()),
+    DoorAnswer(False, False, "", "h1:29400", True, ("h1:29400", "[fe80::1]:29400")),
+    DoorAnswer(True, True, "", "", False, ()),
     wire.Evicted("silent for 2.1 s"),
     wire.Failed("w raised E: m", PROOF),
     wire.Evicted("hung", hung=True),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ef_common.core.autoscale import Policy, Situation
-from ef_common.core.throughput import NUM_PARTS, History, Measure
+from ef_common.core.throughput import NUM_PARTS, Measure, SpeedHistory
 
 WARM_UP_STEPS = 10
 WINDOW_STEPS = 184
@@ -55,7 +55,7 @@ class Job:
     num_samples: float = math.inf
     tells_length: bool = True
     room: int = 10**6
-    history: History = field(default_factory=History)
+    history: SpeedHistory = field(default_factory=SpeedHistory)
     now: float = 0.0
     trained: float = 0.0
     worker_s: float = 0.0

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from ef_common.core.cluster import Decision, Job, Node, Phase, Pod, Policy, Report, agrees, decide
+from ef_common.core.cluster import Decision, Job, JobPhase, Node, Pod, SharePolicy, WorkerReport, agrees, decide
 from ef_common.core.cluster.state import FINISHED, LEFT
 
 GPU = "gpu"
@@ -68,7 +68,7 @@ class Picture:
     jobs: dict[str, tuple[Job, int]]
     pods: dict[str, tuple[Pod, ...]]
     nodes: tuple[Node, ...]
-    reports: dict[str, Report]
+    reports: dict[str, WorkerReport]
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ class Cluster:
     """
 
     def __init__(
-        self, seed: int, nodes: dict[str, int], *, num_controllers: int = 1, policy: Policy = Policy.FAIR
+        self, seed: int, nodes: dict[str, int], *, num_controllers: int = 1, policy: SharePolicy = SharePolicy.FAIR
     ) -> None:
         self.random = random.Random(seed)
         self.policy = policy
@@ -125,7 +125,9 @@ class Cluster:
             Node(name, {GPU: size - taken.count(name)}) for name, size in self.nodes.items() if name not in self.down
         )
         reports = {
-            key: Report(self.now, 1, 1, 1, 1.0, served.asks) for key, served in self.jobs.items() if self.running(key)
+            key: WorkerReport(self.now, 1, 1, 1, 1.0, served.asks)
+            for key, served in self.jobs.items()
+            if self.running(key)
         }
         return Picture(jobs, pods, nodes, reports)
 
@@ -201,7 +203,7 @@ class Cluster:
         new = decision.record.leaving - served.job.record.leaving
         there = [pod for pod in self.pods.get(job.key, {}).values() if pod.alive and pod.node]
         before = {pod.uid for pod in there} - served.job.record.leaving
-        if not new or served.job.record.phase is not Phase.RUNNING or decision.record.is_over or job.suspended:
+        if not new or served.job.record.phase is not JobPhase.RUNNING or decision.record.is_over or job.suspended:
             return
         if losses != self.losses[job.key] or len(before) < minimum:
             return

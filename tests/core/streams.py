@@ -8,7 +8,7 @@ from typing import Any
 
 from ef_common.core.streams import stream as streams
 from ef_common.core.streams.order import ShardOrder
-from ef_common.core.streams.pieces import Found, Lane, Piece
+from ef_common.core.streams.pieces import Lane, LaneFindings, Piece
 from ef_common.core.streams.stream import Held, Plan, Stream
 from ef_common.core.view import View
 from ef_common.data.stream_turns import StreamTurns
@@ -21,7 +21,9 @@ def plan_of(num_shards: int, **settings: object) -> Plan:
     return Plan(order, **{"batch_size": 4, "ahead": 8, **settings})  # type: ignore[arg-type]
 
 
-def found_by(lengths: Sequence[int], held: Held, batch_size: int, bad: Collection[tuple[int, int]] = ()) -> Found:
+def found_by(
+    lengths: Sequence[int], held: Held, batch_size: int, bad: Collection[tuple[int, int]] = ()
+) -> LaneFindings:
     """What a reader finds in its next batch, if it cannot read these samples."""
     return LaneReader(lengths, bad).read(held, batch_size)
 

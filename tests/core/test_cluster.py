@@ -7,7 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from ef_common.core.cluster import Decision, Job, Node, Phase, Pod, Policy, Record, Refusal, Report, agrees, decide
+from ef_common.core.cluster import (
+    Decision,
+    Job,
+    JobPhase,
+    Node,
+    Pod,
+    Record,
+    Refusal,
+    SharePolicy,
+    WorkerReport,
+    agrees,
+    decide,
+)
 from ef_common.core.cluster.decide import END_S, LOST_S, RELEASE_S, RETRY_S, STEADY_S, TRY_S
 from ef_common.core.cluster.state import FAILED, FINISHED, LEFT
 from tests.core.cluster_model import EXITS, GPU, ONE, Cluster, Controller, Served
@@ -35,7 +47,7 @@ def pods(number: int, node: str = "n0", key: str = "a") -> tuple[Pod, ...]:
 
 
 def running(key: str, low: int, high: int, number: int, node: str = "n0", **more: object) -> Job:
-    given = {"pods": pods(number, node, key), "record": Record(Phase.RUNNING, starts=1), **more}
+    given = {"pods": pods(number, node, key), "record": Record(JobPhase.RUNNING, starts=1), **more}
     return job(key, low, high, **given)  # type: ignore[arg-type]
 
 
@@ -148,12 +160,12 @@ def test_of_two_that_lack_their_minimum_one_gives_its_pods_to_the_other() -> Non
 def test_job_below_its_minimum_that_has_not_trained_gives_up_its_pods() -> None:
     waiting = job("a", 3, 3, pods=pods(2))
     assert gone(one(waiting, nodes(2))) == ["a-0", "a-1"]
-    assert gone(one(replace(waiting, record=Record(Phase.RUNNING)), nodes(2))) == []
+    assert gone(one(replace(waiting, record=Record(JobPhase.RUNNING)), nodes(2))) == []
 
 
 def test_what_is_given_up_first_is_pending_and_then_the_newest() -> None:
     mixed = (pod(0, created=9.0), pod(1, created=1.0), pod(2, "n0", running=False), pod(3, ""))
-    assert gone(one(running("a", 1, 4, 0, record=Record(Phase.RUNNING), pods=mixed), nodes(3))) == ["a-3"]
+    assert gone(one(running("a", 1, 4, 0, record=Record(JobPhase.RUNNING), pods=mixed), nodes(3))) == ["a-3"]
     assert gone(one(running("a", 1, 2, 0, pods=mixed), nodes(4))) == ["a-2", "a-3"]
     assert gone(one(running("a", 1, 1, 0, pods=mixed), nodes(4))) == ["a-0", "a-2", "a-3"]
 
@@ -187,38 +199,38 @@ def test_node_of_which_nothing_is_known_counts_for_nothing() -> None:
 
 def test_gang_gives_all_of_the_maximum_or_nothing_and_the_oldest_comes_first() -> None:
     jobs = [job("a", 1, 4, created=1.0), job("b", 1, 4, created=2.0, priority=9), job("c", 1, 2, created=3.0)]
-    decisions = decide(jobs, nodes(6), 0.0, policy=Policy.GANG)
+    decisions = decide(jobs, nodes(6), 0.0, policy=SharePolicy.GANG)
     assert {key: one.wanted for key, one in decisions.items()} == {"a": 4, "b": 0, "c": 0}  # c must not pass b
     assert decisions["b"].record.why == "there is no room for 4 pods, the minimum"
-    ended = [replace(jobs[0], record=Record(Phase.SUCCEEDED, ended_at=0.0)), *jobs[1:]]
-    later = decide(ended, nodes(6), 1.0, policy=Policy.GANG)
+    ended = [replace(jobs[0], record=Record(JobPhase.SUCCEEDED, ended_at=0.0)), *jobs[1:]]
+    later = decide(ended, nodes(6), 1.0, policy=SharePolicy.GANG)
     assert {key: one.wanted for key, one in later.items()} == {"a": 0, "b": 4, "c": 2}
 
 
 def test_gang_that_has_lost_a_pod_keeps_the_others_and_gets_it_back_first() -> None:
     jobs = [running("a", 1, 4, 3), running("b", 1, 1, 1, created=1.0), job("c", 1, 1, created=2.0)]
-    lacking = decide(jobs, nodes(4), 0.0, policy=Policy.GANG)
+    lacking = decide(jobs, nodes(4), 0.0, policy=SharePolicy.GANG)
     assert (gone(lacking["a"]), lacking["b"].wanted, lacking["c"].wanted) == ([], 1, 0)
-    complete = decide([jobs[0], jobs[2]], nodes(4), 0.0, policy=Policy.GANG)
+    complete = decide([jobs[0], jobs[2]], nodes(4), 0.0, policy=SharePolicy.GANG)
     assert (complete["a"].create, complete["c"].wanted) == ((3,), 0)
 
 
 def test_gang_gives_up_what_its_user_does_not_want_any_more() -> None:
-    assert gone(decide([running("a", 1, 2, 4)], nodes(4), 0.0, policy=Policy.GANG)["a"]) == ["a-2", "a-3"]
+    assert gone(decide([running("a", 1, 2, 4)], nodes(4), 0.0, policy=SharePolicy.GANG)["a"]) == ["a-2", "a-3"]
 
 
 def test_priority_gives_the_surplus_to_the_highest_class_and_shares_it_there() -> None:
     jobs = [job("a", 1, 8), job("b", 1, 4, priority=5), job("c", 1, 4, priority=5)]
-    wanted = {key: one.wanted for key, one in decide(jobs, nodes(4, 3), 0.0, policy=Policy.PRIORITY).items()}
+    wanted = {key: one.wanted for key, one in decide(jobs, nodes(4, 3), 0.0, policy=SharePolicy.PRIORITY).items()}
     assert wanted == {"a": 1, "b": 3, "c": 3}
-    wanted = {key: one.wanted for key, one in decide(jobs, nodes(6, 6), 0.0, policy=Policy.PRIORITY).items()}
+    wanted = {key: one.wanted for key, one in decide(jobs, nodes(6, 6), 0.0, policy=SharePolicy.PRIORITY).items()}
     assert wanted == {"a": 4, "b": 4, "c": 4}
 
 
 def test_with_priority_surplus_is_taken_from_the_lowest_class() -> None:
     low, high = running("a", 1, 4, 2), running("b", 1, 4, 4, "n1", priority=5)
     new = job("c", 1, 1, priority=9)
-    decisions = decide([low, high, new], nodes(2, 4), 0.0, policy=Policy.PRIORITY)
+    decisions = decide([low, high, new], nodes(2, 4), 0.0, policy=SharePolicy.PRIORITY)
     assert (gone(decisions["a"]), gone(decisions["b"]), decisions["c"].wanted) == (["a-1"], [], 1)
     assert gone(decide([low, high, new], nodes(2, 4), 0.0)["b"]) == ["b-3"]
 
@@ -227,13 +239,13 @@ def test_with_priority_surplus_is_taken_from_the_lowest_class() -> None:
 
 
 def test_job_runs_when_its_minimum_runs_and_counts_its_starts() -> None:
-    assert one(job("a", 2, 4, pods=pods(1)), nodes(4)).record.phase is Phase.PENDING
+    assert one(job("a", 2, 4, pods=pods(1)), nodes(4)).record.phase is JobPhase.PENDING
     record = one(job("a", 2, 4, pods=pods(2)), nodes(4)).record
-    assert (record.phase, record.starts) == (Phase.RUNNING, 1)
+    assert (record.phase, record.starts) == (JobPhase.RUNNING, 1)
     lost = one(job("a", 2, 4, record=record), nodes(4)).record
-    assert (lost.phase, lost.starts) == (Phase.PENDING, 1)
+    assert (lost.phase, lost.starts) == (JobPhase.PENDING, 1)
     again = one(job("a", 2, 4, pods=pods(2), record=lost), nodes(4)).record
-    assert (again.phase, again.starts) == (Phase.RUNNING, 2)
+    assert (again.phase, again.starts) == (JobPhase.RUNNING, 2)
 
 
 def test_pod_that_was_told_to_go_is_replaced_and_not_counted() -> None:
@@ -260,17 +272,17 @@ def test_pod_that_is_lost_is_counted_once_and_replaced_the_first_time_at_once() 
 
 
 def test_pods_that_are_lost_again_and_again_fail_the_job() -> None:
-    record = Record(Phase.RUNNING, crashes=6, crashed_at=90.0)
+    record = Record(JobPhase.RUNNING, crashes=6, crashed_at=90.0)
     last = (pod(0), pod(1, ended=True, status=139, created=91.0))
     decision = one(job("a", 1, 2, pods=last, record=record), nodes(2), 100.0)
-    assert decision.record.phase is Phase.FAILED
+    assert decision.record.phase is JobPhase.FAILED
     assert decision.record.why == "pods were lost 7 times in a row, and backoffLimit is 6: a-1 ended with status 139"
 
 
 def test_pods_that_are_lost_together_count_once_even_if_they_are_seen_one_after_the_other() -> None:
     lost = tuple(pod(index, ended=True, status=137) for index in range(16))
     half = one(running("a", 1, 16, 0, pods=(*lost[:8], *pods(16)[8:])), nodes(16), 100.5)
-    assert (half.record.phase, half.record.crashes, half.record.crashed_at) == (Phase.RUNNING, 1, 100.5)
+    assert (half.record.phase, half.record.crashes, half.record.crashed_at) == (JobPhase.RUNNING, 1, 100.5)
     rest = running("a", 1, 16, 0, pods=lost, record=half.record)
     then = one(rest, nodes(16), 130.0)
     assert (then.record.crashes, then.record.crashed_at, len(then.record.counted)) == (1, 100.5, 16)
@@ -279,16 +291,16 @@ def test_pods_that_are_lost_together_count_once_even_if_they_are_seen_one_after_
 
 
 def test_pod_that_has_replaced_a_lost_one_and_is_lost_counts_again_whatever_else_is_lost() -> None:
-    record = Record(Phase.RUNNING, crashes=1, crashed_at=100.5)
+    record = Record(JobPhase.RUNNING, crashes=1, crashed_at=100.5)
     there = (pod(0, ended=True, created=101.0), pod(1, ended=True))
     decision = one(running("a", 1, 2, 0, pods=there, record=record), nodes(2), 103.0)
     assert (decision.record.crashes, decision.record.crashed_at) == (2, 103.0)
 
 
-@pytest.mark.parametrize(("status", "phase"), [(FINISHED, Phase.SUCCEEDED), (FAILED, Phase.FAILED)])
-def test_job_ends_when_a_pod_says_so_and_the_others_may_end_by_themselves(status: int, phase: Phase) -> None:
+@pytest.mark.parametrize(("status", "phase"), [(FINISHED, JobPhase.SUCCEEDED), (FAILED, JobPhase.FAILED)])
+def test_job_ends_when_a_pod_says_so_and_the_others_may_end_by_themselves(status: int, phase: JobPhase) -> None:
     there = (pod(0), pod(1, ended=True, status=status), pod(2, "", running=False))
-    decision = one(job("a", 1, 3, pods=there, record=Record(Phase.RUNNING)), nodes(3), 10.0)
+    decision = one(job("a", 1, 3, pods=there, record=Record(JobPhase.RUNNING)), nodes(3), 10.0)
     assert (decision.record.phase, decision.record.ended_at) == (phase, 10.0)
     assert gone(decision) == ["a-2"]
     ended = job("a", 1, 3, pods=there[:2], record=decision.record)
@@ -299,7 +311,7 @@ def test_job_ends_when_a_pod_says_so_and_the_others_may_end_by_themselves(status
 
 
 def test_job_that_is_over_takes_no_part_in_the_shares() -> None:
-    over = running("a", 1, 4, 0, record=Record(Phase.SUCCEEDED, ended_at=0.0))
+    over = running("a", 1, 4, 0, record=Record(JobPhase.SUCCEEDED, ended_at=0.0))
     decisions = decide([over, job("b", 1, 4)], nodes(4), 1.0)
     assert (decisions["a"].create, decisions["b"].create) == ((), (0, 1, 2, 3))
 
@@ -310,10 +322,10 @@ def test_pod_whose_training_has_ended_keeps_its_room_while_its_other_containers_
     assert (decision.record.crashes, gone(decision), decision.wanted) == (1, ["a-1"], 2)
     decisions = decide([job("a", 1, 1, pods=(lost,)), job("b", 1, 1, created=1.0)], nodes(2), 0.0)
     assert [one.create for one in decisions.values()] == [(0,), ()]
-    record = Record(Phase.RUNNING)
+    record = Record(JobPhase.RUNNING)
     over = job("a", 1, 2, pods=(replace(lost, status=FINISHED), pod(0)), record=record)
     first = one(over, nodes(2), 10.0)
-    assert (first.record.phase, gone(first)) == (Phase.SUCCEEDED, [])
+    assert (first.record.phase, gone(first)) == (JobPhase.SUCCEEDED, [])
     over = replace(over, record=first.record)
     assert gone(one(over, nodes(2), 9.0 + END_S)) == []
     assert sorted(gone(one(over, nodes(2), 10.0 + END_S))) == ["a-0", "a-1"]
@@ -336,7 +348,7 @@ def test_what_has_become_of_a_lost_pod_is_told_until_as_many_run_as_before() -> 
 
 def test_pod_that_cannot_start_is_told() -> None:
     there = (pod(1, running=False, problem="ErrImagePull: b"), pod(0, running=False, problem="ErrImagePull: a"))
-    lost = Record(Phase.RUNNING, lost="a-2 was lost")
+    lost = Record(JobPhase.RUNNING, lost="a-2 was lost")
     record = one(running("a", 1, 3, 0, pods=(*there, pod(2)), record=lost), nodes(3)).record
     assert (record.why, record.lost) == ("a-0 cannot start: ErrImagePull: a", "a-2 was lost")
     assert one(running("a", 1, 3, 3, record=record), nodes(3), 1.0).record.why == ""
@@ -346,14 +358,14 @@ def test_suspended_job_has_no_pods_and_goes_on_when_it_may() -> None:
     decision = one(running("a", 2, 4, 3, suspended=True), nodes(4))
     assert gone(decision) == ["a-0", "a-1", "a-2"]
     without = one(job("a", 2, 4, suspended=True, record=decision.record), nodes(4))
-    assert (without.record.phase, without.create) == (Phase.SUSPENDED, ())
+    assert (without.record.phase, without.create) == (JobPhase.SUSPENDED, ())
     again = one(job("a", 2, 4, record=without.record), nodes(4))
-    assert (again.record.phase, again.create) == (Phase.PENDING, (0, 1, 2, 3))
+    assert (again.record.phase, again.create) == (JobPhase.PENDING, (0, 1, 2, 3))
 
 
 def test_job_that_makes_no_sense_fails_with_what_is_wrong() -> None:
     decision = one(job("a", problem="minWorkers is 3, and maxWorkers 2"), nodes(4))
-    assert (decision.record.phase, decision.record.why) == (Phase.FAILED, "minWorkers is 3, and maxWorkers 2")
+    assert (decision.record.phase, decision.record.why) == (JobPhase.FAILED, "minWorkers is 3, and maxWorkers 2")
     assert decision.create == ()
 
 
@@ -377,7 +389,7 @@ def test_job_whose_minimum_the_scheduler_refuses_takes_nothing() -> None:
 
 
 def test_pod_on_record_that_is_still_there_is_deleted_and_counts_as_gone() -> None:
-    record = Record(Phase.RUNNING, leaving=frozenset({"a1"}))
+    record = Record(JobPhase.RUNNING, leaving=frozenset({"a1"}))
     decision = one(running("a", 1, 2, 2, record=record), nodes(1))
     assert gone(decision) == ["a-1"]
     assert decision.record.leaving == {"a1"}
@@ -391,7 +403,7 @@ def test_pod_that_nobody_ends_is_forgotten() -> None:
     assert one(job("a", pods=there), nodes(1), 10.0 + LOST_S).delete == ()
     (doom,) = one(job("a", pods=there), nodes(1), 10.0 + LOST_S + 1).delete
     assert (doom.pod.name, doom.force) == ("a-1", True)
-    over = job("a", pods=there, record=Record(Phase.SUCCEEDED, ended_at=10.0))
+    over = job("a", pods=there, record=Record(JobPhase.SUCCEEDED, ended_at=10.0))
     (doom,) = one(over, nodes(1), 10.0 + LOST_S + 1).delete
     assert (doom.pod.name, doom.force) == ("a-1", True)
 
@@ -416,8 +428,8 @@ def test_decision_agrees_with_the_same_pods_in_the_same_places() -> None:
 
 def asking(number: int, *, at: float = 0.0, asked: int = 0, heard: int | None = None, heard_at: float = 0.0) -> Job:
     """A job with so many pods whose training has asked for so many, and was heard to ask for so many."""
-    record = Record(Phase.RUNNING, starts=1, asked=asked, asked_at=at)
-    report = None if heard is None else Report(heard_at, number, 1, 1, 1.0, heard)
+    record = Record(JobPhase.RUNNING, starts=1, asked=asked, asked_at=at)
+    report = None if heard is None else WorkerReport(heard_at, number, 1, 1, 1.0, heard)
     return running("a", 1, 4, number, record=record, autoscales=True, report=report)
 
 
@@ -452,7 +464,7 @@ def test_pod_that_has_left_by_itself_is_replaced_once_the_training_still_asks_fo
     assert first.record.crashes == 0
     again = one(replace(asking(0), pods=there, record=first.record), nodes(8), 11.0)
     assert again.record == first.record  # it is counted once
-    still = Report(11.0, 3, 2, 9, 1.0, asked=4)
+    still = WorkerReport(11.0, 3, 2, 9, 1.0, asked=4)
     later = one(replace(asking(3), record=first.record, report=still), nodes(8), 12.0)
     assert (later.record.asked, later.create) == (4, (3,))
     named = replace(asking(0, asked=4), pods=there)  # it was to go anyway, for want of room
@@ -477,7 +489,7 @@ def test_what_was_heard_before_a_pod_left_does_not_count() -> None:
 
 
 def test_training_asks_for_nothing_before_it_begins_and_is_heard_anew_after_it_has_ended() -> None:
-    begins = job("a", 2, 4, autoscales=True, pods=pods(1), report=Report(5.0, 1, 1, 1, 1.0, asked=4))
+    begins = job("a", 2, 4, autoscales=True, pods=pods(1), report=WorkerReport(5.0, 1, 1, 1, 1.0, asked=4))
     assert one(begins, nodes(8), 6.0).wanted == 2
     assert one(replace(asking(0, asked=4), pods=()), nodes(8)).record.asked == 0
 
@@ -534,7 +546,7 @@ def test_pod_that_is_lost_has_been_replaced_by_the_spare_which_is_replaced_then(
 def test_there_are_no_spares_that_the_training_would_take() -> None:
     scaled = job("a", 1, 2, takes=4, spares=1)
     assert one(scaled, nodes(8)).wanted == 2
-    refused = Record(Phase.RUNNING, refusal=Refusal(2, 900.0, "quota"))
+    refused = Record(JobPhase.RUNNING, refusal=Refusal(2, 900.0, "quota"))
     assert one(running("a", 1, 2, 2, spares=1, record=refused), nodes(8)).wanted == 2
 
 
@@ -655,7 +667,7 @@ def check_shares(cluster: Cluster) -> None:
         assert all(pod.node and pod.running for pod in cluster.pods.get(key, {}).values()), "nothing is left over"
         cap = cluster.jobs[key].cap
         assert sizes[key] <= (0 if job.suspended else cap + cluster.jobs[key].num_spares)
-        assert sizes[key] >= job.minimum or sizes[key] == 0 or job.record.phase is Phase.RUNNING
+        assert sizes[key] >= job.minimum or sizes[key] == 0 or job.record.phase is JobPhase.RUNNING
         if key in wait or job.suspended or sizes[key] >= cap or (job.autoscales and not cluster.jobs[key].asks):
             continue
         assert not free, (key, sizes)
@@ -674,7 +686,7 @@ def _sign(number: int) -> int:
 
 
 def check_schedules(
-    number: int, *, num_controllers: int, policy: Policy = Policy.FAIR, autoscales: bool = False
+    number: int, *, num_controllers: int, policy: SharePolicy = SharePolicy.FAIR, autoscales: bool = False
 ) -> None:
     conflicts = names = disagreements = others = released = spares = 0
     for seed in range(number):
@@ -694,8 +706,8 @@ def check_schedules(
     assert (released > 0) is (spares > 0) is autoscales
 
 
-@pytest.mark.parametrize("policy", Policy)
-def test_no_schedule_breaks_a_limit_and_each_one_comes_to_rest_with_its_shares(policy: Policy) -> None:
+@pytest.mark.parametrize("policy", SharePolicy)
+def test_no_schedule_breaks_a_limit_and_each_one_comes_to_rest_with_its_shares(policy: SharePolicy) -> None:
     check_schedules(NUM_SCHEDULES, num_controllers=2, policy=policy)
 
 
@@ -704,9 +716,9 @@ def test_no_schedule_breaks_a_limit_if_trainings_choose_their_sizes_and_have_spa
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("policy", Policy)
+@pytest.mark.parametrize("policy", SharePolicy)
 @pytest.mark.parametrize("num_controllers", [1, 2, 3])
-def test_no_schedule_of_many_breaks_a_limit(num_controllers: int, policy: Policy) -> None:
+def test_no_schedule_of_many_breaks_a_limit(num_controllers: int, policy: SharePolicy) -> None:
     check_schedules(MANY, num_controllers=num_controllers, policy=policy)
 
 
@@ -759,4 +771,4 @@ def test_every_job_ends_however_small_the_cluster_is() -> None:
             cluster.work()
             cluster.now += 5.0
         phases = {served.job.record.phase for served in cluster.jobs.values()}
-        assert phases == {Phase.SUCCEEDED}, (seed, [served.job.record for served in cluster.jobs.values()])
+        assert phases == {JobPhase.SUCCEEDED}, (seed, [served.job.record for served in cluster.jobs.values()])

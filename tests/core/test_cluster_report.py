@@ -6,14 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from ef_common.core.cluster import Report, on_record
+from ef_common.core.cluster import WorkerReport, on_record
 from ef_common.core.cluster.report import STALE_S
 
 EVERY_S = 15.0
-BEFORE = Report(at=100.0, workers=3, generation=7, step=40, samples_per_s=128.0)
+BEFORE = WorkerReport(at=100.0, workers=3, generation=7, step=40, samples_per_s=128.0)
 
 
-def said(before: Report | None, newest: Report | None, *, now: float = 110.0, since: float = 0.0) -> Report | None:
+def said(
+    before: WorkerReport | None, newest: WorkerReport | None, *, now: float = 110.0, since: float = 0.0
+) -> WorkerReport | None:
     return on_record(before, newest, now=now, since=since, every_s=EVERY_S)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ef_common.core.autoscale import Policy, Situation
 from ef_common.core.autoscale.cost import Cost
 from ef_common.core.autoscale.curve import Curve
-from ef_common.core.throughput import History, Measure
+from ef_common.core.throughput import Measure, SpeedHistory
 from tests.core.autoscaled_job import Job, amdahl, capped, sizes, wandering
 
 HOUR_S = 3600.0
@@ -158,7 +158,7 @@ def test_training_that_ends_after_steps_has_as_many_more_samples_as_the_batch_gr
 ) -> None:
     """Twice the nodes are twice as fast, but have twice the batch in each of the steps, or half more with a limit."""
     history = (
-        History().with_measure(Measure(1, 100.0, 0.0, 10.0, 10.0)).with_measure(Measure(2, 200.0, 0.0, 10.0, 30.0))
+        SpeedHistory().with_measure(Measure(1, 100.0, 0.0, 10.0, 10.0)).with_measure(Measure(2, 200.0, 0.0, 10.0, 30.0))
     )
     situation = Situation(
         size=1,

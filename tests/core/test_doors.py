@@ -15,14 +15,14 @@ from ef_common.core.doors import (
     PROMISE,
     PROMISE_S,
     SETTLED_S,
-    Follow,
-    Heard,
+    DoorAnswer,
+    DoorHeard,
+    FollowDoor,
+    JobIsOver,
     Lead,
-    Over,
     Seeker,
-    Standing,
     Supporter,
-    Wait,
+    WaitForDoors,
 )
 from tests.core.timeline import Timeline
 
@@ -31,11 +31,11 @@ PATIENCE_S = 60.0
 DOORS = ["h1:1", "h2:1", "h3:1"]
 
 
-def heard(**standings: Standing) -> dict[str, Heard]:
-    return {f"{name}:1": Heard(standing, 0.0) for name, standing in standings.items()}
+def heard(**standings: DoorAnswer) -> dict[str, DoorHeard]:
+    return {f"{name}:1": DoorHeard(standing, 0.0) for name, standing in standings.items()}
 
 
-IDLE, GRANTED = Standing(), Standing(granted=True)
+IDLE, GRANTED = DoorAnswer(), DoorAnswer(granted=True)
 
 
 # ---------------------------------------------------------------- the one that is asked
@@ -43,7 +43,7 @@ IDLE, GRANTED = Standing(), Standing(granted=True)
 
 def test_supporter_has_one_candidate_at_a_time_until_its_promise_has_ended() -> None:
     supporter = Supporter()
-    assert supporter.hear("a", "h1:1", PROMISE, 0.0) == Standing(promised="h1:1", granted=True, doors=("h1:1",))
+    assert supporter.hear("a", "h1:1", PROMISE, 0.0) == DoorAnswer(promised="h1:1", granted=True, doors=("h1:1",))
     refused = supporter.hear("b", "h2:1", PROMISE, 1.0)
     assert (refused.granted, refused.promised) == (False, "h1:1")
     assert supporter.hear("a", "h1:1", PROMISE, 5.0).granted  # renewed
@@ -87,25 +87,25 @@ def test_supporter_knows_who_has_asked_lately_and_keeps_a_bounded_number() -> No
 
 def test_seeker_follows_whoever_leads_whatever_others_say() -> None:
     seeker = Seeker()
-    said = heard(h1=Standing(leader="h2:1"), h2=IDLE, h3=Standing(leads=True))
-    assert seeker.decide("h1:1", DOORS, said, 0.0) == Follow("h3:1")
+    said = heard(h1=DoorAnswer(leader="h2:1"), h2=IDLE, h3=DoorAnswer(leads=True))
+    assert seeker.decide("h1:1", DOORS, said, 0.0) == FollowDoor("h3:1")
 
 
 def test_seeker_follows_a_leader_that_is_no_door() -> None:
-    said = {**heard(h1=Standing(leader="x:9")), "x:9": Heard(Standing(leads=True), 0.0)}
-    assert Seeker().decide("h1:1", DOORS, said, 0.0) == Follow("x:9")
+    said = {**heard(h1=DoorAnswer(leader="x:9")), "x:9": DoorHeard(DoorAnswer(leads=True), 0.0)}
+    assert Seeker().decide("h1:1", DOORS, said, 0.0) == FollowDoor("x:9")
 
 
 def test_seeker_hears_that_the_training_is_over() -> None:
-    assert Seeker().decide("h1:1", DOORS, heard(h1=IDLE, h3=Standing(leads=True, over=True)), 0.0) == Over()
+    assert Seeker().decide("h1:1", DOORS, heard(h1=IDLE, h3=DoorAnswer(leads=True, over=True)), 0.0) == JobIsOver()
 
 
 def test_seeker_that_is_the_first_to_answer_founds_the_job_in_two_phases() -> None:
     seeker = Seeker()
     said = heard(h2=GRANTED, h3=GRANTED)
-    assert isinstance(seeker.decide("h2:1", DOORS, heard(h2=IDLE, h3=IDLE), 0.0), Wait)
+    assert isinstance(seeker.decide("h2:1", DOORS, heard(h2=IDLE, h3=IDLE), 0.0), WaitForDoors)
     assert seeker.wish == PROMISE
-    assert isinstance(seeker.decide("h2:1", DOORS, said, 0.5), Wait)
+    assert isinstance(seeker.decide("h2:1", DOORS, said, 0.5), WaitForDoors)
     assert seeker.wish == COMMIT
     assert seeker.decide("h2:1", DOORS, said, 1.0) == Lead()
 
@@ -119,13 +119,13 @@ def test_seeker_does_not_count_answers_that_are_old() -> None:
 
 def test_seeker_that_is_not_the_first_says_who_is_and_who_does_not_answer() -> None:
     decision = Seeker().decide("h3:1", DOORS, heard(h2=IDLE, h3=IDLE), 0.0)
-    assert decision == Wait("h2:1 is to start the job; no answer from h1:1")
+    assert decision == WaitForDoors("h2:1 is to start the job; no answer from h1:1")
 
 
 def test_seeker_leaves_the_job_to_one_that_has_answered_a_moment_ago() -> None:
     seeker = Seeker()
     seeker.decide("h2:1", DOORS, heard(h1=IDLE, h2=IDLE), 0.0)
-    assert seeker.decide("h2:1", DOORS, heard(h2=IDLE), FRESH_S) == Wait(
+    assert seeker.decide("h2:1", DOORS, heard(h2=IDLE), FRESH_S) == WaitForDoors(
         "h1:1 is to start the job; no answer from h1:1, h3:1"
     )
     assert seeker.wish == LOOK
@@ -135,7 +135,9 @@ def test_seeker_leaves_the_job_to_one_that_has_answered_a_moment_ago() -> None:
 
 def test_seeker_alone_says_how_much_support_it_lacks() -> None:
     decision = Seeker().decide("h3:1", DOORS, heard(h3=IDLE), 0.0)
-    assert decision == Wait("this agent is to start the job as soon as 2 of 3 support it; no answer from h1:1, h2:1")
+    assert decision == WaitForDoors(
+        "this agent is to start the job as soon as 2 of 3 support it; no answer from h1:1, h2:1"
+    )
 
 
 def test_seeker_without_a_door_never_founds_the_job() -> None:
@@ -143,28 +145,28 @@ def test_seeker_without_a_door_never_founds_the_job() -> None:
     for now in (0.0, 1.0, 2.0):
         seeker.decide("", ["h1:1"], heard(h1=GRANTED), now)
         assert seeker.wish == LOOK
-    assert Seeker().decide("", ["h1:1"], {}, 0.0) == Wait("nobody answers at h1:1")
+    assert Seeker().decide("", ["h1:1"], {}, 0.0) == WaitForDoors("nobody answers at h1:1")
 
 
 def test_seeker_that_hears_of_a_leader_that_does_not_answer_waits_and_is_bound_by_its_own_commit() -> None:
     why = "the job is led from h9:1, as others say, but nobody there confirms it"
-    said = heard(h1=IDLE, h2=Standing(leader="h9:1"))
-    assert Seeker().decide("h1:1", DOORS, said, 0.0) == Wait(why)
-    assert Seeker().decide("h2:1", DOORS, said, 0.0) == Wait(why, bound=True)
+    said = heard(h1=IDLE, h2=DoorAnswer(leader="h9:1"))
+    assert Seeker().decide("h1:1", DOORS, said, 0.0) == WaitForDoors(why)
+    assert Seeker().decide("h2:1", DOORS, said, 0.0) == WaitForDoors(why, bound=True)
 
 
 def test_seeker_waits_until_the_addresses_of_a_name_have_settled_and_are_its_own() -> None:
     seeker = Seeker(settle_s=SETTLED_S)
-    answers = {door: Heard(GRANTED, 10.0) for door in DOORS}
+    answers = {door: DoorHeard(GRANTED, 10.0) for door in DOORS}
     for now in (10.0, 10.0 + SETTLED_S - 0.1):
         seeker.decide("h1:1", DOORS, answers, now)
         assert seeker.wish == LOOK
     for wish in (PROMISE, COMMIT):
         seeker.decide("h1:1", DOORS, answers, 10.0 + SETTLED_S)
         assert seeker.wish == wish
-    assert isinstance(seeker.decide("h1:1", DOORS[:2], answers, 10.0 + SETTLED_S), Wait)
+    assert isinstance(seeker.decide("h1:1", DOORS[:2], answers, 10.0 + SETTLED_S), WaitForDoors)
     other = Seeker().decide("h4:1", DOORS[:1], {**heard(h4=IDLE)}, 0.0)
-    assert other == Wait("the name does not stand for this machine (h4:1), but for h1:1")
+    assert other == WaitForDoors("the name does not stand for this machine (h4:1), but for h1:1")
 
 
 # ---------------------------------------------------------------- in the simulator
@@ -237,7 +239,7 @@ class World(Timeline):
             return
         own = agent.door if agent.door in self.places else ""
         known, wish, asked_at = self.known_to(agent), agent.seeker.wish, self.now
-        answers: dict[str, Heard] = {}
+        answers: dict[str, DoorHeard] = {}
         for door in dict.fromkeys((*known, *self.more.get(agent.name, ()))):
             self.after(
                 0.0 if door == own else self.delay(),
@@ -245,45 +247,45 @@ class World(Timeline):
             )
         self.after(2.0 * self.random.random() + 0.01, lambda: self.decide(agent, own, known, answers))
 
-    def ask(self, agent: Agent, door: str, own: str, wish: str, asked_at: float, answers: dict[str, Heard]) -> None:
+    def ask(self, agent: Agent, door: str, own: str, wish: str, asked_at: float, answers: dict[str, DoorHeard]) -> None:
         other = self.at(door)
         if other is None or not self.reach(agent.door, door):
             return
         standing = other.supporter.hear(agent.name, own, wish, self.now)
         leader = standing.leader
-        told = Standing(
+        told = DoorAnswer(
             other.leads, other.leads and self.over, leader, standing.promised, standing.granted, standing.doors
         )
 
         def arrive() -> None:
             if self.reach(agent.door, door):  # else the answer is lost, and not what it has changed
-                answers[door] = Heard(told, asked_at)
+                answers[door] = DoorHeard(told, asked_at)
 
         self.after(0.0 if other is agent else self.delay(), arrive)
 
     def reach(self, a: str, b: str) -> bool:
         return frozenset((a, b)) not in self.cuts
 
-    def decide(self, agent: Agent, own: str, known: list[str], answers: dict[str, Heard]) -> None:
+    def decide(self, agent: Agent, own: str, known: list[str], answers: dict[str, DoorHeard]) -> None:
         if not agent.alive:
             return
         told = {door for one in answers.values() for door in one.standing.doors}
         self.more[agent.name] = told | {one.standing.leader for one in answers.values() if one.standing.leader}
         everyone = sorted({*known, *told})
         match agent.seeker.decide(own, everyone, answers, self.now):
-            case Over():
+            case JobIsOver():
                 assert self.over
                 agent.alive, agent.ended = False, True
             case Lead():
                 self.found(agent)
-            case Follow(door):
+            case FollowDoor(door):
                 leader = self.at(door)
                 if leader is not None and leader.leads:
                     agent.job = leader.job
                     agent.supporter.follow(door)
                 else:
                     self.again(agent)
-            case Wait(bound=bound):
+            case WaitForDoors(bound=bound):
                 agent.bound_since = (agent.bound_since or self.now) if bound else None
                 if agent.bound_since is not None and self.now - agent.bound_since > PATIENCE_S:
                     self.end(agent)
@@ -435,7 +437,7 @@ def test_simulator_finds_a_rule_without_commits(monkeypatch: pytest.MonkeyPatch)
 def test_simulator_finds_commits_that_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     hear = Supporter.hear
 
-    def forgetting(self: Supporter, *args: Any) -> Standing:
+    def forgetting(self: Supporter, *args: Any) -> DoorAnswer:
         standing = hear(self, *args)
         self._founder = ("", "")
         return standing

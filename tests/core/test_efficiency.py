@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ef_common.core.autoscale import Policy
 from ef_common.core.autoscale.efficiency import Efficiency
-from ef_common.core.throughput import History
+from ef_common.core.throughput import SpeedHistory
 from tests.core.autoscaled_job import Change, Job, amdahl, best_by_rule, capped, sizes, wandering
 
 HOUR_S = 3600.0
@@ -205,7 +205,7 @@ def test_policy_waits_until_the_present_size_is_measured() -> None:
     found = job(capped(6)).run(100.0)
     unmeasured = dataclasses.replace(found.situation, size=5, history=found.history.with_wanted(5))
     assert Efficiency().decide(unmeasured) is None
-    assert Efficiency().decide(dataclasses.replace(unmeasured, history=History())) is None
+    assert Efficiency().decide(dataclasses.replace(unmeasured, history=SpeedHistory())) is None
 
 
 def test_noisy_trial_takes_more_windows_before_it_is_judged() -> None:
@@ -220,7 +220,7 @@ def test_noisy_trial_takes_more_windows_before_it_is_judged() -> None:
 
 def test_new_start_goes_on_from_what_the_old_one_has_learned() -> None:
     old = job(capped(4)).run(0.5 * HOUR_S)
-    learned = History.from_plain(json.loads(json.dumps(old.history.to_plain())))
+    learned = SpeedHistory.from_plain(json.loads(json.dumps(old.history.to_plain())))
     new = job(capped(4), size=1, history=learned, now=old.now + 600.0).run(600.0)
     assert list(sizes(new)) == [4]
 

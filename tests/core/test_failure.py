@@ -28,7 +28,7 @@ from ef_common.core.membership import (
     missing,
     next_deadline,
 )
-from ef_common.core.quorum import Link
+from ef_common.core.quorum import ChainLink
 from ef_common.core.view import View
 from tests.core.test_membership import SETTINGS, Coordinator, member
 
@@ -89,7 +89,7 @@ def test_12_what_an_agent_tells_for_sure_ends_the_job(job: Coordinator) -> None:
 def test_12_after_it_whoever_comes_is_told(job: Coordinator) -> None:
     job(Failed("a", "boom"))
     assert told(job.arrive("e")) == ["e"]
-    assert told(job(Returned(member("b"), Phase.MEMBER, received=(Link(View(1, (member("b"),))),)))) == ["b"]
+    assert told(job(Returned(member("b"), Phase.MEMBER, received=(ChainLink(View(1, (member("b"),))),)))) == ["b"]
     assert told(job(Failed("b", "another"))) == ["b"]
 
 
@@ -123,7 +123,7 @@ def test_12_after_it_nothing_else_happens(job: Coordinator, event: Event) -> Non
 def test_12_standby_learns_it_from_a_worker_that_returns() -> None:
     standby = Coordinator()
     standby.state = Idle()
-    links = (Link(View(1, (member("a"), member("b")))),)
+    links = (ChainLink(View(1, (member("a"), member("b")))),)
     standby(Returned(member("b"), Phase.MEMBER, promised=1, received=links))
     standby(Returned(member("a"), Phase.MEMBER, promised=1, received=links, failed="boom"))
     assert told(standby) == ["b", "a"]
@@ -166,7 +166,7 @@ def test_12_standby_that_has_heard_of_it_from_another_coordinator_tells_whoever_
     standby.state = Idle()
     standby(FailedElsewhere("boom"))
     assert standby.actions == ()
-    standby(Returned(member("b"), Phase.MEMBER, promised=1, received=(Link(View(1, (member("a"), member("b")))),)))
+    standby(Returned(member("b"), Phase.MEMBER, promised=1, received=(ChainLink(View(1, (member("a"), member("b")))),)))
     assert told(standby) == ["b"]
     standby(Arrived(member("n")))
     assert told(standby) == ["n"]

@@ -34,7 +34,7 @@ from ef_common.core.membership import (
     Stored,
     decide,
 )
-from ef_common.core.quorum import Link, digest_of_ids
+from ef_common.core.quorum import ChainLink, digest_of_ids
 from ef_common.core.resume_state import ResumeState
 from ef_common.core.view import Member, View
 from ef_common.protocol import wire
@@ -203,7 +203,7 @@ def test_lost_member_that_comes_back_when_it_is_forgotten_is_out_and_leaves_no_t
 
 def test_standby_keeps_what_a_member_has_told_that_is_lost_while_the_others_come() -> None:
     members = tuple(Member(name, name, "", standby=1, door=2) for name in "abc")
-    link = Link(View(5, members))
+    link = ChainLink(View(5, members))
     state, settings = Idle(), Settings(loss_notice_s=2.0)
     events: list[Event] = [
         Returned(member, Phase.MEMBER, promised=5, settled=5, received=(link,), store=STORE) for member in members

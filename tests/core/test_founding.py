@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from ef_common.core import founding
-from ef_common.core.founding import BEAT_S, FINISHED, LEASE_S, LEFT, Follow, Found, Founding, Over, Start, Wait
+from ef_common.core.founding import BEAT_S, FINISHED, LEASE_S, LEFT, FollowStart, Found, Founding, Over, Start, Wait
 from tests.core.timeline import Timeline
 
 NUM_SCHEDULES = 3000
@@ -21,7 +21,7 @@ NUM_SCHEDULES = 3000
         (Start(3, 5, FINISHED), True, Over()),
         (Start(3, 5, LEFT), False, Found(4)),
         (Start(3, 5, LEFT), True, Found(4)),  # its leader is about to end
-        (Start(3, 5), True, Follow(3)),
+        (Start(3, 5), True, FollowStart(3)),
         (Start(3, 5), False, Wait(signs=False)),
     ],
 )
@@ -87,7 +87,7 @@ class Job(Timeline):
         match agent.founding.decide(start, answered=answered, now=now):
             case Found(number):
                 self.after(self.delay(), lambda: self.found(agent, number))
-            case Follow(number):
+            case FollowStart(number):
                 agent.follows = number
             case Over():
                 agent.told_over = True

@@ -7,14 +7,14 @@ import pytest
 from ef_common.core.autoscale import Policy
 from ef_common.core.autoscale.efficiency import Efficiency
 from ef_common.core.autoscale.goodput import Goodput
-from ef_common.core.throughput import History
+from ef_common.core.throughput import SpeedHistory
 from tests.core.autoscaled_job import Job, amdahl
 
 HOUR_S = 3600.0
 
 
 def job(policy: Policy, noise: float | None) -> Job:
-    return Job(amdahl(0.02), policy, most=16, history=History().with_noise_scale(noise)).run(0.9 * HOUR_S)
+    return Job(amdahl(0.02), policy, most=16, history=SpeedHistory().with_noise_scale(noise)).run(0.9 * HOUR_S)
 
 
 def test_larger_noise_scale_is_worth_more_nodes() -> None:

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from ef_common.core import hosts as rules
-from ef_common.core.hosts import AFTER_END_S, LAST_S, STEADY_S, Host, HostStates, State, Verdict, shares
+from ef_common.core.hosts import AFTER_END_S, LAST_S, STEADY_S, Host, HostState, HostStates, HostsVerdict, shares
 
 A, B, C = Host("a", 1), Host("b", 2), Host("c", 4)
 
@@ -33,15 +33,15 @@ def called_again(hosts: HostStates, after: float, until: float = 200.0) -> float
 def test_states_are_those_of_the_table() -> None:
     table = (rules.__doc__ or "").partition("::")[2].partition("A host that")[0]
     rows = [re.split(r" {2,}", line.strip()) for line in table.strip().splitlines()]
-    assert {row[0] for row in rows[1:]} == {state.name for state in State}
+    assert {row[0] for row in rows[1:]} == {state.name for state in HostState}
     events = {
         "is called": rules._CALL,
-        "runs": dict.fromkeys(rules._RUN, State.RUNNING),
+        "runs": dict.fromkeys(rules._RUN, HostState.RUNNING),
         "connection is lost": rules._LOSE,
     }
     header, columns = table.strip("\n").splitlines()[0], list(events)
     for line in table.strip("\n").splitlines()[1:]:
-        state = State[line.split()[0]]
+        state = HostState[line.split()[0]]
         for event, cells in ((event, events[event]) for event in columns):
             column = header.index(event)
             cell = line[column : column + 10].split(" ")[0] if len(line) > column else ""
@@ -106,14 +106,14 @@ def test_fewer_workers_are_had_from_the_end_of_the_list_and_a_node_starts_anew_w
 def test_node_that_is_cut_off_is_called_again_and_counts_as_there() -> None:
     hosts = running(A, B)
     hosts.lost("a", 100.0)
-    assert hosts.state_of("a") is State.CUT
+    assert hosts.state_of("a") is HostState.CUT
     assert called_again(hosts, 100.0) == 101.0
-    assert hosts.state_of("a") is State.RECALLED
+    assert hosts.state_of("a") is HostState.RECALLED
     hosts.lost("a", 102.0)
-    assert hosts.state_of("a") is State.CUT
+    assert hosts.state_of("a") is HostState.CUT
     assert called_again(hosts, 102.0) == 104.0
     hosts.runs("a", 105.0)
-    assert hosts.state_of("a") is State.RUNNING
+    assert hosts.state_of("a") is HostState.RUNNING
 
 
 def test_pauses_grow_until_a_node_has_been_steady() -> None:
@@ -140,9 +140,15 @@ def test_node_that_has_ended_by_itself_rests_longer(status: int) -> None:
 
 @pytest.mark.parametrize(
     ("statuses", "verdict"),
-    [((1, 1), Verdict.FAILED), ((1, 2), Verdict.FAILED), ((2, 2), Verdict.REFUSED), ((1, 137), None), ((1, 75), None)],
+    [
+        ((1, 1), HostsVerdict.FAILED),
+        ((1, 2), HostsVerdict.FAILED),
+        ((2, 2), HostsVerdict.REFUSED),
+        ((1, 137), None),
+        ((1, 75), None),
+    ],
 )
-def test_job_has_failed_when_all_nodes_have(statuses: tuple[int, int], verdict: Verdict | None) -> None:
+def test_job_has_failed_when_all_nodes_have(statuses: tuple[int, int], verdict: HostsVerdict | None) -> None:
     hosts = running(A, B)
     hosts.ended("a", statuses[0], 1.0)
     assert hosts.verdict(1.0) is None
@@ -157,9 +163,9 @@ def test_host_that_was_never_reached_does_not_keep_a_failed_job_going() -> None:
     hosts.ended("a", 1, 1.5)
     assert hosts.verdict(1.5) is None  # it may be about to begin
     hosts.lost("b", 2.0)
-    assert hosts.verdict(2.0) is Verdict.FAILED
+    assert hosts.verdict(2.0) is HostsVerdict.FAILED
     assert hosts.decide(3.0) == [B]
-    assert hosts.verdict(3.0) is Verdict.FAILED
+    assert hosts.verdict(3.0) is HostsVerdict.FAILED
 
 
 def test_training_that_is_over_ends_the_job_when_all_nodes_have_ended() -> None:
@@ -170,29 +176,29 @@ def test_training_that_is_over_ends_the_job_when_all_nodes_have_ended() -> None:
     assert hosts.decide(20.0) == []
     hosts.ended("b", 137, 21.0)
     assert hosts.decide(25.0) == []  # it is not started again
-    assert hosts.verdict(25.0) is Verdict.FINISHED
+    assert hosts.verdict(25.0) is HostsVerdict.FINISHED
 
 
 def test_node_that_cannot_be_reached_at_the_end_is_not_waited_for() -> None:
     hosts = running(A, B)
     hosts.lost("b", 1.0)
-    hosts.close(Verdict.STOPPED, 1.0)
+    hosts.close(HostsVerdict.STOPPED, 1.0)
     hosts.ended("a", 75, 2.0)
     assert hosts.decide(5.0) == [B]
     assert hosts.leaves("b")
     assert hosts.verdict(5.0) is None
     assert hosts.decide(1.0 + LAST_S) == []
-    assert hosts.verdict(1.0 + LAST_S) is Verdict.STOPPED
+    assert hosts.verdict(1.0 + LAST_S) is HostsVerdict.STOPPED
 
 
 def test_training_that_finishes_while_it_is_stopped_has_finished() -> None:
     hosts = running(A)
-    hosts.close(Verdict.STOPPED, 1.0)
+    hosts.close(HostsVerdict.STOPPED, 1.0)
     assert hosts.decide(1.0) == []
     assert hosts.leaves("a")
     hosts.ended("a", 0, 2.0)
     hosts.decide(2.0)
-    assert hosts.verdict(2.0) is Verdict.FINISHED
+    assert hosts.verdict(2.0) is HostsVerdict.FINISHED
 
 
 def test_job_without_any_host_is_given_up() -> None:
@@ -203,7 +209,7 @@ def test_job_without_any_host_is_given_up() -> None:
         for host in hosts.decide(now):
             hosts.lost(host.name, now)
         now += 1.0
-    assert (verdict, now) == (Verdict.NOBODY, 100.0)
+    assert (verdict, now) == (HostsVerdict.NOBODY, 100.0)
 
 
 @pytest.mark.parametrize("seed", range(200))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ef_common.core.quorum import Bid, Link, Stores, bids, merge, shortfall, some_of
+from ef_common.core.quorum import Bid, ChainLink, Stores, bids, merge, shortfall, some_of
 from ef_common.core.view import Member, View
 
 MEMBERS = "abcdefg"
@@ -20,7 +20,7 @@ def view(generation: int, names: str, *, standbys: bool = True, base: int = 0, i
 
 
 def lacking(
-    names: str, *links: Link, gone: str = "", dead: str = MEMBERS, based: bool = True, stores: Stores | None = None
+    names: str, *links: ChainLink, gone: str = "", dead: str = MEMBERS, based: bool = True, stores: Stores | None = None
 ) -> bool:
     """By default, connections to all that are not here are refused."""
     stores = told(names) if stores is None else stores
@@ -31,7 +31,7 @@ def told(names: str, store: str = "", *claims: tuple[Bid, str]) -> Stores:
     return Stores(dict.fromkeys(names, store), {bid.claim: tuple(named) for bid, named in claims})
 
 
-def asks(names: str, *links: Link, gone: str = "", dead: str = "", stores: Stores | None = None) -> list[str]:
+def asks(names: str, *links: ChainLink, gone: str = "", dead: str = "", stores: Stores | None = None) -> list[str]:
     stores = told(names, "d1") if stores is None else stores
     return ["".join(bid.members) for bid in bids(names, links, gone=gone, dead=dead, stores=stores)[0]]
 
@@ -41,13 +41,13 @@ def asks(names: str, *links: Link, gone: str = "", dead: str = "", stores: Store
     [("abc", "", True), ("ab", "", True), ("a", "", False), ("a", "b", False), ("a", "bc", True), ("", "abc", True)],
 )
 def test_quorum_of_three_needs_more_than_half_of_those_that_are_not_gone(here, gone, enough):
-    assert lacking(here, Link(view(1, "abc")), gone=gone) is not enough
+    assert lacking(here, ChainLink(view(1, "abc")), gone=gone) is not enough
 
 
 def test_quorum_of_half_is_enough_for_the_coordinator_that_issued_the_view():
-    assert lacking("ab", Link(view(1, "abcd")))
-    assert not lacking("ab", Link(view(1, "abcd"), own=True))
-    assert lacking("a", Link(view(1, "abcd"), own=True))
+    assert lacking("ab", ChainLink(view(1, "abcd")))
+    assert not lacking("ab", ChainLink(view(1, "abcd"), own=True))
+    assert lacking("a", ChainLink(view(1, "abcd"), own=True))
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_quorum_of_half_is_enough_for_the_coordinator_that_issued_the_view():
     ],
 )
 def test_quorum_of_half_is_enough_for_a_successor_if_the_issuer_is_over_and_its_member_decides(issuer, gone, halves):
-    link = Link(view(1, "abcd", issuer=issuer))
-    over = Link(link.view, over=True)
+    link = ChainLink(view(1, "abcd", issuer=issuer))
+    over = ChainLink(link.view, over=True)
     for here, enough in zip(halves, (True, False), strict=False):
         assert lacking(here, over, gone=gone) is not enough
         assert lacking(here, over, gone=gone, dead="") is (len(halves) > 1)
@@ -72,18 +72,18 @@ def test_quorum_of_half_is_enough_for_a_successor_if_the_issuer_is_over_and_its_
 
 @pytest.mark.parametrize("here", ["ab", "abc"])
 def test_quorum_with_a_store_needs_the_claim_whoever_issued_the_view_and_however_many_are_here(here):
-    link = Link(view(1, "abcd"), own=True, over=True)
+    link = ChainLink(view(1, "abcd"), own=True, over=True)
     ((bid,), few) = bids(here, [link], gone="", dead="", stores=told(here, "d1"))
     assert ("".join(bid.members), few) == (here, False)
     assert lacking(here, link, stores=told(here, "d1"))
     assert not lacking(here, link, stores=told(here, "d1", (bid, here)))
     assert lacking("cd", link, stores=told("cd", "d1", (bid, "ab")))
-    assert lacking(here, Link(view(2, "abcd"), own=True), stores=told(here, "d1", (bid, here)))
+    assert lacking(here, ChainLink(view(2, "abcd"), own=True), stores=told(here, "d1", (bid, here)))
     assert not lacking("abcd", link, stores=told("abcd", "d1"))
 
 
 def test_quorum_of_half_is_never_enough_as_long_as_a_store_is_not_known():
-    link = Link(view(1, "abcd"), own=True, over=True)
+    link = ChainLink(view(1, "abcd"), own=True, over=True)
     for stores in (Stores(), told("a")):
         assert lacking("ab", link, stores=stores)
         assert asks("ab", link, stores=stores) == []
@@ -93,14 +93,14 @@ def test_quorum_of_half_is_never_enough_as_long_as_a_store_is_not_known():
 
 def test_quorum_of_few_may_ask_for_the_claim_if_all_members_were_known_to_have_the_store():
     for dead, few in (("", True), ("b", True), ("bc", False)):
-        found = bids("a", [Link(view(1, "abc"), agreed=True)], gone="", dead=dead, stores=told("a", "d1"))
+        found = bids("a", [ChainLink(view(1, "abc"), agreed=True)], gone="", dead=dead, stores=told("a", "d1"))
         assert ([bid.members for bid in found[0]], found[1]) == ([("a",)], few)
-    assert asks("a", Link(view(1, "abc"))) == []
-    assert asks("a", Link(view(1, "abc")), gone="b") == ["a"]
+    assert asks("a", ChainLink(view(1, "abc"))) == []
+    assert asks("a", ChainLink(view(1, "abc")), gone="b") == ["a"]
 
 
 def test_quorum_of_those_whom_a_claim_names_and_of_what_is_left_of_them():
-    link = Link(view(1, "abcde"), agreed=True)
+    link = ChainLink(view(1, "abcde"), agreed=True)
     (first,), _ = bids("abc", [link], gone="", dead="", stores=told("abc", "d"))
     assert lacking("ab", link, stores=told("ab", "d", (first, "abc")))
     assert not lacking("ab", link, gone="c", stores=told("ab", "d", (first, "abc")))
@@ -115,14 +115,14 @@ def test_quorum_of_those_whom_a_claim_names_and_of_what_is_left_of_them():
 
 def test_quorum_is_not_those_that_are_left_when_all_whom_a_claim_names_are_gone():
     """They may have been left out by others, who do not know of the claim."""
-    link = Link(view(1, "abc"), agreed=True)
+    link = ChainLink(view(1, "abc"), agreed=True)
     (bid,), _ = bids("a", [link], gone="", dead="", stores=told("a", "d"))
     assert lacking("b", link, gone="a", stores=told("b", "d", (bid, "a")))
     assert not lacking("bc", link, gone="a", stores=told("bc", "d", (bid, "a")))
 
 
 def test_bids_are_the_claims_that_alone_are_lacking():
-    links = [Link(view(1, "abcd")), Link(view(2, "ab", base=1))]
+    links = [ChainLink(view(1, "abcd")), ChainLink(view(2, "ab", base=1))]
     assert asks("ab", *links) == ["ab"]
     assert asks("a", *links, gone="bc") == ["a"]
     assert asks("a", *links) == []
@@ -133,28 +133,32 @@ def test_bids_are_the_claims_that_alone_are_lacking():
 
 def test_quorum_dead_members_are_not_left_out_by_a_successor():
     # c and d may have been half of {c, d, e} of another coordinator before they died, and e lives.
-    assert lacking("ab", Link(view(1, "abcde"), over=True))
+    assert lacking("ab", ChainLink(view(1, "abcde"), over=True))
 
 
 def test_quorum_holds_for_each_view_of_the_chain():
     # a alone is half of {a, d}, which is half of {a, c, d}, and so on: but what counts is also where they began.
-    chain = [Link(view(1, "abcd"), own=True), Link(view(2, "acd"), own=True), Link(view(3, "ad"), own=True)]
+    chain = [
+        ChainLink(view(1, "abcd"), own=True),
+        ChainLink(view(2, "acd"), own=True),
+        ChainLink(view(3, "ad"), own=True),
+    ]
     assert not lacking("ad", *chain[:2])
     assert lacking("a", *chain)
 
 
 def test_quorum_without_a_known_beginning_needs_all():
-    assert lacking("abc", Link(view(2, "abcd"), over=True), based=False)
-    assert not lacking("abc", Link(view(2, "abcd")), gone="d", based=False)
-    assert not lacking("abcd", Link(view(2, "abcd")), based=False)
+    assert lacking("abc", ChainLink(view(2, "abcd"), over=True), based=False)
+    assert not lacking("abc", ChainLink(view(2, "abcd")), gone="d", based=False)
+    assert not lacking("abcd", ChainLink(view(2, "abcd")), based=False)
 
 
 def test_quorum_is_not_asked_for_if_nobody_else_can_lead():
-    assert not lacking("a", Link(view(1, "abcde", standbys=False)))
+    assert not lacking("a", ChainLink(view(1, "abcde", standbys=False)))
 
 
 def test_quorum_reason_names_who_is_missing():
-    reason = shortfall("a", [Link(view(7, "abc"))], gone="", dead="")
+    reason = shortfall("a", [ChainLink(view(7, "abc"))], gone="", dead="")
     assert "only 1 of 3 members of view 7" in reason
     assert "b, c" in reason
     assert "on_minority" in reason
@@ -162,33 +166,35 @@ def test_quorum_reason_names_who_is_missing():
 
 def test_merge_keeps_what_came_since_the_newest_view_that_was_settled():
     one, two, three = view(1, "abc"), view(2, "ab", base=1), view(3, "a", base=2)
-    settled, chain = merge([(1, (Link(one), Link(two))), (2, (Link(two, over=True), Link(three)))])
+    settled, chain = merge([(1, (ChainLink(one), ChainLink(two))), (2, (ChainLink(two, over=True), ChainLink(three)))])
     assert settled == 2
-    assert chain == (Link(two, over=True), Link(three))
+    assert chain == (ChainLink(two, over=True), ChainLink(three))
 
 
 def test_merge_of_two_views_of_one_generation_begins_with_the_one_that_was_settled():
     one, two, other = view(1, "abcd"), view(2, "abc", base=1), view(2, "bcd", base=1)
-    chains = [(2, (Link(two),)), (1, (Link(one), Link(other)))]
-    assert merge(chains) == merge(chains[::-1]) == (2, (Link(two),))
+    chains = [(2, (ChainLink(two),)), (1, (ChainLink(one), ChainLink(other)))]
+    assert merge(chains) == merge(chains[::-1]) == (2, (ChainLink(two),))
 
 
 def test_merge_leaves_out_what_was_issued_without_knowledge_of_a_view_that_came_about():
     one, two, other = view(1, "abcde"), view(2, "abc", base=1), view(3, "cde", base=1)
-    assert merge([(1, (Link(one), Link(other))), (2, (Link(two),))]) == (2, (Link(two),))
+    assert merge([(1, (ChainLink(one), ChainLink(other))), (2, (ChainLink(two),))]) == (2, (ChainLink(two),))
 
 
 def test_merge_keeps_what_was_issued_by_one_who_had_issued_the_view_that_came_about_but_not_heard_that_it_did():
     """Else the rest of the third view, {a, b}, and {c, d, e} could go on, each of them without the other."""
     one, two, three = view(4, "abcdef"), view(5, "abcde", base=4), view(6, "abc", base=4)
-    settled, chain = merge([(5, (Link(two), Link(three))), (4, (Link(one), Link(two)))])
-    assert (settled, chain) == (5, (Link(two), Link(three)))
+    settled, chain = merge([(5, (ChainLink(two), ChainLink(three))), (4, (ChainLink(one), ChainLink(two)))])
+    assert (settled, chain) == (5, (ChainLink(two), ChainLink(three)))
     assert lacking("cde", *chain)
 
 
 def test_merge_keeps_the_newest_view_last_whatever_its_issuer_had_heard():
     two, three, four = view(5, "abcde"), view(6, "abcd", base=5), view(7, "abc", base=4)
-    assert merge([(5, (Link(two), Link(three))), (5, (Link(two), Link(four)))])[1][-1] == Link(four)
+    assert merge([(5, (ChainLink(two), ChainLink(three))), (5, (ChainLink(two), ChainLink(four)))])[1][-1] == ChainLink(
+        four
+    )
 
 
 FATES = st.sampled_from(["first", "gone from first", "second", "gone from second", "cut off", "dead"])
@@ -205,14 +211,14 @@ def test_quorum_is_never_found_twice(fates, issuer):
 
     first, second = those("first"), those("second")
     by = view(1, names, issuer=issuer)
-    own = not lacking(first, Link(by, own=True), gone=those("gone from first"))
+    own = not lacking(first, ChainLink(by, own=True), gone=those("gone from first"))
     # Whoever is dead may have been the issuer's; then its own view has been issued before.
-    had = not lacking(those("first", "dead"), Link(by, own=True), gone=those("gone from first"))
-    successor = Link(by, over=not first and not had)
+    had = not lacking(those("first", "dead"), ChainLink(by, own=True), gone=those("gone from first"))
+    successor = ChainLink(by, over=not first and not had)
     other = not lacking(second, successor, gone=those("gone from second"))
     assert not (first and second and (own or had) and other)
-    one = not lacking(first, Link(by, over=True), gone=those("gone from first"))
-    another = not lacking(second, Link(by, over=True), gone=those("gone from second"))
+    one = not lacking(first, ChainLink(by, over=True), gone=those("gone from first"))
+    another = not lacking(second, ChainLink(by, over=True), gone=those("gone from second"))
     assert not (first and second and one and another)
 
 
@@ -246,7 +252,7 @@ class World:
 
     def __init__(self, names: str, told: dict[str, str], *, agreed: bool, issuer: str) -> None:
         self.told = told
-        first = Link(view(1, names, issuer=issuer), agreed=agreed)
+        first = ChainLink(view(1, names, issuer=issuer), agreed=agreed)
         self.chains = [[replace(first, own=number == 0)] for number in range(3)]
         self.at = dict.fromkeys(names, 0)
         self.leaving: set[str] = set()
@@ -293,7 +299,7 @@ class World:
         stores = Stores(stores.told, self.claims)
         if shortfall(chosen, chain, gone=gone, dead=MEMBERS, stores=stores):
             return
-        chain.append(Link(view(chain[-1].view.generation + 1, "".join(sorted(chosen))), own=True))
+        chain.append(ChainLink(view(chain[-1].view.generation + 1, "".join(sorted(chosen))), own=True))
         if received:
             assert not self.alive, f"{self.alive} and {chosen}"
             self.alive.append(chosen)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ef_common.core.lineage import CheckpointId
-from ef_common.core.retention import Retention, Stored, removable
+from ef_common.core.retention import Retention, StoredFiles, removable
 from ef_common.errors import UsageError
 
 
@@ -18,7 +18,7 @@ def id_(step: int, run: int = 1) -> CheckpointId:
 
 def kept(retention: Retention, losses: dict[int, float | None], **metrics: Any) -> set[int]:
     """Steps that stay, of a run that has these losses at its steps."""
-    stored = [Stored(id_(step), True, {"loss": loss}) for step, loss in losses.items()]
+    stored = [StoredFiles(id_(step), True, {"loss": loss}) for step, loss in losses.items()]
     chain = sorted((one.id for one in stored), reverse=True)
     gone = removable(stored, retention, chain=chain, valid=chain[:1], run=1)
     return set(losses) - {id.step for id in gone}
@@ -62,27 +62,27 @@ def test_retention_with_a_bad_value_raises(arguments: dict[str, Any]) -> None:
 
 
 def test_removable_without_a_valid_one_removes_nothing() -> None:
-    stored = [Stored(id_(step), True) for step in range(10)] + [Stored(id_(0, run=0), False)]
+    stored = [StoredFiles(id_(step), True) for step in range(10)] + [StoredFiles(id_(0, run=0), False)]
     chain = [id_(step) for step in reversed(range(10))]
     assert removable(stored, Retention(keep_last=1), chain=chain, valid=[], run=1) == {}
 
 
 def test_removable_newest_valid_is_kept_below_newer_ones_that_nobody_has_checked() -> None:
-    stored = [Stored(id_(step), True) for step in (1, 2, 3, 4)]
+    stored = [StoredFiles(id_(step), True) for step in (1, 2, 3, 4)]
     chain = [id_(step) for step in (4, 3, 2, 1)]
     assert set(removable(stored, Retention(keep_last=1), chain=chain, valid=[id_(2)], run=1)) == {id_(1)}
 
 
 def test_removable_leftovers_go_if_they_are_older_and_of_this_run_or_an_older_one() -> None:
     leftovers = [id_(5, run=1), id_(10, run=2), id_(30, run=2), id_(1, run=3)]
-    stored = [Stored(id, False) for id in leftovers] + [Stored(id_(20, run=2), True)]
+    stored = [StoredFiles(id, False) for id in leftovers] + [StoredFiles(id_(20, run=2), True)]
     gone = removable(stored, Retention(), chain=[id_(20, run=2)], valid=[id_(20, run=2)], run=2)
     assert list(gone) == [id_(5, run=1), id_(10, run=2)]
     assert all("left" in reason for reason in gone.values())
 
 
 def test_removable_rolled_back_goes_when_a_valid_one_follows() -> None:
-    stored = [Stored(id_(10), True), Stored(id_(20), True), Stored(id_(12, run=2), True)]
+    stored = [StoredFiles(id_(10), True), StoredFiles(id_(20), True), StoredFiles(id_(12, run=2), True)]
     before = removable(stored[:2], Retention(), chain=[id_(10)], valid=[id_(10)], run=2)
     after = removable(stored, Retention(), chain=[id_(12, run=2), id_(10)], valid=[id_(12, run=2)], run=2)
     assert before == {}
@@ -90,7 +90,12 @@ def test_removable_rolled_back_goes_when_a_valid_one_follows() -> None:
 
 
 def test_removable_of_a_newer_version_or_run_is_not_touched() -> None:
-    stored = [Stored(id_(1), False, foreign=True), Stored(id_(2), True), Stored(id_(3), True), Stored(id_(1, 2), False)]
+    stored = [
+        StoredFiles(id_(1), False, foreign=True),
+        StoredFiles(id_(2), True),
+        StoredFiles(id_(3), True),
+        StoredFiles(id_(1, 2), False),
+    ]
     assert removable(stored, Retention(keep_last=1), chain=[id_(3), id_(2)], valid=[id_(3)], run=1) == {
         id_(2): "no longer kept"
     }
@@ -98,7 +103,7 @@ def test_removable_of_a_newer_version_or_run_is_not_touched() -> None:
 
 many = st.lists(
     st.builds(
-        Stored,
+        StoredFiles,
         st.builds(CheckpointId, st.integers(1, 3), st.integers(1, 2), st.integers(1, 30)),
         st.booleans(),
         st.fixed_dictionaries({"loss": st.none() | st.floats(allow_nan=True)}),
@@ -122,7 +127,7 @@ many = st.lists(
     st.data(),
 )
 def test_removable_of_anything_keeps_the_newest_valid_and_repeats_nothing(
-    stored: list[Stored], retention: Retention, run: int, data: st.DataObject
+    stored: list[StoredFiles], retention: Retention, run: int, data: st.DataObject
 ) -> None:
     complete = sorted((one.id for one in stored if one.complete), reverse=True)
     chain = [id for id in complete if data.draw(st.booleans())]

@@ -36,7 +36,7 @@ from ef_common.core.membership import (
     decide,
     phase_of,
 )
-from ef_common.core.quorum import Link
+from ef_common.core.quorum import ChainLink
 from ef_common.core.room import NO_DEMAND, Demand
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
@@ -282,7 +282,9 @@ def test_rule_14_demand_outlives_the_members() -> None:
 
 
 def report(name: str, view: View, **fields: object) -> Returned:
-    known = Returned(member(name), Phase.MEMBER, view.generation, view.generation, (Link(view, over=True),), store="")
+    known = Returned(
+        member(name), Phase.MEMBER, view.generation, view.generation, (ChainLink(view, over=True),), store=""
+    )
     return replace(known, **fields)  # type: ignore[arg-type]
 
 

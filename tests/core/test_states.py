@@ -28,7 +28,7 @@ from ef_common.core.membership import (
     Tick,
     decide,
 )
-from ef_common.core.quorum import Link
+from ef_common.core.quorum import ChainLink
 from ef_common.core.view import Member, View
 from ef_common.protocol import server
 from ef_common.testing.simulation.schedule import FAMILIES
@@ -44,7 +44,7 @@ VIEW = View(5, (A, B))
 
 def returned(member: Member, view: View = VIEW) -> Returned:
     return Returned(
-        member, Phase.MEMBER, promised=view.generation, settled=view.generation, received=(Link(view, over=True),)
+        member, Phase.MEMBER, promised=view.generation, settled=view.generation, received=(ChainLink(view, over=True),)
     )
 
 

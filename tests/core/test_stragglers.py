@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ef_common.core.progress import Progress
-from ef_common.core.stragglers import Pacing, Report, Track, judge_pace, noted, slowest
+from ef_common.core.stragglers import Pacing, StragglerReport, Track, judge_pace, noted, slowest
 
 PACING = Pacing(smooth_s=60.0, after_s=60.0)
 BEAT_S = 0.5
@@ -21,7 +21,7 @@ class Run:
         self.step_s = list(step_s)
         self.now = 0.0
         self.tracks: dict[str, Track] = {}
-        self.reports: list[tuple[float, Report]] = []
+        self.reports: list[tuple[float, StragglerReport]] = []
         self._sums = [(0, 0.0, 0.0)] * len(step_s)
 
     @property

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ef_common.core.streams import stream as streams
 from ef_common.core.streams.order import ShardOrder
-from ef_common.core.streams.pieces import OPEN, Found, Piece, clipped, joined, num_samples, taken
+from ef_common.core.streams.pieces import OPEN, LaneFindings, Piece, clipped, joined, num_samples, taken
 from ef_common.core.streams.stream import Held, Stream
 from tests.core.streams import World, plan_of
 
@@ -61,13 +61,13 @@ def test_taken_goes_on_in_the_next_piece() -> None:
 def test_clipped_ends_every_piece_of_a_shard() -> None:
     pieces = (Piece(0, 0, 4), Piece(1, 2, OPEN), Piece(1, 8, 12), Piece(1, 0, 2))
 
-    assert clipped(pieces, Found({1: 5})) == (Piece(0, 0, 4), Piece(1, 2, 5), Piece(1, 0, 2))
+    assert clipped(pieces, LaneFindings({1: 5})) == (Piece(0, 0, 4), Piece(1, 2, 5), Piece(1, 0, 2))
 
 
 def test_fault_clips_only_the_piece_that_contains_it() -> None:
     pieces = (Piece(0, 0, 4), Piece(1, 2, 4), Piece(1, 4, 8), Piece(1, 8, OPEN), Piece(1, 0, 2))
 
-    assert clipped(pieces, Found(faults=[(1, 4, ""), (1, 9, "")])) == (
+    assert clipped(pieces, LaneFindings(faults=[(1, 4, ""), (1, 9, "")])) == (
         *(Piece(0, 0, 4), Piece(1, 2, 4)),
         *(Piece(1, 8, 9), Piece(1, 0, 2)),
     )
@@ -184,7 +184,7 @@ def test_ends_of_a_member_that_is_lost_in_their_exchange_are_found_again() -> No
     plan = plan_of(2)
     stream = streams.admit(Stream(2), plan, AB)
 
-    stream, agreed = streams.settle(stream, plan, {"b": Found()})
+    stream, agreed = streams.settle(stream, plan, {"b": LaneFindings()})
 
     assert agreed
     assert Piece(0, 0, OPEN) in stream.left or any(piece.shard == 0 for piece in stream.left)
@@ -195,7 +195,7 @@ def test_an_exchange_in_which_nobody_has_found_anything_leaves_the_stream_as_it_
     plan = plan_of(9)
     before = streams.admit(Stream(9), plan, AB)
 
-    after, agreed = streams.settle(before, plan, {"a": Found(), "b": Found()})
+    after, agreed = streams.settle(before, plan, {"a": LaneFindings(), "b": LaneFindings()})
 
     assert agreed
     assert after is before
@@ -206,7 +206,7 @@ def test_a_batch_behind_an_end_that_another_member_has_found_is_read_again() -> 
     held = {"a": Held(((Piece(0, 0, 8),),)), "b": Held(((Piece(0, 8, OPEN),),))}
     stream = Stream(1, begun=1, held=held)
 
-    stream, agreed = streams.settle(stream, plan, {"a": Found({0: 2}), "b": Found()})
+    stream, agreed = streams.settle(stream, plan, {"a": LaneFindings({0: 2}), "b": LaneFindings()})
 
     assert not agreed
     assert streams.upcoming(stream, plan, "b") == ()
@@ -215,7 +215,9 @@ def test_a_batch_behind_an_end_that_another_member_has_found_is_read_again() -> 
 def test_the_lowest_of_the_ends_that_members_have_found_counts() -> None:
     held = {"a": Held(((Piece(0, 0, 8),),)), "b": Held(((Piece(0, 8, OPEN),),))}
 
-    stream, agreed = streams.settle(Stream(1, 1, held), plan_of(1), {"a": Found({0: 4}), "b": Found({0: 8})})
+    stream, agreed = streams.settle(
+        Stream(1, 1, held), plan_of(1), {"a": LaneFindings({0: 4}), "b": LaneFindings({0: 8})}
+    )
 
     assert agreed
     assert [held.lanes for held in stream.held.values()] == [((Piece(0, 0, 4),),), ((),)]
@@ -228,7 +230,9 @@ def test_fault_leaves_the_pieces_of_others_as_they_are() -> None:
     assert streams.behind(stream, "a", 0, 20) == Piece(0, 20, 52)
     assert streams.behind(stream, "b", 0, 20) is None
     assert streams.behind(stream, "lost", 0, 20) is None
-    stream, agreed = streams.settle(stream, plan_of(1), {"a": Found(faults=[(0, 20, "bad sector")]), "b": Found()})
+    stream, agreed = streams.settle(
+        stream, plan_of(1), {"a": LaneFindings(faults=[(0, 20, "bad sector")]), "b": LaneFindings()}
+    )
 
     assert agreed
     assert [held.lanes for held in stream.held.values()] == [((Piece(0, 0, 20),),), ((Piece(0, 52, OPEN),),)]
@@ -240,10 +244,10 @@ def test_fault_leaves_the_pieces_of_others_as_they_are() -> None:
 def test_an_end_that_was_known_does_not_count_as_a_length_once_more() -> None:
     held = {"a": Held(((Piece(0, 0, OPEN), Piece(1, 0, 8)),))}
 
-    stream, _ = streams.settle(Stream(2, 2, held), plan_of(2), {"a": Found({0: 3, 1: 8})})
+    stream, _ = streams.settle(Stream(2, 2, held), plan_of(2), {"a": LaneFindings({0: 3, 1: 8})})
     assert stream.ended == (1, 3)
 
-    stream, _ = streams.settle(stream, plan_of(2), {"a": Found({0: 3})})
+    stream, _ = streams.settle(stream, plan_of(2), {"a": LaneFindings({0: 3})})
     assert stream.ended == (1, 3)
 
 

@@ -40,7 +40,7 @@ from ef_common.core.membership import (
     missing,
     next_deadline,
 )
-from ef_common.core.quorum import Link, digest_of_ids
+from ef_common.core.quorum import ChainLink, digest_of_ids
 from ef_common.core.resume_state import ResumeState
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
@@ -74,7 +74,7 @@ class Coordinator:
     def returns(self, names: str, *views: View, at: float = 0.0, settled: int | None = None, **fields) -> Coordinator:
         over = bool(fields.pop("over", True))
         generation = views[0].generation if settled is None else settled
-        links = tuple(Link(v, over=over, agreed=bool(fields.get("agreed"))) for v in views)
+        links = tuple(ChainLink(v, over=over, agreed=bool(fields.get("agreed"))) for v in views)
         fields.pop("agreed", None)
         for name in names:
             report = Returned(

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ef_common.core.throughput import MOST, NUM_PARTS, History, Measure, Trial, Window
+from ef_common.core.throughput import MOST, NUM_PARTS, Measure, SpeedHistory, SpeedWindow, Trial
 
 
 def measure(size: int, throughput: float, at: float, *, spread: float = 0.0, seconds: float = 10.0) -> Measure:
     return Measure(size, throughput, spread, seconds, at)
 
 
-def learned(*measures: Measure) -> History:
-    history = History()
+def learned(*measures: Measure) -> SpeedHistory:
+    history = SpeedHistory()
     for one in measures:
         history = history.with_measure(one)
     return history
@@ -27,7 +27,7 @@ def learned(*measures: Measure) -> History:
 class Steps:
     """Training steps of a given length."""
 
-    def __init__(self, window: Window) -> None:
+    def __init__(self, window: SpeedWindow) -> None:
         self.window, self.now = window, 10_000.0
         self.found: list[Measure] = []
 
@@ -39,7 +39,7 @@ class Steps:
 
 
 def test_window_is_complete_by_every_steps_after_a_change() -> None:
-    steps = Steps(Window(every_steps=200))
+    steps = Steps(SpeedWindow(every_steps=200))
     steps.make(200, 0.1)
     ((size, throughput, spread, seconds, at),) = [
         (one.size, one.throughput, one.spread, one.seconds, one.at) for one in steps.found
@@ -52,21 +52,21 @@ def test_window_is_complete_by_every_steps_after_a_change() -> None:
 
 
 def test_window_leaves_out_the_first_steps_after_a_change() -> None:
-    steps = Steps(Window(every_steps=100))
+    steps = Steps(SpeedWindow(every_steps=100))
     steps.make(11, 5.0)
     steps.make(100, 0.1)
     assert steps.found[0].throughput == pytest.approx(640.0)
 
 
 def test_window_leaves_out_pauses() -> None:
-    steps = Steps(Window(every_steps=100))
+    steps = Steps(SpeedWindow(every_steps=100))
     steps.make(100, 0.1, paused_s=0.9)
     assert steps.found[0].throughput == pytest.approx(640.0)
     assert steps.found[0].seconds == pytest.approx(8.8)
 
 
 def test_window_begins_anew_with_another_size() -> None:
-    steps = Steps(Window(every_steps=40))
+    steps = Steps(SpeedWindow(every_steps=40))
     steps.make(34, 0.1)
     steps.make(30, 0.2, size=3)
     assert steps.found == []
@@ -75,7 +75,7 @@ def test_window_begins_anew_with_another_size() -> None:
 
 
 def test_window_begins_anew_when_the_view_changes_at_the_same_size() -> None:
-    steps = Steps(Window(every_steps=40))
+    steps = Steps(SpeedWindow(every_steps=40))
     steps.make(30, 9.0)
     steps.window.restart()
     steps.make(40, 0.1)
@@ -83,13 +83,13 @@ def test_window_begins_anew_when_the_view_changes_at_the_same_size() -> None:
 
 
 def test_windows_of_one_size_follow_each_other_without_warm_up() -> None:
-    steps = Steps(Window(every_steps=50))
+    steps = Steps(SpeedWindow(every_steps=50))
     steps.make(11 + 3 * 40, 0.1)
     assert [round(one.seconds, 3) for one in steps.found] == [4.0, 4.0, 4.0]
 
 
 def test_window_tells_the_spread_of_its_parts() -> None:
-    steps = Steps(Window(every_steps=11 + NUM_PARTS))
+    steps = Steps(SpeedWindow(every_steps=11 + NUM_PARTS))
     steps.make(5, 0.1)
     for part in range(NUM_PARTS):
         steps.make(1, 0.1 if part % 2 else 0.2)
@@ -99,7 +99,7 @@ def test_window_tells_the_spread_of_its_parts() -> None:
 
 
 def test_window_ignores_a_step_that_ends_before_it_begins() -> None:
-    steps = Steps(Window(every_steps=20))
+    steps = Steps(SpeedWindow(every_steps=20))
     steps.make(10, 0.1)
     steps.now -= 3600.0
     steps.make(20, 0.1)
@@ -154,7 +154,7 @@ def test_newest_trial_of_a_pair_counts() -> None:
 
 
 def test_pause_of_a_change_is_smoothed_and_an_unknown_noise_scale_changes_nothing() -> None:
-    history = History().with_change(2.0).with_change(4.0).with_noise_scale(500.0).with_noise_scale(None)
+    history = SpeedHistory().with_change(2.0).with_change(4.0).with_noise_scale(500.0).with_noise_scale(None)
     assert history.change_s == pytest.approx(2.6)
     assert history.noise_scale == 500.0
 
@@ -171,7 +171,7 @@ def test_history_survives_json_and_stays_small(measures: list[Measure], noise: f
     history = (
         learned(*sorted(measures, key=lambda one: one.at)).with_noise_scale(noise).with_change(pause_s).with_wanted(3)
     )
-    assert History.from_plain(json.loads(json.dumps(history.to_plain()))) == history
+    assert SpeedHistory.from_plain(json.loads(json.dumps(history.to_plain()))) == history
     assert len(history.measures) <= MOST
     assert len(history.trials) <= MOST
     assert all(value > 0 for value in history.curve(history.newest.size if history.newest else 1).values())
@@ -180,8 +180,8 @@ def test_history_survives_json_and_stays_small(measures: list[Measure], noise: f
 def test_history_of_a_newer_version_is_read_and_unknown_keys_are_ignored() -> None:
     plain = learned(measure(1, 100.0, 0.0), measure(2, 200.0, 20.0)).to_plain()
     plain["measures"][0]["colour"] = plain["trials"][0]["colour"] = plain["colour"] = "green"
-    assert History.from_plain(plain) == learned(measure(1, 100.0, 0.0), measure(2, 200.0, 20.0))
-    assert History.from_plain({}) == History()
+    assert SpeedHistory.from_plain(plain) == learned(measure(1, 100.0, 0.0), measure(2, 200.0, 20.0))
+    assert SpeedHistory.from_plain({}) == SpeedHistory()
 
 
 GOOD = {"size": 1, "throughput": 2.0, "spread": 0.0, "seconds": 1.0, "at": 0.0}
@@ -217,4 +217,4 @@ GOOD = {"size": 1, "throughput": 2.0, "spread": 0.0, "seconds": 1.0, "at": 0.0}
 )
 def test_history_refuses_what_is_none(value: object) -> None:
     with pytest.raises(ValueError, match="Received"):
-        History.from_plain(value)
+        SpeedHistory.from_plain(value)

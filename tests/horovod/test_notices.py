@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ef_common.horovod.store import Store
+from ef_common.horovod.store import RendezvousStore
 from tests.horovod_built import needs_horovod
 from tests.waiting import poll_until
 
@@ -19,12 +19,12 @@ pytest.importorskip("horovod")
 from horovod.runner.common.util import codec
 from horovod.runner.elastic.worker import HostUpdateResult, WorkerNotificationClient
 
-from ef_common.horovod.notices import Notices
+from ef_common.horovod.notices import HostNotices
 
 pytestmark = needs_horovod("torch")
 
 
-class NotedStore(Store):
+class NotedStore(RendezvousStore):
     """Keeps what is put."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class NotedStore(Store):
 def told():
     """Addresses and key as the driver gets them, and what has been heard."""
     heard: list[str] = []
-    notices = Notices("127.0.0.1", lambda: heard.append("changed"))
+    notices = HostNotices("127.0.0.1", lambda: heard.append("changed"))
     notices.start()
     store = NotedStore()
     notices.register(store, "host:3", "lo")
@@ -78,7 +78,7 @@ def test_driver_is_understood_while_strangers_say_nothing(told):
 
 def test_driver_is_refused_when_the_thread_that_hears_it_has_failed(monkeypatch):
     monkeypatch.setattr(socketserver, "_ServerSelector", lambda: 1 / 0)
-    notices = Notices("127.0.0.1", lambda: None)
+    notices = HostNotices("127.0.0.1", lambda: None)
     notices.start()
     address = notices._server.server_address[:2]
     poll_until(lambda: notices._server.socket.fileno() < 0)

@@ -7,24 +7,24 @@ from dataclasses import replace
 import pytest
 
 from ef_common.horovod.rounds import (
-    Action,
     Answered,
     Called,
-    Closed,
     Ending,
     Event,
     HostsChanged,
+    RoundAction,
+    RoundClosed,
     Rounds,
-    Tick,
+    RoundTick,
     Viewed,
     decide,
 )
 
 A0, A1, B0, B1 = ("a0", "a"), ("a1", "a"), ("b0", "b"), ("b1", "b")
-CALL = (Action.CALL, Action.READY)
+CALL = (RoundAction.CALL, RoundAction.READY)
 
 
-def after(*events: Event, host: str = "b", size: int = 4) -> tuple[Rounds, tuple[Action, ...]]:
+def after(*events: Event, host: str = "b", size: int = 4) -> tuple[Rounds, tuple[RoundAction, ...]]:
     """State after these events, a second apart, and the actions of the last one."""
     state, actions = Rounds(host, size), ()
     for now, event in enumerate(events):
@@ -32,7 +32,7 @@ def after(*events: Event, host: str = "b", size: int = 4) -> tuple[Rounds, tuple
     return state, actions
 
 
-def at(state: Rounds, event: Event, now: float) -> tuple[Rounds, tuple[Action, ...]]:
+def at(state: Rounds, event: Event, now: float) -> tuple[Rounds, tuple[RoundAction, ...]]:
     state, actions, _ = decide(state, event, now, patience_s=10.0, settle_s=1.0)
     return state, actions
 
@@ -48,7 +48,7 @@ def test_first_view_says_nothing() -> None:
     assert after(ALL)[1] == ()
 
 
-LOST_A0 = (ALL, view(A1, B0, B1), Tick())
+LOST_A0 = (ALL, view(A1, B0, B1), RoundTick())
 
 
 def test_loss_on_another_host_calls_a_round() -> None:
@@ -60,22 +60,22 @@ def test_loss_on_another_host_calls_a_round() -> None:
 
 def test_further_losses_are_waited_for() -> None:
     state, _ = after(*LOST_A0[:-1])
-    assert at(state, Tick(), 1.9)[1] == ()
-    assert at(state, Tick(), 2.0)[1] == CALL
+    assert at(state, RoundTick(), 1.9)[1] == ()
+    assert at(state, RoundTick(), 2.0)[1] == CALL
 
 
-@pytest.mark.parametrize("event", [Tick(), Called(), HostsChanged()])
+@pytest.mark.parametrize("event", [RoundTick(), Called(), HostsChanged()])
 def test_loss_on_the_own_host_makes_the_worker_leave_and_say_ready_at_its_end(event: Event) -> None:
     lost = (*LOST_A0[:-1], event)
-    assert after(*lost, host="a")[1] == (Action.LEAVE,)
+    assert after(*lost, host="a")[1] == (RoundAction.LEAVE,)
     assert after(*lost, Called(), host="a")[1] == ()
     state, actions = after(*lost, Ending(), host="a")
-    assert actions == (Action.READY,)
+    assert actions == (RoundAction.READY,)
     assert state.waiting
 
 
 @pytest.mark.parametrize("events", [(view(A1, B1),), (view(A1, B0, B1), view(A1, B1))])
-@pytest.mark.parametrize("last", [Tick(), Called(), HostsChanged()])
+@pytest.mark.parametrize("last", [RoundTick(), Called(), HostsChanged()])
 def test_losses_that_leave_no_other_host_are_not_told(events: tuple[Event, ...], last: Event) -> None:
     for host in "ab":
         state, actions = after(ALL, *events, last, host=host)
@@ -83,23 +83,25 @@ def test_losses_that_leave_no_other_host_are_not_told(events: tuple[Event, ...],
 
 
 def test_what_goes_with_its_host_is_no_news() -> None:
-    assert after(*LOST_A0, Answered(2), view(B0, B1), Tick(), Tick())[1] == ()
+    assert after(*LOST_A0, Answered(2), view(B0, B1), RoundTick(), RoundTick())[1] == ()
 
 
 def test_loss_on_a_host_that_has_come_back_calls_a_round() -> None:
     back = view(B0, B1, ("a2", "a"), planned=True)
-    assert after(*LOST_A0, Answered(2), view(B0, B1), back, view(B0, B1), Tick())[1] == CALL
+    assert after(*LOST_A0, Answered(2), view(B0, B1), back, view(B0, B1), RoundTick())[1] == CALL
 
 
 @pytest.mark.parametrize(("size", "actions"), [(2, ()), (4, CALL)])
-def test_loss_while_a_round_is_open_is_told_after_it_unless_it_is_known(size: int, actions: tuple[Action, ...]) -> None:
+def test_loss_while_a_round_is_open_is_told_after_it_unless_it_is_known(
+    size: int, actions: tuple[RoundAction, ...]
+) -> None:
     c0, c1 = ("c0", "c"), ("c1", "c")
     all_six = view(A0, A1, B0, B1, c0, c1, planned=True)
-    events = (all_six, view(A1, B0, B1, c0, c1), Tick(), view(B0, B1, c0, c1, planned=True), view(B1, c0, c1))
-    state, none = after(*events, Tick(), view(c0, c1, planned=True), host="c", size=6)
+    events = (all_six, view(A1, B0, B1, c0, c1), RoundTick(), view(B0, B1, c0, c1, planned=True), view(B1, c0, c1))
+    state, none = after(*events, RoundTick(), view(c0, c1, planned=True), host="c", size=6)
     assert (none, state.waiting) == ((), True)
     state, _ = at(state, Answered(size), 10.0)
-    assert at(state, Tick(), 10.5)[1] == actions
+    assert at(state, RoundTick(), 10.5)[1] == actions
 
 
 def test_planned_leave_is_no_loss() -> None:
@@ -107,72 +109,73 @@ def test_planned_leave_is_no_loss() -> None:
 
 
 @pytest.mark.parametrize(
-    ("event", "actions"), [(HostsChanged(), CALL), (Called(), (Action.READY,)), (Closed(), (Action.PUBLISH,))]
+    ("event", "actions"),
+    [(HostsChanged(), CALL), (Called(), (RoundAction.READY,)), (RoundClosed(), (RoundAction.PUBLISH,))],
 )
-def test_event_is_answered(event: Event, actions: tuple[Action, ...]) -> None:
+def test_event_is_answered(event: Event, actions: tuple[RoundAction, ...]) -> None:
     assert after(ALL, event)[1] == actions
 
 
-@pytest.mark.parametrize("event", [HostsChanged(), Called(), view(A1, B0, B1), Tick(), Ending()])
+@pytest.mark.parametrize("event", [HostsChanged(), Called(), view(A1, B0, B1), RoundTick(), Ending()])
 def test_ready_is_not_said_twice(event: Event) -> None:
     assert after(ALL, Called(), event)[1] == ()
 
 
 def test_answer_is_published_for_newcomers() -> None:
     state, actions = after(ALL, HostsChanged(), Answered(6))
-    assert actions == (Action.PUBLISH,)
+    assert actions == (RoundAction.PUBLISH,)
     assert (state.num_assigned, state.waiting) == (6, False)
 
 
 def test_without_an_answer_the_next_call_is_heard() -> None:
     assert after(ALL, Called(), Answered(None))[1] == ()
-    assert after(ALL, Called(), Answered(None), Called())[1] == (Action.READY,)
+    assert after(ALL, Called(), Answered(None), Called())[1] == (RoundAction.READY,)
 
 
 def test_member_without_a_slot_leaves() -> None:
     state, actions = after(ALL, Called(), Answered(0))
-    assert actions == (Action.LEAVE,)
+    assert actions == (RoundAction.LEAVE,)
     assert after(ALL, Called(), Answered(0), Called())[1] == ()
     assert at(state, Ending(), 5.0)[1] == ()
 
 
 def test_newcomer_without_a_slot_leaves_when_it_has_been_admitted() -> None:
     assert after(Called(), Answered(0))[1] == ()
-    assert after(Called(), Answered(0), ALL)[1] == (Action.LEAVE,)
+    assert after(Called(), Answered(0), ALL)[1] == (RoundAction.LEAVE,)
 
 
 def test_processes_that_are_missing_for_long_are_asked_for() -> None:
     state, _ = after(view(B0, B1))
-    assert at(state, Tick(), 9.0)[1] == ()
-    assert at(state, Tick(), 10.0)[1] == CALL
+    assert at(state, RoundTick(), 9.0)[1] == ()
+    assert at(state, RoundTick(), 10.0)[1] == CALL
 
 
 def test_processes_that_came_in_time_are_not_asked_for() -> None:
     state, _ = after(view(B0, B1), ALL)
-    assert at(state, Tick(), 12.0)[1] == ()
+    assert at(state, RoundTick(), 12.0)[1] == ()
 
 
-@pytest.mark.parametrize("events", [(HostsChanged(),), (view(A1, B0, B1), Tick())])
+@pytest.mark.parametrize("events", [(HostsChanged(),), (view(A1, B0, B1), RoundTick())])
 def test_after_the_training_nobody_calls(events: tuple[Event, ...]) -> None:
-    assert after(ALL, Closed(), *events)[1] == ()
+    assert after(ALL, RoundClosed(), *events)[1] == ()
 
 
 def test_losses_of_the_last_moment_are_told_when_the_training_is_complete() -> None:
-    lost = (*LOST_A0[:-1], Closed())
+    lost = (*LOST_A0[:-1], RoundClosed())
     state, actions = after(*lost)
-    assert actions == (Action.PUBLISH, *CALL)
+    assert actions == (RoundAction.PUBLISH, *CALL)
     assert state.waiting
-    assert after(*lost, host="a")[1] == (Action.PUBLISH,)
-    assert after(*lost, Ending(), host="a")[1] == (Action.READY,)
-    assert after(ALL, view(A1, B1), Closed())[1] == (Action.PUBLISH,)
+    assert after(*lost, host="a")[1] == (RoundAction.PUBLISH,)
+    assert after(*lost, Ending(), host="a")[1] == (RoundAction.READY,)
+    assert after(ALL, view(A1, B1), RoundClosed())[1] == (RoundAction.PUBLISH,)
 
 
 def test_after_the_training_a_call_is_still_answered() -> None:
-    assert after(ALL, Closed(), Called())[1] == (Action.READY,)
+    assert after(ALL, RoundClosed(), Called())[1] == (RoundAction.READY,)
 
 
 def test_newcomer_answers_a_call_while_it_warms_up() -> None:
-    assert after(Called())[1] == (Action.READY,)
+    assert after(Called())[1] == (RoundAction.READY,)
 
 
 def test_state_is_not_changed_in_place() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from keras import layers
 
 from ef_common.storage.checkpoints import Content
-from ef_common.storage.layout import Layout
+from ef_common.storage.layout import FileLayout
 from ef_common.storage.pool import Pool
 from ef_keras import hooks
 from ef_keras.backends import memory_of
@@ -140,7 +140,7 @@ def _compared(model: Any, path: str) -> dict[str, Any]:
     theirs = _members(path)
     of_keras = theirs["model.weights.h5"]
     shared = {id(variable) for variable in hooks.shared_variables(model)}
-    layout = Layout.of(weights.layout(lambda value: id(value) in shared).plain())
+    layout = FileLayout.of(weights.layout(lambda value: id(value) in shared).plain())
     together, cuts = io.BytesIO(), [0, 1, 7001, 7002, layout.size // 2, layout.size]
     for start, stop in itertools.pairwise(cuts):
         bytes_of, release = _saved(model, arrays).copy_parts(layout.slices([(start, stop)]))

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from ef_common.core.cluster import Report
+from ef_common.core.cluster import WorkerReport
 from ef_common.kubernetes import asking
 from ef_common.kubernetes.asking import Reports, report_in
 
@@ -23,7 +23,7 @@ elasticflow_nodes_wanted 2
 """
 
 
-PLAIN = Report(5.0, workers=3, generation=7, step=40, samples_per_s=51.6, asked=2)
+PLAIN = WorkerReport(5.0, workers=3, generation=7, step=40, samples_per_s=51.6, asked=2)
 
 
 def test_page_is_read() -> None:

@@ -11,7 +11,7 @@ from urllib.error import HTTPError
 
 import pytest
 
-from ef_common.core.cluster import Decision, Doom, Policy, Record, arrivals
+from ef_common.core.cluster import Decision, Doom, Record, SharePolicy, arrivals
 from ef_common.core.cluster.state import LEFT
 from ef_common.errors import ClusterNotFound
 from ef_common.kubernetes import asking, reading
@@ -30,7 +30,7 @@ from tests.waiting import poll_until
 class Acting:
     """A controller in a thread."""
 
-    def __init__(self, api: MemoryApi, policy: Policy = Policy.FAIR, **settings: float) -> None:
+    def __init__(self, api: MemoryApi, policy: SharePolicy = SharePolicy.FAIR, **settings: float) -> None:
         self.metrics = Metrics()
         self.controller = self.made(api, self.metrics, policy=policy, **settings)
         self.thread = threading.Thread(target=self.controller.run)
@@ -99,7 +99,7 @@ def test_job_that_is_made_again_shares_nothing_with_the_one_before(api: MemoryAp
 
 
 def test_controller_divides_the_pods_by_its_policy(api: MemoryApi) -> None:
-    acting = Acting(api, Policy.GANG)
+    acting = Acting(api, SharePolicy.GANG)
     try:
         for name in ("a", "b"):
             api.create(JOBS, job(name, high=3))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ef_common.core.autoscale import Autoscale
-from ef_common.core.cluster import Decision, Phase, Pod, Record, Refusal, Report
+from ef_common.core.cluster import Decision, JobPhase, Pod, Record, Refusal, WorkerReport
 from ef_common.kubernetes import reading, writing
 from ef_common.kubernetes.installation import manifests
 from ef_common.kubernetes.quantities import thousandths
@@ -250,7 +250,7 @@ def test_job_with_a_name_that_is_too_long_is_read_as_such() -> None:
 
 
 RECORD = Record(
-    Phase.RUNNING,
+    JobPhase.RUNNING,
     starts=2,
     leaving=frozenset({"u1"}),
     counted=frozenset({"u2"}),
@@ -287,8 +287,10 @@ def test_refusal_counts_until_the_job_is_changed() -> None:
 def test_what_is_told_of_the_training_is_read_as_it_was_written() -> None:
     thing = job()
     read = job_of(thing, [made_pod("Running")], [node()], priorities={})
-    told = Report(1e9 + 0.5, workers=3, generation=7, step=40, samples_per_s=51.5, slow=("10.0.0.1",), checkpoint=30)
-    decision = Decision(Record(Phase.RUNNING))
+    told = WorkerReport(
+        1e9 + 0.5, workers=3, generation=7, step=40, samples_per_s=51.5, slow=("10.0.0.1",), checkpoint=30
+    )
+    decision = Decision(Record(JobPhase.RUNNING))
     status = writing.status_of(thing, read, decision, now=1e9, told=told)
     assert (status["training"], status["samplesPerSecond"]) == (3, 51.5)
     assert reading.report_of(status) == told
@@ -301,7 +303,7 @@ def test_pod_is_slow_if_a_worker_says_so_of_its_address() -> None:
     pods = [made_pod("Running"), made_pod("Running")]
     for number, pod in enumerate(pods, 1):
         pod["status"]["podIP"] = f"10.0.0.{number}"
-    report = Report(1e9, workers=2, generation=1, step=1, samples_per_s=1.0, slow=("10.0.0.2", "10.0.0.3"))
+    report = WorkerReport(1e9, workers=2, generation=1, step=1, samples_per_s=1.0, slow=("10.0.0.2", "10.0.0.3"))
     read = job_of(job(), pods, [node()], priorities={}, report=report)
     assert [pod.slow for pod in read.pods] == [False, True]
 
@@ -311,15 +313,15 @@ def test_spares_are_told_apart_from_workers() -> None:
     assert (read.takes, read.spares) == (4, 2)
     three = replace(read, pods=tuple(replace(read.pods[0], uid=f"p{number}") for number in range(3)))
     for wanted, spares, told in ((3, 1, (2, 2, 3, 1)), (3, 2, (1, 1, 3, 2)), (5, 1, (4, 3, 3, None))):
-        decision = Decision(Record(Phase.RUNNING), wanted=wanted, spares=spares)
+        decision = Decision(Record(JobPhase.RUNNING), wanted=wanted, spares=spares)
         status = writing.status_of(job(), three, decision, now=1e9)
         assert (status["wanted"], status["workers"], status["running"], status.get("spares")) == told
 
 
 def test_nobody_trains_where_there_are_no_pods() -> None:
-    told = Report(1e9, workers=3, generation=7, step=40, samples_per_s=51.5)
+    told = WorkerReport(1e9, workers=3, generation=7, step=40, samples_per_s=51.5)
     read = job_of(job(), [], [node()], priorities={})
-    status = writing.status_of(job(), read, Decision(Record(Phase.SUCCEEDED)), now=1e9, told=told)
+    status = writing.status_of(job(), read, Decision(Record(JobPhase.SUCCEEDED)), now=1e9, told=told)
     assert (status["training"], status["step"], "samplesPerSecond" in status) == (0, 40, False)
 
 
@@ -327,8 +329,8 @@ def test_last_changes_of_who_trains_are_told() -> None:
     thing = job()
     read = job_of(thing, [made_pod("Running")], [node()], priorities={})
     for second, (generation, workers) in enumerate([(1, 2), (1, 2), (2, None), (2, 3), (3, 3), (4, 2), (5, 3), (6, 4)]):
-        told = Report(float(second), workers=workers, generation=generation, step=10 * second, samples_per_s=1.0)
-        thing["status"] = writing.status_of(thing, read, Decision(Record(Phase.RUNNING)), now=0.0, told=told)
+        told = WorkerReport(float(second), workers=workers, generation=generation, step=10 * second, samples_per_s=1.0)
+        thing["status"] = writing.status_of(thing, read, Decision(Record(JobPhase.RUNNING)), now=0.0, told=told)
         if second == 3:  # nobody knew who trained in view 2, until somebody did
             assert [one.get("training") for one in thing["status"]["changes"]] == [2, 3]
     changes = thing["status"]["changes"]
@@ -342,18 +344,18 @@ def test_last_changes_of_who_trains_are_told() -> None:
 def test_condition_has_the_time_since_when_it_is_so() -> None:
     thing = job()
     read = job_of(thing, [], [], priorities={})
-    first = writing.status_of(thing, read, Decision(Record(Phase.PENDING)), now=0.0)
-    then = writing.status_of({**thing, "status": first}, read, Decision(Record(Phase.RUNNING)), now=60.0)
+    first = writing.status_of(thing, read, Decision(Record(JobPhase.PENDING)), now=0.0)
+    then = writing.status_of({**thing, "status": first}, read, Decision(Record(JobPhase.RUNNING)), now=60.0)
     found = {one["type"]: (one["status"], one["lastTransitionTime"]) for one in then["conditions"]}
     assert found["Running"] == ("True", "1970-01-01T00:01:00.000000Z")
     assert found["Failed"] == ("False", "1970-01-01T00:00:00.000000Z")
 
 
-@pytest.mark.parametrize("phase", Phase)
-def test_job_has_a_condition_for_each_phase_of_which_one_is_true(phase: Phase) -> None:
+@pytest.mark.parametrize("phase", JobPhase)
+def test_job_has_a_condition_for_each_phase_of_which_one_is_true(phase: JobPhase) -> None:
     read = job_of(job(), [], [], priorities={})
     made = writing.status_of(job(), read, Decision(Record(phase, why="because")), now=0.0)["conditions"]
-    assert {one["type"] for one in made} == {*(each.value for each in Phase), "Resizing"}
+    assert {one["type"] for one in made} == {*(each.value for each in JobPhase), "Resizing"}
     assert [one["type"] for one in made if one["status"] == "True"] == [phase.value]
     assert [(one["type"], one["message"]) for one in made if "message" in one] == [(phase.value, "because")]
     assert all(re.fullmatch("[A-Z][A-Za-z]+", one["reason"]) for one in made)
@@ -362,14 +364,14 @@ def test_job_has_a_condition_for_each_phase_of_which_one_is_true(phase: Phase) -
 @pytest.mark.parametrize(
     ("phase", "wanted", "status", "reason"),
     [
-        (Phase.RUNNING, 3, "True", "PodsStarting"),
-        (Phase.RUNNING, 1, "False", "PodsAsWanted"),
-        (Phase.PENDING, 3, "False", "Pending"),
-        (Phase.SUCCEEDED, 0, "False", "Succeeded"),
+        (JobPhase.RUNNING, 3, "True", "PodsStarting"),
+        (JobPhase.RUNNING, 1, "False", "PodsAsWanted"),
+        (JobPhase.PENDING, 3, "False", "Pending"),
+        (JobPhase.SUCCEEDED, 0, "False", "Succeeded"),
     ],
 )
 def test_job_that_trains_is_resized_until_as_many_pods_run_as_it_shall_have(
-    phase: Phase, wanted: int, status: str, reason: str
+    phase: JobPhase, wanted: int, status: str, reason: str
 ) -> None:
     read = job_of(job(spares=1), [made_pod("Running")], [node()], priorities={})
     made = writing.status_of(job(), read, Decision(Record(phase), wanted=wanted, spares=1), now=0.0)

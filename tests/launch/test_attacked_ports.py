@@ -37,7 +37,7 @@ LISTENS = re.compile(
     re.MULTILINE,
 )
 LISTENERS = {
-    "ef_common/collectives/links.py": ("liveness port; links between nodes", "links within a node"),
+    "ef_common/collectives/peer_connections.py": ("liveness port; links between nodes", "links within a node"),
     "ef_common/control/client.py": ("liveness port; links between nodes",),
     "ef_common/control/coordinator.py": ("coordinator", "standby"),
     "ef_common/control/sockets.py": (),  # by which the others listen

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 
 from ef_common.errors import JobFailed, UsageError
-from ef_common.launch.called import Exchange, pack
+from ef_common.launch.called import CallFolder, pack
 
 
 @pytest.fixture
-def exchange(tmp_path: Path) -> Exchange:
-    return Exchange(tmp_path)
+def exchange(tmp_path: Path) -> CallFolder:
+    return CallFolder(tmp_path)
 
 
-def test_call_comes_as_it_was_handed_over(exchange: Exchange, tmp_path: Path) -> None:
+def test_call_comes_as_it_was_handed_over(exchange: CallFolder, tmp_path: Path) -> None:
     factor = 3
     folder, digest = exchange.put(pack(lambda value: factor * value, (5,)))
     assert folder == str(tmp_path)
@@ -31,14 +31,14 @@ def test_call_comes_as_it_was_handed_over(exchange: Exchange, tmp_path: Path) ->
     assert fn(*args) == 15
 
 
-def test_call_that_was_changed_is_refused(exchange: Exchange, tmp_path: Path) -> None:
+def test_call_that_was_changed_is_refused(exchange: CallFolder, tmp_path: Path) -> None:
     _, digest = exchange.put(pack(print, ()))
     (tmp_path / "call").write_bytes(pack(exec, ("raise SystemExit",)))
     with pytest.raises(UsageError, match="was changed"):
         exchange.take(digest)
 
 
-def test_source_of_a_cell_comes_along(exchange: Exchange, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_of_a_cell_comes_along(exchange: CallFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = ["raise ValueError(1)\n"]
     monkeypatch.setattr(linecache, "cache", {"<cell>": (20, None, lines, "<cell>"), "<lazy>": (print,)})
     _, digest = exchange.put(pack(print, ()))
@@ -56,12 +56,12 @@ def test_source_of_a_cell_comes_along(exchange: Exchange, monkeypatch: pytest.Mo
         ({(1, 2): 3}, (None, "dict")),
     ],
 )
-def test_value_is_passed_on_as_json(exchange: Exchange, value: Any, found: Any) -> None:
+def test_value_is_passed_on_as_json(exchange: CallFolder, value: Any, found: Any) -> None:
     exchange.returned(0, value)
     assert exchange.value() == found
 
 
-def test_value_is_that_of_the_lowest_rank(exchange: Exchange) -> None:
+def test_value_is_that_of_the_lowest_rank(exchange: CallFolder) -> None:
     assert exchange.value() == (None, "")
     for rank, value in ((10, 1), (9, 2), (9, 3)):  # the last one has become this rank when another worker had left
         exchange.returned(rank, value)
@@ -69,7 +69,7 @@ def test_value_is_that_of_the_lowest_rank(exchange: Exchange) -> None:
 
 
 def test_exceptions_are_those_of_the_function_in_the_order_of_time(
-    exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+    exchange: CallFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for pid, error in ((8, ValueError("first")), (7, JobFailed("elsewhere")), (6, KeyError("last"))):
         monkeypatch.setattr("os.getpid", lambda pid=pid: pid)

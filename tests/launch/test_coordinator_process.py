@@ -16,7 +16,7 @@ from ef_common.control.coordinator import Coordinator
 from ef_common.core.membership import Settings
 from ef_common.core.view import Member
 from ef_common.errors import AuthenticationError
-from ef_common.launch.coordinator_process import Order, serve, start_coordinator
+from ef_common.launch.coordinator_process import CoordinatorOrder, serve, start_coordinator
 from ef_common.protocol.auth import Token
 
 TOKEN = Token("secret")
@@ -47,8 +47,8 @@ def test_coordinator_is_nobodys_child_and_serves_who_knows_the_token(tmp_path: P
 
 def test_order_comes_to_the_process_with_all_settings() -> None:
     settings = Settings(2, 9, 0.5, 3, on_minority="continue")
-    order = Order("", "secret", asdict(settings), 7.0, 0.0)
-    coordinator = Order(**json.loads(json.dumps(asdict(order)))).carry_out()
+    order = CoordinatorOrder("", "secret", asdict(settings), 7.0, 0.0)
+    coordinator = CoordinatorOrder(**json.loads(json.dumps(asdict(order)))).carry_out()
     assert coordinator._settings == replace(settings, loss_notice_s=7.0 * 1.5)
     assert (coordinator._heartbeat_timeout_s, coordinator._limits.hang_timeout_s) == (7.0, 0.0)
     assert coordinator._token == TOKEN

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from ef_common.core.doors import LOOK, Standing, Supporter
+from ef_common.core.doors import LOOK, DoorAnswer, Supporter
 from ef_common.errors import AuthenticationError, CoordinatorLost, JobFinished
 from ef_common.launch import doors, finding
 from ef_common.launch.doors import Listed, Resolved, addresses_of, find_at_doors
 from ef_common.launch.finding import PATIENCE_S
 from ef_common.launch.hosting import Hosting
-from ef_common.launch.rendezvous_options import Options, Told
+from ef_common.launch.rendezvous_options import GivenParameters, RendezvousOptions
 from ef_common.protocol.addresses import Address, format_address
 from ef_common.testing.ports import free_ports
 from tests.launch.test_finding import Clock
@@ -39,13 +39,13 @@ class Agents:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.own = Supporter()
-        self.others: dict[Address, Callable[[str, str], Standing]] = {}
+        self.others: dict[Address, Callable[[str, str], DoorAnswer]] = {}
         self.asked: set[Address] = set()
         self.tried: list[list[Address]] = []
         self.leads = 0
         self.lock = threading.Lock()
 
-    def ask(self, address: Address, door: str, wish: str) -> Standing | None:
+    def ask(self, address: Address, door: str, wish: str) -> DoorAnswer | None:
         with self.lock:
             self.asked.add(address)
             if address == HERE:
@@ -68,7 +68,7 @@ def agents(clock: Clock) -> Agents:
     return Agents(clock)
 
 
-def supports(agents: Agents) -> Callable[[str, str], Standing]:
+def supports(agents: Agents) -> Callable[[str, str], DoorAnswer]:
     supporter = Supporter()
     return lambda door, wish: supporter.hear("here", door, wish, agents.clock.now)
 
@@ -81,27 +81,27 @@ def test_agent_with_a_majority_founds_the_job(agents: Agents) -> None:
 
 
 def test_agent_follows_a_leader_that_another_one_names(agents: Agents) -> None:
-    agents.others[THERE] = lambda door, wish: Standing(leader=format_address(ELSEWHERE))
-    agents.others[ELSEWHERE] = lambda door, wish: Standing(leads=True)
+    agents.others[THERE] = lambda door, wish: DoorAnswer(leader=format_address(ELSEWHERE))
+    agents.others[ELSEWHERE] = lambda door, wish: DoorAnswer(leads=True)
     assert agents.find(HERE, THERE) == ELSEWHERE
     assert agents.leads == 0
 
 
 def test_leader_that_another_machine_reaches_on_its_loopback_interface_is_looked_for_there(agents: Agents) -> None:
-    agents.others[THERE] = lambda door, wish: Standing(leader="127.0.0.1:77")
-    agents.others["h2", 77] = lambda door, wish: Standing(leads=True)
+    agents.others[THERE] = lambda door, wish: DoorAnswer(leader="127.0.0.1:77")
+    agents.others["h2", 77] = lambda door, wish: DoorAnswer(leads=True)
     assert agents.find(HERE, THERE) == ("h2", 77)
 
 
 def test_agent_that_hears_that_the_training_is_over_has_nothing_to_do(agents: Agents) -> None:
-    agents.others[THERE] = lambda door, wish: Standing(leads=True, over=True)
+    agents.others[THERE] = lambda door, wish: DoorAnswer(leads=True, over=True)
     with pytest.raises(JobFinished, match="the training is over"):
         agents.find(HERE, THERE)
 
 
 def test_agent_without_a_door_looks_until_somebody_leads(agents: Agents, caplog: pytest.LogCaptureFixture) -> None:
     agents.clock.at[agents.clock.now + 100.0] = lambda: agents.others.update(
-        {THERE: lambda door, wish: Standing(leads=wish == LOOK and not door)}
+        {THERE: lambda door, wish: DoorAnswer(leads=wish == LOOK and not door)}
     )
     assert agents.find(("h1", 9), THERE, door=None) == THERE
     assert [record.getMessage() for record in caplog.records] == ["nobody answers at h1:9, h2:2000; waiting"]
@@ -110,7 +110,7 @@ def test_agent_without_a_door_looks_until_somebody_leads(agents: Agents, caplog:
 def test_agent_tries_no_door_at_which_another_one_answers(agents: Agents) -> None:
     agents.others[THERE] = supports(agents)
     agents.clock.at[agents.clock.now + 5.0] = lambda: agents.others.update(
-        {THERE: lambda door, wish: Standing(leads=True)}
+        {THERE: lambda door, wish: DoorAnswer(leads=True)}
     )
     assert agents.find(THERE, ELSEWHERE, door=None) == THERE
     first, *later = agents.tried
@@ -130,13 +130,13 @@ def test_agent_that_has_committed_itself_gives_up_a_founder_that_it_cannot_reach
 
 
 def test_agent_with_another_token_is_an_error_only_where_nobody_leads(agents: Agents) -> None:
-    def refuse(door: str, wish: str) -> Standing:
+    def refuse(door: str, wish: str) -> DoorAnswer:
         raise AuthenticationError("another token")
 
     agents.others[THERE] = refuse
     with pytest.raises(AuthenticationError, match="another token"):
         agents.find(HERE, THERE)
-    agents.others[ELSEWHERE] = lambda door, wish: Standing(leads=True)
+    agents.others[ELSEWHERE] = lambda door, wish: DoorAnswer(leads=True)
     assert agents.find(THERE, ELSEWHERE, door=None) == ELSEWHERE
 
 
@@ -178,7 +178,10 @@ def test_endpoint_that_no_name_server_knows_yet_is_waited_for(
     resolver(monkeypatch, names)
     monkeypatch.setattr("ef_common.launch.hosting.QUIET_S", 0.0)
     hosting = Hosting(
-        Options.parse(Told(f"workers.test:{free_ports(1)[0]}", 1, 2, {})), run_id="none", node="n", is_alone=True
+        RendezvousOptions.parse(GivenParameters(f"workers.test:{free_ports(1)[0]}", 1, 2, {})),
+        run_id="none",
+        node="n",
+        is_alone=True,
     )
     with ThreadPoolExecutor(1) as pool:
         found = pool.submit(hosting.find)
@@ -193,7 +196,7 @@ def test_endpoint_that_no_name_server_knows_yet_is_waited_for(
 
 def test_coordinator_alone_hosts_under_an_address_that_this_machine_does_not_have() -> None:
     """It may be that of what forwards to it."""
-    options = Options.parse(Told(f"192.0.2.1:{free_ports(1)[0]}", 1, 2, {}))
+    options = RendezvousOptions.parse(GivenParameters(f"192.0.2.1:{free_ports(1)[0]}", 1, 2, {}))
     hosting = Hosting(options, run_id="none", node="n", is_alone=True)
     hosting.find()
     assert hosting.coordinator is not None
@@ -203,7 +206,7 @@ def test_coordinator_alone_hosts_under_an_address_that_this_machine_does_not_hav
 
 def test_endpoint_that_no_name_server_ever_knows_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     resolver(monkeypatch, {"workers.test": []})
-    options = Options.parse(Told("workers.test:29400", 1, 2, {"join_timeout": "0.1"}))
+    options = RendezvousOptions.parse(GivenParameters("workers.test:29400", 1, 2, {"join_timeout": "0.1"}))
     with pytest.raises(CoordinatorLost, match="has no address"):
         Hosting(options, run_id="none", node="n").find()
 
@@ -214,7 +217,7 @@ def test_doors_that_are_not_in_the_list_come_after_it() -> None:
 
 @pytest.mark.parametrize("error", [RuntimeError, SystemExit])
 def test_error_while_an_agent_is_asked_reaches_the_one_that_looks(agents: Agents, error: type[BaseException]) -> None:
-    def fail(door: str, wish: str) -> Standing:
+    def fail(door: str, wish: str) -> DoorAnswer:
         raise error("out of order")
 
     agents.others[THERE] = fail

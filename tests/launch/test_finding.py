@@ -18,7 +18,7 @@ from ef_common.errors import (
     ThreadFailed,
 )
 from ef_common.launch import finding
-from ef_common.launch.finding import Job, Patience, find_job
+from ef_common.launch.finding import FoundJob, Patience, find_job
 from ef_common.launch.registry import Registry
 from ef_common.protocol.addresses import Address
 from ef_common.storage.store import Store
@@ -80,7 +80,7 @@ class Agent:
     def resign(self) -> None:
         self.leads -= 1
 
-    def find(self) -> Job:
+    def find(self) -> FoundJob:
         return find_job(self.registry, find_leader=self.find_leader, lead=self.lead, resign=self.resign)
 
 
@@ -90,7 +90,7 @@ def other(registry: Registry) -> Registry:
 
 def test_first_agent_founds_the_job(registry: Registry, clock: Clock) -> None:
     agent = Agent(registry)
-    assert agent.find() == Job(1, None)
+    assert agent.find() == FoundJob(1, None)
     assert agent.leads == 1
     assert registry.look().addresses == [HERE]  # type: ignore[union-attr]
 
@@ -99,7 +99,7 @@ def test_second_agent_follows(registry: Registry, clock: Clock) -> None:
     other(registry).found(1)
     other(registry).add(1, THERE)
     agent = Agent(registry, leader=THERE)
-    assert agent.find() == Job(1, THERE)
+    assert agent.find() == FoundJob(1, THERE)
     assert agent.asked == [[THERE]]
     assert agent.nonces == [registry.look().nonce] != [registry.own_nonce]  # type: ignore[union-attr]
     assert agent.leads == 0
@@ -115,7 +115,7 @@ def test_agent_that_loses_the_race_follows(registry: Registry, clock: Clock) -> 
         return HERE
 
     job = find_job(registry, find_leader=agent.find_leader, lead=lead, resign=agent.resign)
-    assert job == Job(1, THERE)
+    assert job == FoundJob(1, THERE)
     assert agent.leads == 0
 
 
@@ -131,7 +131,7 @@ def test_training_that_is_over_is_not_started_again(registry: Registry, clock: C
 def test_job_that_all_have_left_is_started_again_at_once(registry: Registry, clock: Clock) -> None:
     registry.found(1)
     registry.end(1, LEFT)
-    assert Agent(registry).find() == Job(2, None)
+    assert Agent(registry).find() == FoundJob(2, None)
     assert clock.now == 1000.0
 
 
@@ -139,7 +139,7 @@ def test_job_that_gives_no_sign_of_life_is_started_again_after_the_lease(registr
     other(registry).found(1)
     other(registry).add(1, THERE)  # a machine that is gone
     agent = Agent(registry)
-    assert agent.find() == Job(2, None)
+    assert agent.find() == FoundJob(2, None)
     assert founding.LEASE_S <= clock.now - 1000.0 <= founding.LEASE_S + 1.0
 
 
@@ -154,7 +154,7 @@ def test_another_job_that_has_the_address_of_a_dead_one_by_now_keeps_nobody_out(
     other(registry).add(1, THERE)
     agent = Agent(registry)
     agent.refusal = refusal
-    assert agent.find() == Job(2, None)
+    assert agent.find() == FoundJob(2, None)
 
 
 def beats(registry: Registry, clock: Clock) -> None:
@@ -200,7 +200,7 @@ def test_registry_that_is_away_for_a_while_is_waited_for(
 
     monkeypatch.setattr(registry, operation, away)
     agent = Agent(registry)
-    assert agent.find() == Job(1, None)
+    assert agent.find() == FoundJob(1, None)
     assert agent.leads == 1
     assert registry.newest() == Start(1)
 
@@ -220,7 +220,7 @@ def test_registry_that_hangs_is_asked_again(
     monkeypatch.setattr(registry, operation, hang)
     monkeypatch.setattr(finding, "ANSWER_S", 1.0)
     try:
-        assert Agent(registry).find() == Job(1, None)
+        assert Agent(registry).find() == FoundJob(1, None)
     finally:
         goes_on.set()
     assert [record.getMessage() for record in caplog.records] == [

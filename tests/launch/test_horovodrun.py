@@ -12,10 +12,10 @@ import pytest
 from ef_common.errors import AuthenticationError, JobFinished, ProtocolError, UsageError
 from ef_common.horovod import rounds
 from ef_common.horovod.driver import Driver
-from ef_common.horovod.store import Store, StoreLost
+from ef_common.horovod.store import RendezvousStore, StoreLost
 from ef_common.launch import horovodrun
 from ef_common.launch.environment import read_environment
-from ef_common.launch.horovodrun import Found, is_horovodrun, join_horovodrun, read_horovodrun_environment
+from ef_common.launch.horovodrun import CoordinatorEntry, is_horovodrun, join_horovodrun, read_horovodrun_environment
 from ef_common.protocol.addresses import Address
 from ef_common.protocol.auth import Token
 
@@ -31,7 +31,7 @@ HOROVODRUN = {
 
 
 @pytest.fixture
-def store() -> Iterator[Store]:
+def store() -> Iterator[RendezvousStore]:
     """A store like horovodrun's."""
     values: dict[str, bytes] = {}
 
@@ -54,7 +54,7 @@ def store() -> Iterator[Store]:
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
-    yield Store(("127.0.0.1", server.server_address[1]))
+    yield RendezvousStore(("127.0.0.1", server.server_address[1]))
     server.shutdown()
     thread.join()
     server.server_close()
@@ -66,7 +66,7 @@ def horovod_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def given(store: Store, monkeypatch: pytest.MonkeyPatch, horovod_here: None) -> Iterator[None]:
+def given(store: RendezvousStore, monkeypatch: pytest.MonkeyPatch, horovod_here: None) -> Iterator[None]:
     """The environment of a worker of a static horovodrun."""
     variables = {**HOROVODRUN, "HOROVOD_GLOO_RENDEZVOUS_ADDR": store.address[0]}
     for name, value in {**variables, "HOROVOD_GLOO_RENDEZVOUS_PORT": str(store.address[1])}.items():
@@ -114,8 +114,8 @@ def test_environment_without_horovod_raises_usage_error(monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("given")
-def test_worker_finds_the_coordinator_and_the_token(store: Store) -> None:
-    store.put("coordinator", Found(("10.0.0.1", 77), Token("abc"), secret=False).describe())
+def test_worker_finds_the_coordinator_and_the_token(store: RendezvousStore) -> None:
+    store.put("coordinator", CoordinatorEntry(("10.0.0.1", 77), Token("abc"), secret=False).describe())
     job = join_horovodrun(read_environment({}))
     assert job.environment.coordinator == ("10.0.0.1", 77)
     assert job.environment.token == Token("abc", source="the published token")
@@ -125,14 +125,14 @@ def test_worker_finds_the_coordinator_and_the_token(store: Store) -> None:
 
 
 @pytest.mark.usefixtures("given")
-def test_worker_of_a_job_that_is_over_is_told_so(store: Store) -> None:
+def test_worker_of_a_job_that_is_over_is_told_so(store: RendezvousStore) -> None:
     store.put("finished", b"1")
     with pytest.raises(JobFinished):
         join_horovodrun(read_environment({}))
 
 
 @pytest.mark.usefixtures("given")
-def test_rank_0_begins_when_all_have_come(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_0_begins_when_all_have_come(store: RendezvousStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOROVOD_RANK", "0")
     for rank in (1, 2):
         store.put(f"started-{rank}", b"1")
@@ -154,13 +154,13 @@ def test_rank_0_begins_when_all_have_come(store: Store, monkeypatch: pytest.Monk
     assert published_before == [None]
     assert (limits["heartbeat_timeout_s"], limits["hang_timeout_s"]) == (7.0, 30.0)
     assert job.environment.coordinator == ("127.0.0.1", 5)
-    found = Found.parse(store.get("coordinator") or b"", None)
+    found = CoordinatorEntry.parse(store.get("coordinator") or b"", None)
     assert job.environment.token is not None
     assert (found.address, found.token.secret) == (("127.0.0.1", 5), job.environment.token.secret)
 
 
 @pytest.mark.usefixtures("given")
-def test_rank_0_does_not_wait_for_ever(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_0_does_not_wait_for_ever(store: RendezvousStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOROVOD_RANK", "0")
     monkeypatch.setattr(horovodrun, "start_coordinator", lambda host, *args, **kwargs: ((host, 5), 6))
     join_horovodrun(read_environment({}), gather_s=0.1)
@@ -168,36 +168,40 @@ def test_rank_0_does_not_wait_for_ever(store: Store, monkeypatch: pytest.MonkeyP
 
 
 def test_token_of_the_environment_is_not_published() -> None:
-    found = Found(("a", 1), Token("abc"), secret=True)
+    found = CoordinatorEntry(("a", 1), Token("abc"), secret=True)
     assert b"abc" not in found.describe()
-    assert Found.parse(found.describe(), Token("abc")) == found
+    assert CoordinatorEntry.parse(found.describe(), Token("abc")) == found
     with pytest.raises(AuthenticationError, match="ELASTICFLOW_TOKEN"):
-        Found.parse(found.describe(), None)
+        CoordinatorEntry.parse(found.describe(), None)
 
 
 @pytest.mark.parametrize("value", [b"", b"[]", b"{}", b'{"address": 3}', b'{"address": "a:b"}', b'{"address": "a"}'])
 def test_anything_else_in_the_store_raises_protocol_error(value: bytes) -> None:
     with pytest.raises(ProtocolError, match="no address of a coordinator"):
-        Found.parse(value, None)
+        CoordinatorEntry.parse(value, None)
 
 
-def test_store_that_is_gone_raises(store: Store) -> None:
+def test_store_that_is_gone_raises(store: RendezvousStore) -> None:
     assert store.get("nothing") is None
-    gone = Store(("127.0.0.1", 1))
+    gone = RendezvousStore(("127.0.0.1", 1))
     with pytest.raises(StoreLost, match="does not answer"):
         gone.get("nothing")
     with pytest.raises(StoreLost, match="cannot be reached"):
         gone.own_host()
 
 
-def test_round_is_over_whatever_comes_up_while_ready_is_said(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
+def test_round_is_over_whatever_comes_up_while_ready_is_said(
+    monkeypatch: pytest.MonkeyPatch, store: RendezvousStore
+) -> None:
     driver = Driver(store, host="h", local_rank=0, size=1, interface="", published={})
     monkeypatch.setattr(store, "get", lambda *args, **kwargs: 1 / 0)
-    driver._act(rounds.Action.READY)
+    driver._act(rounds.RoundAction.READY)
     assert driver._events.get(timeout=60) == rounds.Answered(None)
 
 
-def test_close_does_not_wait_for_a_driver_that_has_failed(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
+def test_close_does_not_wait_for_a_driver_that_has_failed(
+    monkeypatch: pytest.MonkeyPatch, store: RendezvousStore
+) -> None:
     driver = Driver(store, host="h", local_rank=0, size=1, interface="", published={})
     monkeypatch.setattr(rounds, "decide", lambda *args, **kwargs: 1 / 0)
     driver.finished()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ef_common.errors import UsageError
-from ef_common.launch.kubeflow import Pod, pod_in
+from ef_common.launch.kubeflow import KubeflowPod, pod_in
 
 TRAIN_JOB = {"PET_MASTER_ADDR": "a-node-0-0.a", "PET_MASTER_PORT": "29500", "PET_NNODES": "3", "PET_NODE_RANK": "0"}
 PYTORCH_JOB = {"PET_MASTER_ADDR": "a-master-0", "PET_MASTER_PORT": "23456", "PET_NNODES": "3", "PET_NODE_RANK": "2"}
@@ -24,7 +24,7 @@ PYTORCH_JOB = {"PET_MASTER_ADDR": "a-master-0", "PET_MASTER_PORT": "23456", "PET
 def test_names_of_all_pods_follow_from_that_of_the_first_one(
     environ: dict[str, str], hosts: tuple[str, ...], port: int, is_first: bool | None
 ) -> None:
-    assert pod_in(environ) == Pod(tuple((host, port) for host in hosts), is_first=is_first)
+    assert pod_in(environ) == KubeflowPod(tuple((host, port) for host in hosts), is_first=is_first)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from ef_common.core.view import Member
 from ef_common.events import EventLog
 from ef_common.launch import notices as module
-from ef_common.launch.notices import SIGNALS, Notices
+from ef_common.launch.notices import SIGNALS, DepartureNotices
 from ef_common.session import Session
 
 
@@ -35,13 +35,13 @@ def session() -> Told:
 
 
 @pytest.fixture
-def make(session: Told, hangup_not_ignored: None) -> Iterator[Callable[..., Notices]]:
+def make(session: Told, hangup_not_ignored: None) -> Iterator[Callable[..., DepartureNotices]]:
     before = {number: signal.getsignal(number) for number in SIGNALS}
-    made: list[Notices] = []
+    made: list[DepartureNotices] = []
 
-    def make(**kwargs: Any) -> Notices:
+    def make(**kwargs: Any) -> DepartureNotices:
         settings = {"elastic": True, "grace_s": 1000.0, "log": EventLog(None, "w"), **kwargs}
-        made.append(Notices(session, **settings))
+        made.append(DepartureNotices(session, **settings))
         return made[-1]
 
     yield make
@@ -51,13 +51,13 @@ def make(session: Told, hangup_not_ignored: None) -> Iterator[Callable[..., Noti
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_signal_makes_the_session_leave(make: Callable[..., Notices], session: Told, number: int) -> None:
+def test_signal_makes_the_session_leave(make: Callable[..., DepartureNotices], session: Told, number: int) -> None:
     make().start()
     signal.raise_signal(number)
     assert session.told.wait(30)
 
 
-def test_signal_is_passed_on_to_whom_it_was_for(make: Callable[..., Notices], session: Told) -> None:
+def test_signal_is_passed_on_to_whom_it_was_for(make: Callable[..., DepartureNotices], session: Told) -> None:
     seen: list[int] = []
     before = signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))
     try:
@@ -72,7 +72,7 @@ def test_signal_is_passed_on_to_whom_it_was_for(make: Callable[..., Notices], se
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_signal_that_is_ignored_stays_ignored(make: Callable[..., Notices], session: Told) -> None:
+def test_signal_that_is_ignored_stays_ignored(make: Callable[..., DepartureNotices], session: Told) -> None:
     before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
         make().start()
@@ -81,7 +81,9 @@ def test_signal_that_is_ignored_stays_ignored(make: Callable[..., Notices], sess
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_handler_under_another_one_is_found_again_after_a_stop(make: Callable[..., Notices], session: Told) -> None:
+def test_handler_under_another_one_is_found_again_after_a_stop(
+    make: Callable[..., DepartureNotices], session: Told
+) -> None:
     """As Lightning does: it sets a handler that calls ours, and puts ours back at the end."""
     seen: list[int] = []
     before = signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))
@@ -102,7 +104,7 @@ def test_handler_under_another_one_is_found_again_after_a_stop(make: Callable[..
 
 
 def test_handler_that_somebody_puts_back_after_a_stop_is_not_called_by_itself(
-    make: Callable[..., Notices], session: Told
+    make: Callable[..., DepartureNotices], session: Told
 ) -> None:
     """As Lightning does if the training has ended, and another one begins."""
     seen: list[int] = []
@@ -122,7 +124,7 @@ def test_handler_that_somebody_puts_back_after_a_stop_is_not_called_by_itself(
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_worker_alone_heeds_notices_when_it_can_save(make: Callable[..., Notices], session: Told) -> None:
+def test_worker_alone_heeds_notices_when_it_can_save(make: Callable[..., DepartureNotices], session: Told) -> None:
     before = signal.getsignal(signal.SIGTERM)
     notices = make(elastic=False)
     notices.start()
@@ -135,7 +137,7 @@ def test_worker_alone_heeds_notices_when_it_can_save(make: Callable[..., Notices
 
 
 def test_second_sigterm_within_a_moment_is_the_same_notice(
-    make: Callable[..., Notices], session: Told, monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., DepartureNotices], session: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended: list[int] = []
     monkeypatch.setattr(module, "_end_by", ended.append)
@@ -151,7 +153,7 @@ def test_second_sigterm_within_a_moment_is_the_same_notice(
     assert ended == [signal.SIGTERM]
 
 
-def test_forked_child_is_ended_by_sigterm_alone(make: Callable[..., Notices], session: Told) -> None:
+def test_forked_child_is_ended_by_sigterm_alone(make: Callable[..., DepartureNotices], session: Told) -> None:
     make().start()
     child = os.fork()
     if child == 0:
@@ -175,7 +177,7 @@ class Source:
 
 
 def test_source_is_asked_again_and_again_until_there_is_a_notice(
-    make: Callable[..., Notices], session: Told, monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., DepartureNotices], session: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "ASK_S", 0.01)
     source = Source()
@@ -185,7 +187,7 @@ def test_source_is_asked_again_and_again_until_there_is_a_notice(
 
 
 def test_worker_whose_time_is_over_ends_at_once(
-    make: Callable[..., Notices], session: Told, monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., DepartureNotices], session: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended = threading.Event()
     monkeypatch.setattr(module.os, "_exit", lambda status: ended.set() if status == module.OUT_OF_TIME else None)
@@ -195,10 +197,10 @@ def test_worker_whose_time_is_over_ends_at_once(
 
 
 def test_worker_that_cannot_ask_to_leave_ends_when_its_time_is_over(
-    make: Callable[..., Notices], session: Told, monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., DepartureNotices], session: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended = threading.Event()
-    monkeypatch.setattr(module.Notices, "_end_late", lambda self: ended.set())
+    monkeypatch.setattr(module.DepartureNotices, "_end_late", lambda self: ended.set())
     monkeypatch.setattr(session, "leave", lambda: 1 / 0)
     notices = make(grace_s=0.1)
     monkeypatch.setattr(notices._log, "write", lambda kind, **fields: 1 / 0)
@@ -208,7 +210,7 @@ def test_worker_that_cannot_ask_to_leave_ends_when_its_time_is_over(
 
 
 def test_source_that_raises_is_asked_again(
-    make: Callable[..., Notices], session: Told, monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., DepartureNotices], session: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "ASK_S", 0.01)
     failures = [ValueError("no such place")] * 2
@@ -224,7 +226,7 @@ def test_source_that_raises_is_asked_again(
 
 
 def test_worker_whose_time_is_over_ends_even_if_there_can_be_no_more_threads(
-    make: Callable[..., Notices], monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., DepartureNotices], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

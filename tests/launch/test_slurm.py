@@ -21,10 +21,10 @@ from ef_common.launch import slurm
 from ef_common.launch.environment import read_environment
 from ef_common.launch.provisioning import SlurmArray, provisioner_for
 from ef_common.launch.run import parser
-from ef_common.launch.slurm_script import OF_RUN, Submission, script_of
+from ef_common.launch.slurm_script import OF_RUN, SlurmSubmission, script_of
 from tests.waiting import poll_until
 
-SUBMISSION = Submission(1, 4, "1", (), (), ("train.py",))
+SUBMISSION = SlurmSubmission(1, 4, "1", (), (), ("train.py",))
 VARIABLES = {"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}
 
 
@@ -58,7 +58,7 @@ def elasticflow(*arguments: str) -> Result:
     return CliRunner().invoke(main, arguments)
 
 
-def run_script(tmp_path: Path, submission: Submission = SUBMISSION) -> subprocess.Popen[str]:
+def run_script(tmp_path: Path, submission: SlurmSubmission = SUBMISSION) -> subprocess.Popen[str]:
     """Run the batch script as one task of an array."""
     script = script_of(submission, tmp_path / "run", directory=tmp_path)
     (tmp_path / "run").mkdir(exist_ok=True)
@@ -81,7 +81,7 @@ def test_options_are_those_of_sbatch_of_run_and_of_the_script() -> None:
         "train.py",
         "--tls=x",
     ]
-    assert Submission.parse("2:4", arguments, per_node="gpu") == Submission(
+    assert SlurmSubmission.parse("2:4", arguments, per_node="gpu") == SlurmSubmission(
         2,
         4,
         "gpu",
@@ -116,7 +116,7 @@ def test_options_of_run_are_known() -> None:
 )
 def test_what_is_wrong_on_the_command_line_is_said_in_one_line(nodes: str, arguments: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        Submission.parse(nodes, arguments)
+        SlurmSubmission.parse(nodes, arguments)
     found = elasticflow("slurm", "submit", f"--nodes={nodes}", *arguments)
     assert found.exit_code == 2
     assert found.output.startswith("elasticflow slurm submit: ")
@@ -144,7 +144,7 @@ def test_dry_run_prints_the_script_and_does_nothing(tmp_path: Path) -> None:
 
 
 def test_script_of_one_node_cancels_nobody_and_what_is_named_is_taken(tmp_path: Path) -> None:
-    submission = Submission(1, 1, "4", (), ("--rdzv-endpoint=etcd://h:1/run",), ("train.py",))
+    submission = SlurmSubmission(1, 1, "4", (), ("--rdzv-endpoint=etcd://h:1/run",), ("train.py",))
     script = script_of(submission, tmp_path / "a%b", directory=tmp_path, checkpoint="s3://bucket/run")
     assert "scancel" not in script
     assert "file://" not in script
@@ -208,7 +208,7 @@ def test_notice_to_the_script_is_passed_on_as_usr1_and_its_status_awaited(
 
 def test_script_of_the_example_ends_as_the_one_that_is_written(tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "examples" / "11-slurm" / "job.sh"
-    written = script_of(Submission(1, 8, "1", (), (), ("train.py",)), tmp_path, directory=tmp_path)
+    written = script_of(SlurmSubmission(1, 8, "1", (), (), ("train.py",)), tmp_path, directory=tmp_path)
     assert example.read_text().partition("node=$!")[2] == written.partition("node=$!")[2]
     assert "trap 'kill -USR1 $node 2>/dev/null' USR1 TERM" in example.read_text()
 
@@ -309,7 +309,7 @@ def test_nodes_that_a_job_orders_of_slurm_are_those_that_may_run(tools: Callable
 
 def test_job_that_chooses_its_size_begins_with_the_fewest_nodes(tmp_path: Path) -> None:
     for options, array in (((), "0-7"), (("--autoscale=max=8",), "0-7%2")):
-        submission = Submission(2, 8, "1", (), options, ("train.py",))
+        submission = SlurmSubmission(2, 8, "1", (), options, ("train.py",))
         assert f"#SBATCH --array={array}\n" in script_of(submission, tmp_path / "run", directory=tmp_path)
 
 

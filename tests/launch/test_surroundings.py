@@ -7,7 +7,7 @@ import pytest
 from ef_common.errors import UsageError
 from ef_common.launch.mpi import Hosts, Rank
 from ef_common.launch.run import Options
-from ef_common.launch.surroundings import Meeting, Place, check_alone, meeting_in, place_in
+from ef_common.launch.surroundings import MeetingPlace, StartingPlace, check_alone, meeting_in, place_in
 
 SECRET = {"ELASTICFLOW_TOKEN": "secret"}
 PODS = "job-node-0-0.job:29500,job-node-0-1.job:29500,job-node-0-2.job:29500,job-node-0-3.job:29500"
@@ -48,25 +48,28 @@ ARRAY = {"SLURM_JOB_ID": "15", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID"
     ("environ", "expected"),
     [
         ({}, None),
-        (KUBEFLOW, Meeting(POD, PODS)),
-        (KUBEFLOW | {"PET_NNODES": "1:4"}, Meeting(POD, PODS)),
-        (KUBEFLOW | FIRST, Meeting(POD, "first:29500", is_host=False)),
-        (KUBEFLOW | FIRST | {"PET_NODE_RANK": "0"}, Meeting(POD, "first:29500", is_host=True)),
-        (SECRET | {"PET_NNODES": "1:4", "PET_MASTER_ADDR": "fd00::1"}, Meeting(POD, "[fd00::1]:29400", is_host=None)),
+        (KUBEFLOW, MeetingPlace(POD, PODS)),
+        (KUBEFLOW | {"PET_NNODES": "1:4"}, MeetingPlace(POD, PODS)),
+        (KUBEFLOW | FIRST, MeetingPlace(POD, "first:29500", is_host=False)),
+        (KUBEFLOW | FIRST | {"PET_NODE_RANK": "0"}, MeetingPlace(POD, "first:29500", is_host=True)),
+        (
+            SECRET | {"PET_NNODES": "1:4", "PET_MASTER_ADDR": "fd00::1"},
+            MeetingPlace(POD, "[fd00::1]:29400", is_host=None),
+        ),
         (KUBEFLOW | {"PET_NNODES": "1"}, None),
         (KUBEFLOW | {"PET_MASTER_ADDR": "127.0.0.1"}, None),
         ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, None),  # a batch script, which runs once
         ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, None),
-        (TF, Meeting("worker 1 of TF_CONFIG", "a:2222,b:2222", num_nodes=2)),
+        (TF, MeetingPlace("worker 1 of TF_CONFIG", "a:2222,b:2222", num_nodes=2)),
         (  # several workers of one machine need no secret
             {"TF_CONFIG": TF["TF_CONFIG"].replace("a:2222", "localhost:1").replace("b:2222", "127.0.0.1:2")},
-            Meeting("worker 1 of TF_CONFIG", "localhost:1,127.0.0.1:2", num_nodes=2),
+            MeetingPlace("worker 1 of TF_CONFIG", "localhost:1,127.0.0.1:2", num_nodes=2),
         ),
         (PYTORCH_JOB | {"PET_NNODES": "1:4"}, None),
         ({"PET_NNODES": "4"}, None),  # a job of this machine, which has as many nodes as workers
     ],
 )
-def test_meeting(environ: dict[str, str], expected: Meeting | None) -> None:
+def test_meeting(environ: dict[str, str], expected: MeetingPlace | None) -> None:
     assert meeting_in(environ) == expected
 
 
@@ -78,7 +81,7 @@ def test_tasks_of_a_slurm_step_with_a_secret_meet_at_its_first_hosts(number: int
         asked.append(nodes)
         return [f"n{i}" for i in range(1, number + 1)]
 
-    assert meeting_in(STEP, hosts_of=hosts_of) == Meeting("task 2 of 8 of a Slurm step", hosts, num_nodes=8)
+    assert meeting_in(STEP, hosts_of=hosts_of) == MeetingPlace("task 2 of 8 of a Slurm step", hosts, num_nodes=8)
     assert asked == ["n[1-8]"]
 
 
@@ -86,7 +89,7 @@ def test_tasks_of_a_slurm_step_with_a_secret_meet_at_its_first_hosts(number: int
 def test_ranks_of_mpi_meet_at_their_first_hosts(number: int, some: list[str]) -> None:
     hosts = Hosts([f"n{i}" for i in range(1, number + 1)], "a job")
     port = hosts.port(range(20000, 30000))
-    expected = Meeting("rank 2 of 8 of Open MPI", ",".join(f"{host}:{port}" for host in some), num_nodes=8)
+    expected = MeetingPlace("rank 2 of 8 of Open MPI", ",".join(f"{host}:{port}" for host in some), num_nodes=8)
     assert meeting_in(SEVERAL, hosts_of_ranks=lambda rank, environ: hosts) == expected
 
 
@@ -269,4 +272,4 @@ def test_place_of_a_rank_without_a_secret_lacks_it() -> None:
 def test_place_of_one_of_several_tasks_lacks_an_endpoint(environ: dict[str, str], name: str) -> None:
     missing = "elasticflow run --rdzv-endpoint=file:///shared/folder train.py"
     start = "each task would run a training of its own, unless all are told where they meet"
-    assert place_in(environ) == Place(name, start, missing)
+    assert place_in(environ) == StartingPlace(name, start, missing)

@@ -18,13 +18,13 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.elastic.rendezvous.api import RendezvousParameters
 
 from ef_common.control.client import CoordinatorClient
-from ef_common.core.doors import Standing
+from ef_common.core.doors import DoorAnswer
 from ef_common.core.view import Member
 from ef_common.errors import CoordinatorLost, JobFailed, UsageError
 from ef_common.launch import doors
 from ef_common.launch.environment import read_environment
 from ef_common.launch.registry import Registry
-from ef_common.launch.rendezvous_options import Options
+from ef_common.launch.rendezvous_options import RendezvousOptions
 from ef_common.launch.torchrun_handler import ElasticFlowRendezvous, create_handler, get_handler
 from ef_common.protocol import wire
 from ef_common.protocol.addresses import parse_address
@@ -51,7 +51,7 @@ def restore_environment(monkeypatch):
 
 
 def test_options_defaults():
-    options = Options.parse(parameters("example.org", timeout="900", unknown="1"))
+    options = RendezvousOptions.parse(parameters("example.org", timeout="900", unknown="1"))
     assert options.endpoint == ("example.org", 29400)
     assert (options.token, options.is_host, options.heartbeat_timeout_s) == (None, None, 5.0)
     assert (options.settings.min_nodes, options.settings.max_nodes, options.settings.last_call_s) == (
@@ -64,7 +64,7 @@ def test_options_defaults():
 def test_options_are_read(tmp_path, monkeypatch):
     (tmp_path / "token").write_text("hunter2\n")
     monkeypatch.setenv("ELASTICFLOW_TOKEN", "another")
-    options = Options.parse(
+    options = RendezvousOptions.parse(
         parameters(token_file=str(tmp_path / "token"), heartbeat_timeout="0.5", last_call_timeout="7", is_host="1")
     )
     assert options.token.secret == "hunter2"
@@ -78,7 +78,7 @@ def test_options_are_read(tmp_path, monkeypatch):
 def test_options_limit_of_hangs_is_given_or_in_the_environment(monkeypatch, variable, given, expected):
     if variable is not None:
         monkeypatch.setenv("ELASTICFLOW_HANG_TIMEOUT", variable)
-    assert Options.parse(parameters(**given)).hang_timeout_s == expected
+    assert RendezvousOptions.parse(parameters(**given)).hang_timeout_s == expected
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_options_limit_of_hangs_is_given_or_in_the_environment(monkeypatch, vari
 def test_options_limit_of_silence_is_given_or_in_the_environment(monkeypatch, variable, given, expected):
     if variable is not None:
         monkeypatch.setenv("ELASTICFLOW_HEARTBEAT_TIMEOUT", variable)
-    assert Options.parse(parameters(**given)).heartbeat_timeout_s == expected
+    assert RendezvousOptions.parse(parameters(**given)).heartbeat_timeout_s == expected
 
 
 @pytest.mark.parametrize(
@@ -105,34 +105,34 @@ def test_options_limit_of_silence_is_given_or_in_the_environment(monkeypatch, va
 )
 def test_options_malformed_one_is_named(key, value):
     with pytest.raises(UsageError, match=key):
-        Options.parse(parameters(**{key: value}))
+        RendezvousOptions.parse(parameters(**{key: value}))
 
 
 def test_options_malformed_endpoint_is_named():
     with pytest.raises(UsageError, match="host:port"):
-        Options.parse(parameters("host:port"))
+        RendezvousOptions.parse(parameters("host:port"))
 
 
 @pytest.mark.parametrize("url", ["file://shared/run", "memory://run", "local://run"])
 def test_options_place_that_others_do_not_share_is_refused(url):
     with pytest.raises(UsageError, match="file:///FOLDER"):
-        Options.parse(parameters(url))
+        RendezvousOptions.parse(parameters(url))
 
 
 def test_options_registry_is_no_host():
-    options = Options.parse(parameters("s3://bucket/run"))
+    options = RendezvousOptions.parse(parameters("s3://bucket/run"))
     assert options.registry == "s3://bucket/run"
-    assert Options.parse(parameters()).registry == ""
+    assert RendezvousOptions.parse(parameters()).registry == ""
     with pytest.raises(UsageError, match="is_host is for an endpoint HOST:PORT"):
-        Options.parse(parameters("etcd://a,b/run", is_host="1"))
+        RendezvousOptions.parse(parameters("etcd://a,b/run", is_host="1"))
 
 
 def test_options_list_of_endpoints():
-    options = Options.parse(parameters("h1:1,h2, [::1]:3"))
+    options = RendezvousOptions.parse(parameters("h1:1,h2, [::1]:3"))
     assert options.doors == (("h1", 1), ("h2", 29400), ("::1", 3))
     assert (options.endpoint, options.registry) == (("h1", 1), "")
-    assert Options.parse(parameters("h1:1")).doors == ()
-    assert Options.parse(parameters("etcd://a,b/run")).registry == "etcd://a,b/run"
+    assert RendezvousOptions.parse(parameters("h1:1")).doors == ()
+    assert RendezvousOptions.parse(parameters("etcd://a,b/run")).registry == "etcd://a,b/run"
 
 
 @pytest.mark.parametrize(
@@ -150,20 +150,20 @@ def test_options_list_of_endpoints():
 )
 def test_options_malformed_list_is_one_error(endpoint, what):
     with pytest.raises(UsageError, match=what):
-        Options.parse(parameters(endpoint))
+        RendezvousOptions.parse(parameters(endpoint))
 
 
 def test_options_of_a_list_name_no_host():
     with pytest.raises(UsageError, match="is_host is for an endpoint HOST:PORT"):
-        Options.parse(parameters("h1:1,h2:1", is_host="1"))
+        RendezvousOptions.parse(parameters("h1:1,h2:1", is_host="1"))
 
 
 def test_options_name_of_a_group_is_a_host_that_nobody_has_alone():
-    assert Options.parse(parameters("workers:1", is_group="1")).is_group
-    assert not Options.parse(parameters("workers:1")).is_group
+    assert RendezvousOptions.parse(parameters("workers:1", is_group="1")).is_group
+    assert not RendezvousOptions.parse(parameters("workers:1")).is_group
     for endpoint, more in (("h1:1,h2:1", {}), ("s3://bucket/run", {}), ("h1:1", {"is_host": "1"})):
         with pytest.raises(UsageError, match="is_group is for an endpoint HOST:PORT"):
-            Options.parse(parameters(endpoint, is_group="1", **more))
+            RendezvousOptions.parse(parameters(endpoint, is_group="1", **more))
 
 
 # ---------------------------------------------------------------- one agent, in this process
@@ -333,16 +333,16 @@ def test_handler_under_tls_gives_the_workers_credentials_and_puts_the_token_back
 
 
 def test_options_tls_is_given_or_in_the_environment(monkeypatch):
-    assert Options.parse(parameters()).tls == ""
+    assert RendezvousOptions.parse(parameters()).tls == ""
     monkeypatch.setenv("ELASTICFLOW_TLS", "/keys")
-    assert Options.parse(parameters()).tls == "/keys"
-    assert Options.parse(parameters(tls="0")).tls == "0"
+    assert RendezvousOptions.parse(parameters()).tls == "/keys"
+    assert RendezvousOptions.parse(parameters(tls="0")).tls == "0"
 
 
 @pytest.fixture
 def _coordinator_elsewhere(monkeypatch):
     """There is one at each endpoint that is not on this machine."""
-    monkeypatch.setattr("ef_common.launch.hosting.seek", lambda *args, **kwargs: Standing(leads=True))
+    monkeypatch.setattr("ef_common.launch.hosting.seek", lambda *args, **kwargs: DoorAnswer(leads=True))
 
 
 @pytest.mark.usefixtures("_coordinator_elsewhere")
@@ -373,7 +373,7 @@ def test_handler_host_without_token_gives_its_workers_the_loopback_address():
 
 @pytest.mark.usefixtures("_coordinator_elsewhere")
 def test_handler_local_addr_wins():
-    options = Options.parse(parameters("192.0.2.1:29400"))
+    options = RendezvousOptions.parse(parameters("192.0.2.1:29400"))
     handler = ElasticFlowRendezvous(options, run_id="r", local_addr="198.51.100.7")
     handler.start()
     assert os.environ["ELASTICFLOW_ADDRESS"] == "198.51.100.7"

@@ -15,7 +15,7 @@ from torch.distributed import run as torchrun
 
 from ef_common.errors import UsageError
 from ef_common.launch import unnamed_rendezvous as unnamed
-from ef_common.launch.rendezvous_options import Told
+from ef_common.launch.rendezvous_options import GivenParameters
 from ef_common.launch.unnamed_rendezvous import FLAGS, Unnamed, unnamed_rendezvous
 from tests.launch.conftest import GUARD_S, ROOT, Job
 from tests.waiting import poll_until
@@ -111,13 +111,13 @@ def test_variables_are_set_in_torchrun_only(
 
 
 def test_endpoint_is_this_machine_or_the_master_of_the_pods() -> None:
-    params = Told("", 1, 8, {"last_call_timeout": "5"})
-    assert LOCAL.complete(params, {}) == Told("localhost:0", 1, 8, {"last_call_timeout": "5"})
-    pods = Told("first.job:29500", 1, 8, {"is_host": False, "last_call_timeout": "5"})
+    params = GivenParameters("", 1, 8, {"last_call_timeout": "5"})
+    assert LOCAL.complete(params, {}) == GivenParameters("localhost:0", 1, 8, {"last_call_timeout": "5"})
+    pods = GivenParameters("first.job:29500", 1, 8, {"is_host": False, "last_call_timeout": "5"})
     assert LOCAL.complete(params, KUBEFLOW | {"ELASTICFLOW_TOKEN": "secret"}) == pods
     in_file = {"token_file": "/run/secrets/token"}
-    assert LOCAL.complete(Told("", 1, 8, in_file), KUBEFLOW).config == {"is_host": False, **in_file}
-    named = Told("host:1", 2, 8, {})
+    assert LOCAL.complete(GivenParameters("", 1, 8, in_file), KUBEFLOW).config == {"is_host": False, **in_file}
+    named = GivenParameters("host:1", 2, 8, {})
     assert NODE.complete(named, KUBEFLOW) is named
 
 
@@ -131,7 +131,7 @@ def test_endpoint_is_this_machine_or_the_master_of_the_pods() -> None:
 )
 def test_nodes_that_could_not_find_each_other_are_refused(low: int, environ: Mapping[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        LOCAL.complete(Told("", low, 8, {}), environ)
+        LOCAL.complete(GivenParameters("", low, 8, {}), environ)
 
 
 # ---------------------------------------------------------------- real processes

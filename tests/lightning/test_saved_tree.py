@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ef_common.storage.checkpoints import Content
-from ef_common.storage.layout import Layout, Slice
+from ef_common.storage.layout import FileLayout, Slice
 from ef_lightning.host_copy import HostCopies
 from ef_lightning.saved_tree import IsShared, SavedTree, save
 
@@ -56,11 +56,11 @@ def _saved(tree: Any, copies: HostCopies | None = None, is_shared: IsShared = la
     return SavedTree(tree, copies or HostCopies(), is_shared, lambda file: Content({}))
 
 
-def _layout_of(tree: Any, is_shared: IsShared) -> Layout:
+def _layout_of(tree: Any, is_shared: IsShared) -> FileLayout:
     return _saved(tree, is_shared=is_shared).layout()
 
 
-def _written(layout: Layout, tree: Any, ranges: list[tuple[int, int]]) -> bytes:
+def _written(layout: FileLayout, tree: Any, ranges: list[tuple[int, int]]) -> bytes:
     """By one worker for each range."""
     file = io.BytesIO()
     for start, stop in ranges:
@@ -81,7 +81,7 @@ def test_layout_with_the_tensors_put_back_is_the_file_that_torch_writes(name: st
     tree = _trees()[name]
     torch.use_deterministic_algorithms(deterministic)  # memory that is new is filled then
     try:
-        layout = Layout.of(_layout_of(tree, lambda path, tensor: tensor.nbytes >= 4096).plain())
+        layout = FileLayout.of(_layout_of(tree, lambda path, tensor: tensor.nbytes >= 4096).plain())
     finally:
         torch.use_deterministic_algorithms(False)
     expected = _expected(tree)

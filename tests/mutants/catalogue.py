@@ -159,7 +159,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="closed-links-leave-a-receiver-waiting",
-        file="ef_common/collectives/links.py",
+        file="ef_common/collectives/peer_connections.py",
         old="            strangers = list(self._strangers)\n            self._changed.notify_all()\n",
         new="            strangers = list(self._strangers)\n",
         harm="A worker that waits for the state from one that dies before it has connected waits for ever.",

@@ -159,6 +159,8 @@ SHOWN = {
     "README.md: What is promised, and how to check it": "docs/guides/monitoring.md",
     "docs/concepts/index.md: Concepts": "a drawing",
     "docs/architecture.md: The control plane without I/O": "a drawing",
+    "docs/architecture.md: 4. The session's rules": "tests/session/test_stage.py",
+    "docs/architecture.md: 4. The session's rules (2)": "a drawing",
     "docs/get-started/demo.md: One command (2)": "tests/demo/test_play.py",
     "docs/get-started/keras.md: 3. Two workers (3)": OF_THE_PAGE,
     "docs/get-started/keras.md: 5. Check (2)": OF_THE_PAGE,

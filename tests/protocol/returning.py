@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ef_common.core.quorum import Link
+from ef_common.core.quorum import ChainLink
 from ef_common.protocol import wire
 from ef_common.protocol.fields import digest_of_view
 from ef_common.protocol.view_patch import ViewName
 
 
-def returning(links: Iterable[Link] = (), phase: str = "member", **fields: object) -> tuple[wire.Return, wire.Told]:
+def returning(
+    links: Iterable[ChainLink] = (), phase: str = "member", **fields: object
+) -> tuple[wire.Return, wire.Told]:
     """What a worker says that comes back and has received these views; by default it has settled in the first one."""
     links = tuple(links)
     names = tuple(ViewName(one.view.generation, digest_of_view(one.view), one.over, one.agreed) for one in links)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from ef_common.core.membership import Forming, Gathering, Membership, Phase, Returned, Serving
-from ef_common.core.quorum import Link
+from ef_common.core.quorum import ChainLink
 from ef_common.core.view import Member, View
 from ef_common.protocol import wire
 from ef_common.protocol.admission import Admission
 from ef_common.protocol.auth import Token, coordinator_proof, worker_proof
-from ef_common.protocol.peer import Refusal
+from ef_common.protocol.peer import PeerRefusal
 
 MEMBER, NONCE = Member("w", "n", ""), "0f" * 16
 VIEW = View(1, (MEMBER,))
@@ -34,10 +34,10 @@ def test_proof_is_made_with_the_secret_that_the_worker_has() -> None:
     [(Token("a"), None, "has a job token"), (Token("a"), Token("b"), "has a job token"), (None, Token("b"), "has no")],
 )
 def test_worker_with_another_token_is_refused(token: Token | None, shown: Token | None, why: str) -> None:
-    with pytest.raises(Refusal, match=why) as refusal:
+    with pytest.raises(PeerRefusal, match=why) as refusal:
         Admission(token).prove(NONCE, hello(shown))
     assert refusal.value.code == "authentication"
-    with pytest.raises(Refusal):
+    with pytest.raises(PeerRefusal):
         Admission(token).prove("3c" * 16, hello(token))  # an answer to another challenge
 
 
@@ -45,7 +45,7 @@ def test_worker_with_another_token_is_refused(token: Token | None, shown: Token 
     ("state", "may_return"),
     [
         (Forming(), False),
-        (Serving(view=VIEW, chain=(Link(VIEW),)), True),
+        (Serving(view=VIEW, chain=(ChainLink(VIEW),)), True),
         (Gathering(since=0.0), False),
         (
             Gathering(since=0.0, returned={"w": Returned(MEMBER, Phase.MEMBER, promised=1, settled=1, received=())}),
@@ -60,5 +60,5 @@ def test_name_is_that_of_the_first_one_as_long_as_it_may_come_back(state: Member
     assert admission.known == ({"w"} if may_return else set())
     admission.prove(NONCE, hello(None))
     if may_return:
-        with pytest.raises(Refusal, match="worker w is somebody else"):
+        with pytest.raises(PeerRefusal, match="worker w is somebody else"):
             admission.prove(NONCE, hello(None, key="4b" * 16))

@@ -20,12 +20,12 @@ from ef_common.protocol.client_outputs import (
     ClientOutput,
     Close,
     Connect,
+    CoordinatorLink,
     EndSending,
     Leave,
-    Link,
     Replaced,
     Send,
-    Trust,
+    TrustLeader,
 )
 from ef_common.protocol.peer import Peer
 from ef_common.protocol.server import CoordinatorServer
@@ -57,7 +57,7 @@ def serve(*, token: Token | None = None, state: Membership | None = None) -> Coo
     return server
 
 
-def introduce(client: Client, server: CoordinatorServer, now: float) -> tuple[Link, Peer]:
+def introduce(client: Client, server: CoordinatorServer, now: float) -> tuple[CoordinatorLink, Peer]:
     """Let the client connect to the server, and both say what they have to say until the client is taken."""
     link = drain(client, Connect)[-1].link
     peer = server.connect("10.0.0.9", now)
@@ -72,7 +72,7 @@ def introduce(client: Client, server: CoordinatorServer, now: float) -> tuple[Li
     return link, peer
 
 
-def member(now: float = 0.0, *, standby: int = 1000) -> tuple[Client, Link]:
+def member(now: float = 0.0, *, standby: int = 1000) -> tuple[Client, CoordinatorLink]:
     """A client in view 1."""
     client = make(standby=standby)
     link, _ = introduce(client, serve(), now)
@@ -227,7 +227,7 @@ def test_worker_tells_where_it_stands_before_anything_else() -> None:
     server.receive(peer, drain(client, Send)[0].data, 2.0)
     client.receive(link, server.outputs.popleft().data, 2.0)
     outputs = list(client.outputs)
-    assert [type(output) for output in outputs] == [Trust, Send, Send, Leave]
+    assert [type(output) for output in outputs] == [TrustLeader, Send, Send, Leave]
     assert b'"t":"return"' in outputs[1].data
     assert b'"t":"relay"' in outputs[2].data
 

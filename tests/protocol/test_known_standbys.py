@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ef_common.core.membership import Forming, Serving
-from ef_common.core.quorum import Link
+from ef_common.core.quorum import ChainLink
 from ef_common.core.view import Member, View
 from ef_common.protocol import known_standbys
 from ef_common.protocol.known_standbys import KnownStandbys, some_standbys
@@ -31,7 +31,7 @@ def test_former_ones_are_forgotten_when_they_are_too_many_and_those_of_the_chain
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(known_standbys, "NUM_FORMER", 3)
-    state, known = Serving(view=VIEW, chain=(Link(VIEW),)), KnownStandbys()
+    state, known = Serving(view=VIEW, chain=(ChainLink(VIEW),)), KnownStandbys()
     known.note(MEMBERS[1:7], {}, state)
     assert ports(known) == [1, 2, 3, 4, 5, 6]
     known.note(MEMBERS[7:8], {}, state)

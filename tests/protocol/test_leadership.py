@@ -43,7 +43,7 @@ def test_news_of_another_coordinator(name: str, leads: bool, state: Membership, 
     assert known.leader == leader
     seek = wire.Seek("", LOOK)
     answer = known.answer(Peer("", 0.0), seek, Idle(), 0.0)
-    assert isinstance(answer, wire.Standing)
+    assert isinstance(answer, wire.DoorAnswer)
     assert answer.leader == ("h:1" if leads and leader else "")
 
 
@@ -58,7 +58,7 @@ def test_job_is_handed_over_to_the_first_standby_on_another_node() -> None:
     assert known.hand_over("na", SERVING)
     assert known.leader == "10.0.0.2:8"
     answer = known.answer(Peer("", 0.0), wire.Seek("", LOOK), Idle(), 0.0)
-    assert isinstance(answer, wire.Standing)
+    assert isinstance(answer, wire.DoorAnswer)
     assert answer.leader == known.leader
     assert not known.hand_over("na", Forming())
     assert not known.hand_over("na", Serving(generation=3, view=VIEW, closed=True))
@@ -70,15 +70,15 @@ def test_agents_are_answered_by_who_may_lead() -> None:
     agent.member = Member("agent", "n", "")
     assert isinstance(known.answer(agent, wire.Seek("h:1", PROMISE, "other"), Idle(), 0.0), wire.Error)
     leads = known.answer(agent, wire.Seek("h:1", PROMISE, "job"), SERVING, 0.0)
-    assert isinstance(leads, wire.Standing)
+    assert isinstance(leads, wire.DoorAnswer)
     assert (leads.leads, leads.granted, leads.over) == (True, False, False)
     agent.may_lead = False
     refused = known.answer(agent, wire.Seek("h:1", PROMISE), Idle(), 0.0)
-    assert isinstance(refused, wire.Standing)
+    assert isinstance(refused, wire.DoorAnswer)
     assert (refused.granted, refused.doors) == (False, ("h:1",))  # that of the first question
     agent.may_lead = True
     granted = known.answer(agent, wire.Seek("h:1", PROMISE), Idle(), 0.0)
-    assert isinstance(granted, wire.Standing)
+    assert isinstance(granted, wire.DoorAnswer)
     assert granted.granted
 
 

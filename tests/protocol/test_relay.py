@@ -8,8 +8,8 @@ import pytest
 
 from ef_common.core.view import Member, View
 from ef_common.protocol import wire
-from ef_common.protocol.peer import Peer, Refusal
-from ef_common.protocol.relay import MAX_RELAYED_BYTES, MAX_VALUE_BYTES, Relay
+from ef_common.protocol.peer import Peer, PeerRefusal
+from ef_common.protocol.relay import MAX_RELAYED_BYTES, MAX_VALUE_BYTES, Relaying
 
 
 def members_of(number: int, generation: int = 3) -> tuple[View, list[Peer]]:
@@ -21,14 +21,14 @@ def members_of(number: int, generation: int = 3) -> tuple[View, list[Peer]]:
 
 
 def test_value_in_a_small_view_goes_to_the_others_at_once() -> None:
-    relay, (view, peers) = Relay(), members_of(3)
+    relay, (view, peers) = Relaying(), members_of(3)
     passed = relay.publish(peers[1], wire.Relay(3, "k", b"v"), view, 0.0)
     assert passed == [(wire.Relayed(3, (("k", b"v"),)), ("w00", "w02"))]
     assert relay.due == inf
 
 
 def test_values_in_a_large_view_are_gathered_and_lost_with_it() -> None:
-    relay, (view, peers) = Relay(), members_of(20)
+    relay, (view, peers) = Relaying(), members_of(20)
     for peer in peers[:2]:
         assert relay.publish(peer, wire.Relay(3, "k", b"v"), view, 1.0) == []
     assert relay.due == pytest.approx(1.0004)
@@ -43,7 +43,7 @@ def test_values_in_a_large_view_are_gathered_and_lost_with_it() -> None:
 
 
 def test_value_for_another_view_or_of_no_member_goes_to_nobody() -> None:
-    relay, (view, peers) = Relay(), members_of(3)
+    relay, (view, peers) = Relaying(), members_of(3)
     assert relay.publish(peers[0], wire.Relay(2, "k", b"v"), view, 0.0) == []
     assert relay.publish(peers[0], wire.Relay(3, "k", b"v"), None, 0.0) == []
     peers[0].worker = "x"
@@ -51,13 +51,13 @@ def test_value_for_another_view_or_of_no_member_goes_to_nobody() -> None:
 
 
 def test_member_may_publish_a_bounded_number_of_bytes_in_each_view() -> None:
-    relay, (view, peers) = Relay(), members_of(2)
+    relay, (view, peers) = Relaying(), members_of(2)
     whole = wire.Relay(3, "k", bytes(MAX_VALUE_BYTES - 1))
     for _ in range(MAX_RELAYED_BYTES // MAX_VALUE_BYTES):
         relay.publish(peers[0], whole, view, 0.0)
-    with pytest.raises(Refusal, match="in one view"):
+    with pytest.raises(PeerRefusal, match="in one view"):
         relay.publish(peers[0], wire.Relay(3, "", b"v"), view, 0.0)
-    with pytest.raises(Refusal):
+    with pytest.raises(PeerRefusal):
         relay.publish(peers[1], wire.Relay(3, "k", bytes(MAX_VALUE_BYTES)), view, 0.0)
     after, _ = members_of(2, generation=4)
     assert relay.publish(peers[0], wire.Relay(4, "k", b"v"), after, 0.0)

@@ -8,7 +8,7 @@ import pytest
 
 from ef_common.core import membership
 from ef_common.core.membership import Idle, Phase, Returned, Serving, Settings, Shortage
-from ef_common.core.quorum import Link
+from ef_common.core.quorum import ChainLink
 from ef_common.core.view import Member, View
 from ef_common.core.watermark import Watermark
 from ef_common.protocol import wire
@@ -17,10 +17,10 @@ from ef_common.protocol.returns import Returns, is_elsewhere, is_in_order
 from tests.protocol.returning import returning
 
 MEMBERS = tuple(Member(name, f"n{name}", "") for name in "ab")
-LINK = Link(View(3, MEMBERS), over=True)
+LINK = ChainLink(View(3, MEMBERS), over=True)
 STATE = Serving(generation=3, view=LINK.view, chain=(LINK,))
 HELD = replace(STATE, shortage=Shortage("1 of 2"))
-NEWER = Link(View(4, MEMBERS[:1], base=3))
+NEWER = ChainLink(View(4, MEMBERS[:1], base=3))
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ NEWER = Link(View(4, MEMBERS[:1], base=3))
     ],
 )
 def test_news_of_a_view_that_is_not_ours(
-    worker: int, received: tuple[Link, ...], promised: int, state: membership.Membership, expected: bool
+    worker: int, received: tuple[ChainLink, ...], promised: int, state: membership.Membership, expected: bool
 ) -> None:
     member = (*MEMBERS, Member("x", "nx", ""))[worker]
     event = Returned(member, Phase.MEMBER, promised=promised, settled=3, received=received)

@@ -10,7 +10,7 @@ import pytest
 from ef_common.core import membership
 from ef_common.core.membership import Ended, Idle, Settings
 from ef_common.core.progress import Limits, Progress
-from ef_common.core.quorum import Link
+from ef_common.core.quorum import ChainLink
 from ef_common.core.room import NO_DEMAND, Demand, Room
 from ef_common.core.view import Member, View
 from ef_common.core.watermark import Watermark
@@ -58,7 +58,7 @@ def test_heartbeat_to_a_coordinator_that_knows_of_the_failure_alone_is_no_reason
 
 
 MEMBERS = tuple(Member(f"w{index}", f"n{index}", "10.0.0.1", standby=1000 + index) for index in range(6))
-LINKS = (Link(View(4, MEMBERS, 4)), Link(View(5, MEMBERS[:5], 4, gone=("w5",), base=4)))
+LINKS = (ChainLink(View(4, MEMBERS, 4)), ChainLink(View(5, MEMBERS[:5], 4, gone=("w5",), base=4)))
 
 
 class Standby:
@@ -164,7 +164,7 @@ def test_connection_that_ends_in_order_alone_proves_that_a_member_is_dead(how: E
     standby = Standby()
     peers = [standby.introduce(member) for member in MEMBERS[:5]]
     for peer in peers:
-        standby.say(peer, *returning([Link(View(5, MEMBERS[:5], 4))]))
+        standby.say(peer, *returning([ChainLink(View(5, MEMBERS[:5], 4))]))
     standby.server.end(peers[0], how, 0.0)
     assert standby.server.state.view is not None
     assert standby.server.state.view.ids == ("w1", "w2", "w3", "w4")
@@ -229,7 +229,7 @@ def test_what_many_members_publish_is_gathered_and_sent_in_one_line() -> None:
     members = tuple(replace(MEMBERS[0], id=f"w{index:02}", node=f"n{index}") for index in range(20))
     peers = [standby.introduce(member) for member in members]
     for peer in peers:
-        standby.say(peer, *returning([Link(View(4, members, 4))]))
+        standby.say(peer, *returning([ChainLink(View(4, members, 4))]))
     standby.tick(0.0)
     for peer in peers:
         standby.heard[peer].clear()
@@ -263,7 +263,7 @@ class Members(Standby):
         self.view = View(5, tuple(Member(name, f"n-{name}", "10.0.0.1", standby=1000) for name in names))
         self.peers = {member.id: self.introduce(member) for member in self.view.members}
         for peer in self.peers.values():
-            self.say(peer, *returning([Link(self.view)], store=""))
+            self.say(peer, *returning([ChainLink(self.view)], store=""))
 
     def want(self, nodes: int, *, number: int = 1) -> None:
         self.say(self.peers["a"], membership.Wanted("", Demand(5, number, nodes)))
@@ -338,7 +338,7 @@ def test_member_that_is_back_is_told_the_demand_that_it_may_have_missed() -> Non
     job.want(3)
     job.take(0.0)
     job.peers["b"] = job.introduce(job.view.members[1])
-    job.say(job.peers["b"], *returning([Link(job.view)], store=""))
+    job.say(job.peers["b"], *returning([ChainLink(job.view)], store=""))
     assert job.take(1.0)["b"][-1] == room(Demand(5, 1, 3))
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from ef_common.core.view import Member, View
 from ef_common.protocol import fields, sessions, wire
-from ef_common.protocol.peer import Peer, Refusal
+from ef_common.protocol.peer import Peer, PeerRefusal
 from ef_common.protocol.server_outputs import Close, Write, WriteOrReset
 from ef_common.protocol.sessions import Sessions
 
@@ -42,14 +42,14 @@ def test_places_are_those_of_all_who_are_connected_in_number_and_in_bytes(monkey
     known.forget(peers[1])
     known.evict(peers[1], "slow")
     monkeypatch.setattr(sessions, "MAX_WORKERS", 2)
-    with pytest.raises(Refusal, match="2 are connected"):
+    with pytest.raises(PeerRefusal, match="2 are connected"):
         known.check_room(MEMBERS[2])
     known.check_room(MEMBERS[0])  # it has a place
     known.discard(peers[1])
     monkeypatch.setattr(wire, "MAX_MEMBERS_BYTES", 2 * fields.size_of(MEMBERS[0]))
     known.check_room(MEMBERS[2])
     monkeypatch.setattr(wire, "MAX_MEMBERS_BYTES", 2 * fields.size_of(MEMBERS[0]) - 1)
-    with pytest.raises(Refusal, match="1 are connected, all that fit in a view"):
+    with pytest.raises(PeerRefusal, match="1 are connected, all that fit in a view"):
         known.check_room(MEMBERS[2])
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import inf
 
 from ef_common.core.membership import Arrived, Forming, Idle, Serving, Settings, Shortage, decide
-from ef_common.core.quorum import Link
+from ef_common.core.quorum import ChainLink
 from ef_common.core.view import Member, View
 from ef_common.protocol.server_outputs import Probe
 from ef_common.protocol.ticks import Probes, Ticks
@@ -14,7 +14,7 @@ from ef_common.protocol.ticks import Probes, Ticks
 SETTINGS = Settings(min_nodes=1, last_call_s=2.0)
 MEMBERS = (Member("a", "na", "", door=9), Member("b", "nb", ""))
 VIEW = View(1, MEMBERS)
-LED = Serving(generation=1, view=VIEW, chain=(Link(VIEW),))
+LED = Serving(generation=1, view=VIEW, chain=(ChainLink(VIEW),))
 HELD = replace(LED, shortage=Shortage("0 of 2"))
 WAITING = decide(Forming(), Arrived(Member("w", "n", "")), 5.0, SETTINGS)[0]
 

@@ -327,7 +327,7 @@ def test_orders_are_numbered_and_checked(tmp_path: Path) -> None:
         run_directory.order(tmp_path, 2)
     launcher()
     assert [run_directory.order(tmp_path, number).number for number in (3, 8)] == [1, 2]
-    assert run_directory.read_order(tmp_path) == run_directory.Order(2, 8)
+    assert run_directory.read_order(tmp_path) == run_directory.ScaleOrder(2, 8)
     for number in (0, 9):
         with pytest.raises(UsageError, match="1 to 8"):
             run_directory.order(tmp_path, number)

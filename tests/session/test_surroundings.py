@@ -12,7 +12,7 @@ from ef_common.core.replay import FRESH
 from ef_common.core.view import Member
 from ef_common.errors import CannotJoin
 from ef_common.session import Session
-from ef_common.session.surroundings import Report, Surroundings, reference_of
+from ef_common.session.surroundings import SettlingReport, Surroundings, reference_of
 from tests.session.test_session import Admitting, Sending
 
 OLD = Surroundings({"elasticflow": "0.2.0", "Python": "3.11", "torch": "2.12.0"}, now=lambda: 1000.0)
@@ -21,7 +21,7 @@ NEW = Surroundings({"elasticflow": "0.2.0", "Python": "3.12", "torch": "2.13.0",
 
 def test_report_comes_back_as_it_was() -> None:
     report = OLD.report(FRESH, 2)
-    assert Report.load(report.dump()) == report
+    assert SettlingReport.load(report.dump()) == report
     assert (report.completed, report.training, report.time_s) == (FRESH, 2, 1000.0)
 
 

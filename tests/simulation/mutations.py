@@ -18,7 +18,7 @@ from ef_common.core.membership import (
     Forming,
     Phase,
     Serving,
-    claims,
+    claim_rules,
     failure,
     roster,
     rules,
@@ -31,7 +31,7 @@ from ef_common.core.room import NO_DEMAND
 from ef_common.core.streams import stream as streams
 from ef_common.core.streams.stream import Held
 from ef_common.data.stream_dealer import StreamDealer
-from ef_common.data.stream_turns import Layout, StreamTurns
+from ef_common.data.stream_turns import LaneLayout, StreamTurns
 from ef_common.errors import Left
 from ef_common.protocol import liveness
 from ef_common.protocol.client import Client
@@ -39,7 +39,7 @@ from ef_common.protocol.server import CoordinatorServer
 from ef_common.session import Barrier, Session, settling
 from ef_common.session.agreements import Agreements
 from ef_common.session.current_view import CurrentView
-from ef_common.testing.simulation import operations, trainer
+from ef_common.testing.simulation import toy_operations, trainer
 from ef_common.testing.simulation.channel import Channel
 
 Patch = pytest.MonkeyPatch
@@ -116,7 +116,7 @@ def agree_alone(patch: Patch) -> None:
 
 def keep_the_weights_of_the_first_attempt(patch: Patch) -> None:
     """The gradients of those that are left are weighted as if nobody were lost."""
-    weight = operations.Reduction.weight
+    weight = toy_operations.Reduction.weight
 
     def cached(self: Any, view: Any) -> float:
         found = getattr(self, "_weight_at_first", None)
@@ -124,7 +124,7 @@ def keep_the_weights_of_the_first_attempt(patch: Patch) -> None:
             found = self._weight_at_first = weight(self, view)
         return float(found)
 
-    patch.setattr(operations.Reduction, "weight", cached)
+    patch.setattr(toy_operations.Reduction, "weight", cached)
 
 
 def deal_by_the_view(patch: Patch) -> None:
@@ -225,15 +225,15 @@ def make_up_for_what_was_dealt(patch: Patch) -> None:
 
 def begin_before_it_is_made_up_for(patch: Patch) -> None:
     """A reduction that begins early does not look whether somebody is lost."""
-    start, run = operations.Reduction.start, operations.Reduction.run
+    start, run = toy_operations.Reduction.start, toy_operations.Reduction.run
 
     def early(self: Any, group: Any, view: Any) -> None:
         kept, self._pieces = self._pieces, None
         start(self, group, view)
         self._pieces = kept
 
-    patch.setattr(operations.Reduction, "start", early)
-    patch.setattr(operations.Reduction, "run", run)
+    patch.setattr(toy_operations.Reduction, "start", early)
+    patch.setattr(toy_operations.Reduction, "run", run)
 
 
 def everybody_saves(patch: Patch) -> None:
@@ -480,7 +480,7 @@ _OF_HANGS = {
 
 def claim_without_exclusivity(patch: Patch) -> None:
     """Whoever asks has the claim."""
-    patch.setattr("ef_common.testing.simulation.claims.ClaimStore.get", lambda self, bid: bid.members)
+    patch.setattr("ef_common.testing.simulation.claim_store.ClaimStore.get", lambda self, bid: bid.members)
 
 
 def take_an_error_for_a_win(patch: Patch) -> None:
@@ -527,8 +527,8 @@ def few_do_not_claim(patch: Patch) -> None:
         found, few = before(state)
         return ((), False) if few else (found, False)
 
-    before = claims.wanted
-    patch.setattr(claims, "wanted", wanted)
+    before = claim_rules.wanted
+    patch.setattr(claim_rules, "wanted", wanted)
 
 
 def keep_what_was_published(patch: Patch) -> None:
@@ -553,7 +553,7 @@ def take_each_end_for_a_death(patch: Patch) -> None:
 
 def nobody_claims(patch: Patch) -> None:
     """Half of the members waits, though it could have the claim."""
-    patch.setattr(claims, "ask", lambda state: (state, ()))
+    patch.setattr(claim_rules, "ask", lambda state: (state, ()))
 
 
 _OF_FAILOVER = {
@@ -774,7 +774,7 @@ def keep_lanes_of_ones_own(patch: Patch) -> None:
     """Members with other numbers of lanes compute different plans."""
 
     def agree(self: Any) -> None:
-        self.begin(self.plan, self.stream, layout=Layout(self.plan.num_lanes, self.plan.ahead))
+        self.begin(self.plan, self.stream, layout=LaneLayout(self.plan.num_lanes, self.plan.ahead))
 
     patch.setattr(StreamTurns, "_agree", agree)
 

@@ -101,7 +101,9 @@ def make(place: Place) -> Callable[[], Store]:
 
 
 @pytest.fixture(params=["local", "memory", "etcd"])
-def at(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], claims.Place]:
+def at(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], claims.ClaimPlace]:
     """Makes places where the same small files are, as other processes have them."""
     if request.param == "etcd":
         monkeypatch.setattr("ef_common.storage.etcd.TIMEOUT_S", PATIENCE_S)

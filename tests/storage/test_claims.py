@@ -13,7 +13,7 @@ import pytest
 from ef_common.core.lineage import CheckpointId
 from ef_common.errors import AlreadyExists, Fenced, NotFound, StorageFailed, UsageError
 from ef_common.storage.checkpoints import Checkpoints, Content
-from ef_common.storage.claims import Claims, Place, place_for
+from ef_common.storage.claims import ClaimPlace, Claims, place_for
 from ef_common.storage.etcd import Etcd
 from ef_common.storage.store import Store, Writer
 
@@ -32,7 +32,7 @@ def checkpoints_of(worker: str, store: Store) -> Checkpoints:
     return Checkpoints(store, excluded=lambda generation: claims.excludes(worker, generation=generation))
 
 
-def test_place_creates_once_and_tells_what_there_is(at: Callable[[], Place]) -> None:
+def test_place_creates_once_and_tells_what_there_is(at: Callable[[], ClaimPlace]) -> None:
     place, other = at(), at()
     assert place.entries("folder") == []
     place.create("folder/b", b"12")
@@ -50,7 +50,7 @@ def test_place_creates_once_and_tells_what_there_is(at: Callable[[], Place]) -> 
     assert [entry.name for entry in other.entries("folder")] == ["b"]
 
 
-def test_marker_is_read_wherever_its_place_is_the_same(at: Callable[[], Place]) -> None:
+def test_marker_is_read_wherever_its_place_is_the_same(at: Callable[[], ClaimPlace]) -> None:
     assert Claims(at(), RUN).digest() is None
     assert Claims(at(), RUN).begin()
     digest = Claims(at(), RUN).digest()
@@ -60,7 +60,7 @@ def test_marker_is_read_wherever_its_place_is_the_same(at: Callable[[], Place]) 
 
 
 @pytest.mark.parametrize("at", ["local", "etcd"], indirect=True)  # fsspec's memory is not made for threads
-def test_claim_is_had_by_one_half_however_many_ask_at_once(at: Callable[[], Place]) -> None:
+def test_claim_is_had_by_one_half_however_many_ask_at_once(at: Callable[[], ClaimPlace]) -> None:
     named: list[tuple[str, ...]] = []
     begin = threading.Barrier(8)
 
@@ -82,14 +82,14 @@ def test_claim_is_had_by_one_half_however_many_ask_at_once(at: Callable[[], Plac
     assert len(set(named)) == 1
 
 
-def test_claims_of_other_views_and_runs_are_others(at: Callable[[], Place]) -> None:
+def test_claims_of_other_views_and_runs_are_others(at: Callable[[], ClaimPlace]) -> None:
     assert Claims(at(), RUN).get(CLAIM, ("a",)) == ("a",)
     assert Claims(at(), RUN).get(CLAIM, ("b",)) == ("a",)
     assert Claims(at(), "4d").get(CLAIM, ("b",)) == ("b",)
     assert Claims(at(), RUN).get(CLAIM.replace("3", "4", 1), ("b",)) == ("b",)
 
 
-def test_claim_of_a_view_or_a_newer_one_excludes_all_others(at: Callable[[], Place]) -> None:
+def test_claim_of_a_view_or_a_newer_one_excludes_all_others(at: Callable[[], ClaimPlace]) -> None:
     assert Claims(at(), RUN).get(CLAIM, ("a", "b")) == ("a", "b")
     found = [Claims(at(), RUN).excludes(worker, generation=n) for worker in "abc" for n in (2, 3, 4)]
     assert found == [False] * 6 + [True, True, False]

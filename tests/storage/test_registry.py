@@ -11,7 +11,7 @@ import pytest
 from ef_common.core.founding import FINISHED, LEFT, Start
 from ef_common.errors import InvalidCheckpoint, StorageFailed, ThreadFailed, UsageError
 from ef_common.launch.registry import Registration, Registry, Seen
-from ef_common.storage.claims import Place
+from ef_common.storage.claims import ClaimPlace
 from ef_common.storage.store import Store
 from tests.waiting import poll_until
 
@@ -24,7 +24,7 @@ def seen(registry: Registry) -> Seen:
     return found
 
 
-def check(at: Callable[[], Place]) -> None:
+def check(at: Callable[[], ClaimPlace]) -> None:
     first, second = Registry(at(), "none", "a-1"), Registry(at(), "", "b-2")
     assert first.newest() is None
     assert first.look() is None
@@ -56,7 +56,7 @@ def check(at: Callable[[], Place]) -> None:
     assert Registry(at(), "another job", "a-1").newest() is None
 
 
-def test_records_of_one_agent_are_seen_by_the_others(at: Callable[[], Place]) -> None:
+def test_records_of_one_agent_are_seen_by_the_others(at: Callable[[], ClaimPlace]) -> None:
     check(at)
 
 
@@ -64,7 +64,7 @@ def test_records_of_one_agent_are_seen_by_the_others_in_each_store(make: Callabl
     check(make)
 
 
-def test_one_of_many_agents_makes_the_start(at: Callable[[], Place]) -> None:
+def test_one_of_many_agents_makes_the_start(at: Callable[[], ClaimPlace]) -> None:
     made: list[int] = []
 
     def found(index: int) -> None:

@@ -19,7 +19,7 @@ from ef_common.storage import manifest as manifests
 from ef_common.storage import shares
 from ef_common.storage.checkpoints import Checkpoints, Content
 from ef_common.storage.manifest import Manifest, StoredFile
-from ef_common.storage.shares import LEAST_BYTES, PAGE_BYTES, Piece, PieceChecksums, SharedFile, cut
+from ef_common.storage.shares import LEAST_BYTES, PAGE_BYTES, PieceChecksums, SharedFile, SharePiece, cut
 from ef_common.storage.store import Store
 
 ID = CheckpointId(1, 1, 10)
@@ -318,8 +318,8 @@ def test_share_reaches_the_disk_before_it_is_told_of(local: Store, monkeypatch: 
 
 def test_pieces_are_dealt_in_order_of_the_members() -> None:
     assert cut(10 * PAGE_BYTES, ["x", "y"], "ranges", most=3 * PAGE_BYTES) == (
-        Piece(0, 2 * PAGE_BYTES, "x"),
-        Piece(2 * PAGE_BYTES, 5 * PAGE_BYTES, "x"),
-        Piece(5 * PAGE_BYTES, 7 * PAGE_BYTES, "y"),
-        Piece(7 * PAGE_BYTES, 10 * PAGE_BYTES, "y"),
+        SharePiece(0, 2 * PAGE_BYTES, "x"),
+        SharePiece(2 * PAGE_BYTES, 5 * PAGE_BYTES, "x"),
+        SharePiece(5 * PAGE_BYTES, 7 * PAGE_BYTES, "y"),
+        SharePiece(7 * PAGE_BYTES, 10 * PAGE_BYTES, "y"),
     )

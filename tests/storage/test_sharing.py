@@ -21,7 +21,7 @@ from ef_common.errors import UnsupportedError, UsageError
 from ef_common.events import EventLog, Record, read
 from ef_common.session.stats import Stats
 from ef_common.storage.checkpoints import Checkpoints, Content
-from ef_common.storage.layout import Layout, Path, Segment, Slice
+from ef_common.storage.layout import FileLayout, Path, Segment, Slice
 from ef_common.storage.shares import PAGE_BYTES, SharedFile
 from ef_common.storage.store import Store
 
@@ -96,10 +96,10 @@ class Scene:
     def copy(self) -> tuple[Content, Release]:
         return Content({"f": lambda file: file.write(DATA)}), lambda: None
 
-    def layout(self) -> Layout:
+    def layout(self) -> FileLayout:
         if self.reason:
             raise UnsupportedError(self.reason)
-        return Layout([Segment(NUM_LITERAL), Segment(len(DATA) - NUM_LITERAL, ("of",), "it")], DATA[:NUM_LITERAL])
+        return FileLayout([Segment(NUM_LITERAL), Segment(len(DATA) - NUM_LITERAL, ("of",), "it")], DATA[:NUM_LITERAL])
 
     def kind_of(self, path: Path) -> str:
         assert path == ("of",)

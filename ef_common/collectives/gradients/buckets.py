@@ -107,7 +107,7 @@ def _is_dense(tensor: Tensor) -> bool:
     return True
 
 
-class Layout:
+class BucketLayout:
     """Which tensor lies in which bucket: buffers of the module first, then gradients in backward order.
 
     Args:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ef_common import threads
-from ef_common.collectives.gradients.shared import CALL, Array, BatchReduction, Room
+from ef_common.collectives.gradients.shared import CALL, Array, BatchReduction, SumMemory
 from ef_common.core import sharding, summation
 from ef_common.core.summation import Block
 from ef_common.core.view import View
@@ -48,7 +48,7 @@ class CanonicalReduction(BatchReduction):
 class _Exchange:
     """Adds up what the members hold: each member sums one part of the arrays for all."""
 
-    def __init__(self, room: Room, group: Group, rank: int, world_size: int) -> None:
+    def __init__(self, room: SumMemory, group: Group, rank: int, world_size: int) -> None:
         self._room = room
         self._group = group
         self._rank = rank

@@ -16,7 +16,7 @@ from torch.nn import Module, Parameter
 from ef_common.collectives.gradients.canonical import CanonicalReduction
 from ef_common.collectives.gradients.pieces import Pieces
 from ef_common.collectives.gradients.reducer import hook
-from ef_common.collectives.gradients.shared import Array, Room
+from ef_common.collectives.gradients.shared import Array, SumMemory
 from ef_common.collectives.gradients.sparse import sparse_parameters, sparsify
 from ef_common.core.view import View
 from ef_common.session import Session
@@ -46,7 +46,7 @@ class DeterministicReducer:
         self._sparse: set[int] = set()
         self._buffers: list[Tensor] = []
         self._sizes: list[int] = []
-        self._room: Room | None = None
+        self._room: SumMemory | None = None
         self._parts: dict[int, list[tuple[Tensor, Tensor]]] = {}  # of arrays that live as long as the room
         self._gradients = torch.zeros(0)
         self._starts: list[Tensor] = []
@@ -140,7 +140,7 @@ class DeterministicReducer:
     def _gradient_ready(self, parameter: Tensor) -> None:
         self._used.add(id(parameter))
 
-    def _prepare(self) -> Room:
+    def _prepare(self) -> SumMemory:
         """Examine the module, if it has changed."""
         parameters = [p for p in self._module.parameters() if p.requires_grad]
         if self._room is None or [id(p) for p in parameters] != [id(p) for p in self._parameters]:
@@ -155,7 +155,7 @@ class DeterministicReducer:
             dtype = torch.float64 if is_double else torch.float32
             self._gradients = torch.zeros(sum(self._sizes), dtype=dtype)
             num_flags = _NUM_FIXED_FLAGS + len(parameters)
-            self._room = Room(sum(self._sizes), num_flags=num_flags, dtype=self._gradients.numpy().dtype)
+            self._room = SumMemory(sum(self._sizes), num_flags=num_flags, dtype=self._gradients.numpy().dtype)
         return self._room
 
     def _split(self, flat: Tensor | Array) -> list[tuple[Tensor, Tensor]]:

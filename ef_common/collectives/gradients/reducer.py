@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from ef_common.collectives.gradients.buckets import Layout
+from ef_common.collectives.gradients.buckets import BucketLayout
 from ef_common.collectives.gradients.pieces import Pieces
 from ef_common.collectives.gradients.reduction import Confirmation, Reduction, Weights, squared_norm
 from ef_common.collectives.gradients.sparse import sparse_parameters
@@ -91,7 +91,7 @@ class GradientReducer:
         self.measures: Callable[[], bool] = lambda: False
         self.asks: Callable[[], float] = lambda: 0.0
         self.on_measured: Callable[[float, float, float], None] = lambda local, reduced, asked: None
-        self._layout: Layout | None = None
+        self._layout: BucketLayout | None = None
         self._handles: list[Any] = []
         self._reduction: Reduction | None = None
         self._inventory: Inventory | None = None
@@ -124,7 +124,7 @@ class GradientReducer:
             self._layout = None
             return
         buffers = list(self._module.buffers()) if self._buffers is None else list(self._buffers)
-        self._layout = Layout(chosen, buffers, sparse_parameters(self._module))
+        self._layout = BucketLayout(chosen, buffers, sparse_parameters(self._module))
         self._handles = [hook(p, self._gradient_ready) for p in self._layout.hooked()]
 
     def _gradient_ready(self, parameter: Tensor) -> None:

@@ -9,7 +9,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from ef_common.collectives.gradients.buckets import NUM_FIXED_FLAGS, Bucket, Layout, is_copied_early
+from ef_common.collectives.gradients.buckets import NUM_FIXED_FLAGS, Bucket, BucketLayout, is_copied_early
 from ef_common.collectives.gradients.pieces import Pieces
 from ef_common.collectives.gradients.sparse import check_dense, densify, sparsify
 from ef_common.core.view import View
@@ -28,7 +28,13 @@ class Reduction:
     """One gradient reduction, an operation of the session. The package says what it keeps and when."""
 
     def __init__(
-        self, layout: Layout, session: Session, weights: Weights, *, fraction: float = 1.0, pieces: Pieces | None = None
+        self,
+        layout: BucketLayout,
+        session: Session,
+        weights: Weights,
+        *,
+        fraction: float = 1.0,
+        pieces: Pieces | None = None,
     ) -> None:
         self.layout = layout
         self.stale = False
@@ -205,7 +211,7 @@ class Reduction:
         sparsify(self.layout.sparse)
 
 
-def squared_norm(layout: Layout) -> float:
+def squared_norm(layout: BucketLayout) -> float:
     """Squared norm of the gradients that the parameters have; waits for the device."""
     gradients = [p.grad.to_dense() for p in layout.parameters if p.grad is not None]
     if not gradients:

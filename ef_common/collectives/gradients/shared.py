@@ -24,7 +24,7 @@ Array = NDArray[np.floating]
 CALL = "reduction of the gradients of a global batch"
 
 
-class Room:
+class SumMemory:
     """Memory for consecutive reductions of the same size.
 
     Results take turns in two buffers: whoever writes to one has completed the reduction after the one whose result it
@@ -81,7 +81,7 @@ class BatchReduction(ABC):
     """
 
     def __init__(
-        self, room: Room, session: Session, pieces: Pieces, read_flags: Callable[[], Sequence[float]] = tuple
+        self, room: SumMemory, session: Session, pieces: Pieces, read_flags: Callable[[], Sequence[float]] = tuple
     ) -> None:
         self._room = room
         self._session = session

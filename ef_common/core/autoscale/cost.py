@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from ef_common.core.autoscale.curve import Curve
 from ef_common.core.autoscale.policy import Situation, Target
-from ef_common.core.autoscale.stay import Stay, curve_of, first, nodes, stay_of
+from ef_common.core.autoscale.stay import SizeStay, curve_of, first, nodes, stay_of
 
 _REACH = 3
 _BETTER = 0.03
@@ -38,7 +38,7 @@ _HOUR_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CostPlan:
     """How the rest of the run would go with a size.
 
     Args:
@@ -60,7 +60,7 @@ class Plan:
         """Plans that miss their limit are ordered by how much; the others by their score."""
         return (self.misses, self.score) if self.misses > 1 else (1.0, self.score)
 
-    def beats(self, other: Plan, by: float) -> bool:
+    def beats(self, other: CostPlan, by: float) -> bool:
         """Whether it is better by this share."""
         if other.misses > 1:
             return self.misses < other.misses * (1 - by)
@@ -79,8 +79,8 @@ class Cost:
         retry_s: After this time without a change a measured size may be chosen again in any case.
         max_global_batch_size: The largest batch of all workers together, in samples; None: it grows with them.
 
-    >>> from ef_common.core.throughput import History, Measure
-    >>> history = History().with_measure(Measure(1, 100.0, 0.0, 10.0, 10.0))
+    >>> from ef_common.core.throughput import SpeedHistory, Measure
+    >>> history = SpeedHistory().with_measure(Measure(1, 100.0, 0.0, 10.0, 10.0))
     >>> situation = Situation(size=1, least=1, most=4, now=11.0, history=history, remaining_samples=360_000.0)
     >>> print(Cost(price=2.0, value_per_hour=10.0).decide(situation).reason)
     3 nodes (an estimate) end in 22 min for 2.16, 1 node in 60 min for 2: with 10 per hour, 5.76 against 12
@@ -117,7 +117,9 @@ class Cost:
             return None
         return Target(candidates[0].size, self._reason(candidates[0], present, curve))
 
-    def _may_choose(self, plan: Plan, present: Plan, curve: Curve, stay: Stay, situation: Situation) -> bool:
+    def _may_choose(
+        self, plan: CostPlan, present: CostPlan, curve: Curve, stay: SizeStay, situation: Situation
+    ) -> bool:
         if plan.size == present.size:
             return False
         if plan.size not in curve.measured:
@@ -126,27 +128,27 @@ class Cost:
         had_rest = situation.now - stay.since >= rest_s or present.misses > 1
         return (stay.is_trial or had_rest) and plan.beats(present, 0.0 if stay.is_trial else 2 * _BETTER)
 
-    def _pays(self, plan: Plan, present: Plan, situation: Situation) -> bool:
+    def _pays(self, plan: CostPlan, present: CostPlan, situation: Situation) -> bool:
         """Whether there is enough left to do after the trial and perhaps a return."""
         measure = situation.history.of(situation.size)
         trial_s = 2 * situation.history.change_s + (0.0 if measure is None else measure.seconds)
         return situation.remaining_samples is None or present.misses > 1 or present.seconds > 5 * trial_s
 
-    def _plan(self, situation: Situation, curve: Curve, size: int) -> Plan:
+    def _plan(self, situation: Situation, curve: Curve, size: int) -> CostPlan:
         samples = self._samples(situation, size)
         pause_s = situation.history.change_s if size != situation.size and samples is not None else 0.0
         seconds = (_HOUR_S * curve.at(situation.size) if samples is None else samples) / curve.at(size) + pause_s
         workers = size * situation.workers_per_node
         money = self.price * workers * seconds / _HOUR_S
         if self.value_per_hour is not None:
-            return Plan(size, seconds, money, 0.0, money + self.value_per_hour * seconds / _HOUR_S)
+            return CostPlan(size, seconds, money, 0.0, money + self.value_per_hour * seconds / _HOUR_S)
         kept = 1.0 if size == situation.size else 1.0 - _RESERVE
         if self.deadline_s is not None:
             misses = _share(seconds, kept * (self.deadline_s - situation.elapsed_s), 1.0)
-            return Plan(size, seconds, money, misses, money)
+            return CostPlan(size, seconds, money, misses, money)
         left = kept * ((self.budget or 0.0) - self.price * situation.worker_s / _HOUR_S)
         misses = _share(money, left, (self.budget or 0.0) * 1e-6)
-        return Plan(size, seconds, money, misses, seconds * (1 + _THRIFT * min(1.0, misses)))
+        return CostPlan(size, seconds, money, misses, seconds * (1 + _THRIFT * min(1.0, misses)))
 
     def _samples(self, situation: Situation, size: int) -> float | None:
         """Samples to the end with a size."""
@@ -160,7 +162,7 @@ class Cost:
         batch = size * situation.workers_per_node * situation.local_batch
         return batch if self.max_global_batch_size is None else min(batch, self.max_global_batch_size)
 
-    def _reason(self, plan: Plan, present: Plan, curve: Curve) -> str:
+    def _reason(self, plan: CostPlan, present: CostPlan, curve: Curve) -> str:
         new, old = (f"in {one.seconds / 60:.0f} min for {one.money:.4g}" for one in (plan, present))
         is_guess = "" if plan.size in curve.measured else " (an estimate)"
         ends = "ends" if plan.size == 1 else "end"

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from ef_common.core.autoscale.curve import Curve
 from ef_common.core.autoscale.policy import Situation, Target
-from ef_common.core.autoscale.stay import Stay, curve_of, first, nodes, stay_of, to_retry, was_left_once
+from ef_common.core.autoscale.stay import SizeStay, curve_of, first, nodes, stay_of, to_retry, was_left_once
 
 _GROWTH = 3
 _SURE = 2.0  # standard errors
@@ -43,8 +43,8 @@ class Efficiency:
         threshold: S, in [0, 1].
         retry_s: After how many seconds a size that was not worth it is tried again.
 
-    >>> from ef_common.core.throughput import History, Measure
-    >>> history = History().with_measure(Measure(1, 100.0, 0.0, 10.0, 10.0))
+    >>> from ef_common.core.throughput import SpeedHistory, Measure
+    >>> history = SpeedHistory().with_measure(Measure(1, 100.0, 0.0, 10.0, 10.0))
     >>> Efficiency().decide(Situation(size=1, least=1, most=6, now=11.0, history=history))
     Target(size=3, reason='only 1 node is measured (100 samples/s), so 3 are tried', batch_size=None)
     >>> history = history.with_measure(Measure(3, 200.0, 0.0, 10.0, 30.0))
@@ -79,7 +79,7 @@ class Efficiency:
         minutes = (situation.now - stay.since) / 60
         return Target(again, f"{nodes(again)}: not tried for {minutes:.0f} min, so once again")
 
-    def _is_open(self, stay: Stay, known: Known) -> bool:
+    def _is_open(self, stay: SizeStay, known: Known) -> bool:
         """Whether another window may change the verdict of the trial."""
         if not stay.may_go_on or stay.trial is None or not stay.trial.sizes <= known.curve.measured.keys():
             return False

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from ef_common.core.throughput import History
+from ef_common.core.throughput import SpeedHistory
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Situation:
     least: int
     most: int
     now: float
-    history: History = field(default_factory=History)
+    history: SpeedHistory = field(default_factory=SpeedHistory)
     batch_size: int = 1
     local_batch_size: int | None = None
     workers_per_node: int = 1

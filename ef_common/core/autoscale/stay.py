@@ -22,7 +22,7 @@ _SLACK = 0.9  # a measure ends a little before the policy is asked
 
 
 @dataclass(frozen=True, slots=True)
-class Stay:
+class SizeStay:
     """The present stay.
 
     Args:
@@ -41,7 +41,7 @@ class Stay:
         return self.is_trial and self.trial is not None and self.trial.windows < MOST_WINDOWS
 
 
-def stay_of(situation: Situation, retry_s: float) -> Stay:
+def stay_of(situation: Situation, retry_s: float) -> SizeStay:
     """The present stay.
 
     Args:
@@ -50,16 +50,16 @@ def stay_of(situation: Situation, retry_s: float) -> Stay:
     """
     trials, size = situation.history.trials, situation.size
     if not trials:
-        return Stay(None, True, 0.0)
+        return SizeStay(None, True, 0.0)
     if trials[-1].after.size != size:
-        return Stay(None, False, trials[-1].at)
+        return SizeStay(None, False, trials[-1].at)
     trial, earlier = trials[-1], trials[:-1]
     is_first = not any(size in one.sizes for one in earlier)
     had_rest = bool(earlier) and trial.before.at - earlier[-1].at >= _SLACK * retry_s
-    return Stay(trial, is_first or had_rest, trial.at)
+    return SizeStay(trial, is_first or had_rest, trial.at)
 
 
-def curve_of(situation: Situation, stay: Stay) -> dict[int, float]:
+def curve_of(situation: Situation, stay: SizeStay) -> dict[int, float]:
     """The throughputs of the sizes within the limits, as they would be now; after a return the mean of both ways."""
     history = situation.history
     known = history.curve(situation.size)
@@ -94,7 +94,7 @@ def first(situation: Situation) -> Target | str | None:
     return None
 
 
-def to_retry(situation: Situation, stay: Stay, retry_s: float) -> int | None:
+def to_retry(situation: Situation, stay: SizeStay, retry_s: float) -> int | None:
     """The neighbour among the measured sizes that is to be tried again: the one that was there the longest ago.
 
     The patience doubles with each trial of it, up to eight times `retry_s`.

@@ -1,9 +1,9 @@
 """Which jobs of a cluster have how many worker pods, and what is done about it: pure rules for its controller."""
 
 from ef_common.core.cluster.decide import agrees, decide
-from ef_common.core.cluster.policy import Policy
-from ef_common.core.cluster.report import Report, on_record
-from ef_common.core.cluster.state import Decision, Doom, Job, Node, Phase, Pod, Record, Refusal, Resources
+from ef_common.core.cluster.policy import SharePolicy
+from ef_common.core.cluster.report import WorkerReport, on_record
+from ef_common.core.cluster.state import Decision, Doom, Job, JobPhase, Node, Pod, Record, Refusal, Resources
 
 __all__ = [
     "decide",
@@ -13,11 +13,11 @@ __all__ = [
     "Doom",
     "Job",
     "Node",
-    "Phase",
+    "JobPhase",
     "Pod",
-    "Policy",
+    "SharePolicy",
     "Record",
     "Refusal",
-    "Report",
+    "WorkerReport",
     "Resources",
 ]

@@ -34,9 +34,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ef_common.core.cluster.policy import Policy
+from ef_common.core.cluster.policy import SharePolicy
 from ef_common.core.cluster.shares import Share, shares
-from ef_common.core.cluster.state import FAILED, FINISHED, LEFT, Decision, Doom, Job, Node, Phase, Pod, Record, Refusal
+from ef_common.core.cluster.state import (
+    FAILED,
+    FINISHED,
+    LEFT,
+    Decision,
+    Doom,
+    Job,
+    JobPhase,
+    Node,
+    Pod,
+    Record,
+    Refusal,
+)
 
 TRY_S = 15.0
 """How long a pod may be unschedulable before it is taken back."""
@@ -54,7 +66,7 @@ LOST_S = 30.0
 
 
 def decide(
-    jobs: Sequence[Job], nodes: Sequence[Node], now: float, *, policy: Policy = Policy.FAIR
+    jobs: Sequence[Job], nodes: Sequence[Node], now: float, *, policy: SharePolicy = SharePolicy.FAIR
 ) -> dict[str, Decision]:
     """What is to be done for each job.
 
@@ -95,16 +107,16 @@ def _advance(job: Job, now: float) -> Record:
     if record.is_over:
         return record
     if job.problem:
-        return replace(record, phase=Phase.FAILED, ended_at=now, why=job.problem)
+        return replace(record, phase=JobPhase.FAILED, ended_at=now, why=job.problem)
     statuses = {pod.status for pod in job.pods if pod.ended}
     if FINISHED in statuses:
-        return replace(record, phase=Phase.SUCCEEDED, ended_at=now, why="the training is over")
+        return replace(record, phase=JobPhase.SUCCEEDED, ended_at=now, why="the training is over")
     if FAILED in statuses:
         names = ", ".join(pod.name for pod in job.pods if pod.ended and pod.status == FAILED)
-        return replace(record, phase=Phase.FAILED, ended_at=now, why=f"the training has failed, as {names} says")
+        return replace(record, phase=JobPhase.FAILED, ended_at=now, why=f"the training has failed, as {names} says")
     if record.crashes > job.backoff_limit:
         why = f"pods were lost {record.crashes} times in a row, and backoffLimit is {job.backoff_limit}: {record.lost}"
-        return replace(record, phase=Phase.FAILED, ended_at=now, why=why)
+        return replace(record, phase=JobPhase.FAILED, ended_at=now, why=why)
     record = replace(_begin(job, record), refusal=_refusal(job, record, now))
     return _hear(job, record, now) if job.autoscales else replace(record, asked=0, asked_at=0.0)
 
@@ -113,12 +125,12 @@ def _begin(job: Job, record: Record) -> Record:
     """Whether the training runs."""
     there = [pod for pod in job.pods if not pod.ended]
     if job.suspended and not there:
-        return replace(record, phase=Phase.SUSPENDED, crashes=0)
-    if record.phase is Phase.RUNNING and there:
+        return replace(record, phase=JobPhase.SUSPENDED, crashes=0)
+    if record.phase is JobPhase.RUNNING and there:
         return record
     if sum(pod.running for pod in there) >= job.minimum:
-        return replace(record, phase=Phase.RUNNING, starts=record.starts + 1)
-    return replace(record, phase=Phase.PENDING)
+        return replace(record, phase=JobPhase.RUNNING, starts=record.starts + 1)
+    return replace(record, phase=JobPhase.PENDING)
 
 
 def _count(job: Job, now: float) -> Record:
@@ -152,7 +164,7 @@ def _refusal(job: Job, record: Record, now: float) -> Refusal | None:
 
 def _hear(job: Job, record: Record, now: float) -> Record:
     """How many pods the training asks for."""
-    if record.phase is not Phase.RUNNING:
+    if record.phase is not JobPhase.RUNNING:
         return replace(record, asked=0, asked_at=0.0)
     left = {pod.uid for pod in job.pods if _has_left(pod) and pod.uid not in record.counted | record.leaving}
     if left:  # until it is heard again, it is taken to have let them go

@@ -9,7 +9,7 @@ from ef_common.core.cluster.state import Job, Node, Pod, Resources
 _Left = dict[str, dict[str, int]]
 
 
-class Room:
+class FreeCapacity:
     """What is left of the nodes while jobs are given their shares.
 
     Three things are counted: what is left of a node besides the pods that have been kept so far (`kept`), besides all
@@ -119,6 +119,6 @@ def _give(left: dict[str, int], request: Resources) -> None:
 
 def could_ever_fit(job: Job, nodes: Iterable[Node]) -> bool:
     """Whether its minimum would fit if it had the cluster for itself."""
-    room = Room(nodes, (), {})
+    room = FreeCapacity(nodes, (), {})
     places = room.among(job.nodes)
     return all(room.place(job.request, places) is not None for _ in range(job.minimum))

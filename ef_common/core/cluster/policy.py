@@ -11,7 +11,7 @@ from enum import Enum
 from ef_common.core.cluster.state import Job
 
 
-class Policy(Enum):
+class SharePolicy(Enum):
     """How the pods for which there is room are divided among the jobs."""
 
     FAIR = "fair"  # each job gets its minimum; what is left is shared equally
@@ -20,8 +20,8 @@ class Policy(Enum):
 
     def told_of(self, job: Job) -> Job:
         """The job, as the rule is told of it."""
-        return replace(job, minimum=job.maximum, priority=0) if self is Policy.GANG else job
+        return replace(job, minimum=job.maximum, priority=0) if self is SharePolicy.GANG else job
 
     def tier(self, job: Job) -> int:
         """What is left is dealt among the jobs of the lowest tier first, and then among those of the next one."""
-        return -job.priority if self is Policy.PRIORITY else 0
+        return -job.priority if self is SharePolicy.PRIORITY else 0

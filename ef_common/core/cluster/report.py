@@ -9,7 +9,7 @@ STALE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class WorkerReport:
     """What a worker says.
 
     Args:
@@ -46,8 +46,8 @@ class Report:
 
 
 def on_record(
-    before: Report | None, newest: Report | None, *, now: float, since: float, every_s: float
-) -> Report | None:
+    before: WorkerReport | None, newest: WorkerReport | None, *, now: float, since: float, every_s: float
+) -> WorkerReport | None:
     """What the status of the job says from now on, so that it is not written for each report.
 
     Another number of workers, another view, or other slow pods, are told at once. Steps and speed change all the time,

@@ -24,9 +24,9 @@ import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ef_common.core.cluster.placement import Room, could_ever_fit
-from ef_common.core.cluster.policy import Policy
-from ef_common.core.cluster.state import Job, Node, Phase, Pod
+from ef_common.core.cluster.placement import FreeCapacity, could_ever_fit
+from ef_common.core.cluster.policy import SharePolicy
+from ef_common.core.cluster.state import Job, JobPhase, Node, Pod
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ def shares(
     taking: Iterable[Pod],
     limits: dict[str, int],
     spares: dict[str, int] | None = None,
-    policy: Policy = Policy.FAIR,
+    policy: SharePolicy = SharePolicy.FAIR,
 ) -> list[Share]:
     """The shares of all jobs.
 
@@ -83,7 +83,7 @@ def shares(
         for job in jobs
         for depth, pod in enumerate(sorted(job.alive, key=_worth))
     }
-    room = Room(nodes, taking, depths)
+    room = FreeCapacity(nodes, taking, depths)
     ranked = sorted(jobs, key=lambda job: job.rank)
     dealt = [_Dealing(job, room, limits[job.key], tier=policy.tier(job)) for job in ranked]
     for one in dealt:
@@ -96,7 +96,7 @@ def shares(
             barred = barred or (one.limit >= one.minimum and could_ever_fit(one.share.job, nodes))
     _deal_the_rest([one for one in dealt if not one.share.waits])
     for one in dealt:
-        if one.share.waits and one.share.job.record.phase is Phase.RUNNING:
+        if one.share.waits and one.share.job.record.phase is JobPhase.RUNNING:
             one.keep_what_fits()
     _deal_spares(dealt, spares or {})
     return [one.share for one in dealt]
@@ -112,7 +112,7 @@ class _Dealing:
         tier: The jobs of the lowest one get what is left first.
     """
 
-    def __init__(self, job: Job, room: Room, limit: int, *, tier: int) -> None:
+    def __init__(self, job: Job, room: FreeCapacity, limit: int, *, tier: int) -> None:
         self.share = Share(job)
         self.minimum = job.minimum
         self.limit = limit

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from ef_common.core.cluster.report import Report
+from ef_common.core.cluster.report import WorkerReport
 
 Resources = Mapping[str, int]
 """How much of each resource, in the smallest unit of each (thousandths of a core, bytes, pieces)."""
@@ -19,7 +19,7 @@ LEFT = 75
 """Exit status of a pod that was told to go, and has gone."""
 
 
-class Phase(Enum):
+class JobPhase(Enum):
     """What a job does."""
 
     PENDING = "Pending"  # it has less than its minimum, and has not trained since its last start
@@ -124,7 +124,7 @@ class Record:
         why: Reason for the phase.
     """
 
-    phase: Phase = Phase.PENDING
+    phase: JobPhase = JobPhase.PENDING
     starts: int = 0
     leaving: frozenset[str] = frozenset()
     counted: frozenset[str] = frozenset()
@@ -140,7 +140,7 @@ class Record:
     @property
     def is_over(self) -> bool:
         """Whether the job has ended, well or not."""
-        return self.phase in (Phase.SUCCEEDED, Phase.FAILED)
+        return self.phase in (JobPhase.SUCCEEDED, JobPhase.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ class Job:
     takes: int = 0
     spares: int = 0
     autoscales: bool = False
-    report: Report | None = None
+    report: WorkerReport | None = None
     pods: tuple[Pod, ...] = ()
     record: Record = Record()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ef_common.core.membership.phase import Phase
-from ef_common.core.quorum import Link
+from ef_common.core.quorum import ChainLink
 from ef_common.core.room import NO_DEMAND, Demand
 from ef_common.core.view import Member
 
@@ -148,7 +148,7 @@ class Returned(Event):
     phase: Phase
     promised: int = 0
     settled: int = 0
-    received: tuple[Link, ...] = ()
+    received: tuple[ChainLink, ...] = ()
     at_boundary: bool = False
     suspects: bool = False
     closed: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ef_common.core.membership import claims, events, failure, newcomers, roster, rules, size, takeover
+from ef_common.core.membership import claim_rules, events, failure, newcomers, roster, rules, size, takeover
 from ef_common.core.membership.actions import Redirect
 from ef_common.core.membership.model import (
     Active,
@@ -52,9 +52,9 @@ def decide(state: Membership, event: events.Event, now: float, settings: Setting
         further = takeover.end_gathering(after, now, settings)
     elif isinstance(after, Serving) and after.shortage:
         further = takeover.try_again(after, now, settings)
-    after = claims.forget(before, _contest(further[0], event, now))
-    after, agree = claims.agree(before, after)
-    after, asked = claims.ask(after)
+    after = claim_rules.forget(before, _contest(further[0], event, now))
+    after, agree = claim_rules.agree(before, after)
+    after, asked = claim_rules.ask(after)
     after, resigns = size.follow(before, after, settings)
     return after, (*actions, *stays, *further[1], *agree, *asked, *resigns), further[2] or reason
 
@@ -88,7 +88,7 @@ def _react(state: Membership, event: events.Event, now: float, settings: Setting
         case Active(), events.Silent():
             return rules.silent(state, event, settings)
         case Active(), events.Stored():
-            return claims.stored(state, event), (), ""
+            return claim_rules.stored(state, event), (), ""
         case Active(), events.Refused(worker):
             return replace(state, dead=state.dead | {worker}), (), f"{worker} seems to be dead"
         case Gathering(), (events.AtBoundary() | events.Settled() | events.Suspected()):
@@ -112,7 +112,7 @@ def _react(state: Membership, event: events.Event, now: float, settings: Setting
         case Serving(), events.Slow():
             return size.slow(state, event), (), ""
         case Serving(), events.Claimed():
-            return claims.claimed(state, event), (), ""
+            return claim_rules.claimed(state, event), (), ""
         case Serving(), events.Tick():
             return rules.overdue(state, now, settings)
         case _, (events.Ready(worker) | events.AtBoundary(worker) | events.Closed(worker)):

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from ef_common.core.membership.actions import Action
 from ef_common.core.membership.events import Returned
 from ef_common.core.membership.phase import Workers
-from ef_common.core.quorum import NO_STORES, Bid, Link, Stores
+from ef_common.core.quorum import NO_STORES, Bid, ChainLink, Stores
 from ef_common.core.room import NO_DEMAND, Demand
 from ef_common.core.view import View
 
@@ -44,7 +44,7 @@ class Settings:
         return 2.0 * self.loss_notice_s
 
 
-Known = Mapping[tuple[int, ...], tuple[int, tuple[Link, ...]]]
+Known = Mapping[tuple[int, ...], tuple[int, tuple[ChainLink, ...]]]
 """The settled generation and the chain of workers; those that know the same views, as the same objects, share one."""
 NOTHING: Mapping[Any, Any] = MappingProxyType({})
 NOBODY: frozenset[str] = frozenset()
@@ -97,7 +97,7 @@ class Membership:
         return None
 
     @property
-    def chain(self) -> tuple[Link, ...]:
+    def chain(self) -> tuple[ChainLink, ...]:
         return ()
 
     @property
@@ -153,7 +153,7 @@ class Gathering(Active):
 class Leading(Active):
     """Base of the states in which the coordinator issues views."""
 
-    chain: tuple[Link, ...] = ()
+    chain: tuple[ChainLink, ...] = ()
     based: bool = True  # likewise see `quorum`
     contested_at: float | None = None  # when it was seen last that others may lead, or look for a quorum
 

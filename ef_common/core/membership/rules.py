@@ -25,7 +25,7 @@ from ef_common.core.membership.model import (
 )
 from ef_common.core.membership.phase import MEMBERS, Phase, Standing
 from ef_common.core.membership.roster import admissible, expect_member, phase_of, present, remaining
-from ef_common.core.quorum import Link, merge, shortfall, some_of
+from ef_common.core.quorum import ChainLink, merge, shortfall, some_of
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
 
@@ -226,7 +226,7 @@ def settled(state: Serving, worker: str, generation: int) -> Decision:
     return state, (), ""
 
 
-def ids_of(chain: tuple[Link, ...]) -> frozenset[str]:
+def ids_of(chain: tuple[ChainLink, ...]) -> frozenset[str]:
     """The ids of all members in the chain."""
     return frozenset(worker for link in chain for worker in link.view.ids)
 
@@ -298,7 +298,7 @@ def install(
     joiners = admissible(after, list(members), settings) or replacement.spares(after, settings)
     if joiners or any(phase is Phase.LEAVING for _, phase, _ in workers.values()):
         view = replace(view, pending=True)
-    chain = (*state.chain, Link(view, own=True))
+    chain = (*state.chain, ChainLink(view, own=True))
     return replace(after, view=view, announced=view.pending, chain=chain), (Install(view, dropped),), reason
 
 
@@ -310,6 +310,6 @@ def shortfall_of(state: Leading, ids: Collection[str], settings: Settings) -> st
     return shortfall(ids, state.chain, gone=gone, dead=state.dead, based=state.based, stores=state.stores)
 
 
-def known(state: Gathering) -> tuple[Link, ...]:
+def known(state: Gathering) -> tuple[ChainLink, ...]:
     """The chain, as the members know it that have come to a standby."""
     return merge(state.known.values())[1]

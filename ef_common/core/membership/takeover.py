@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import MappingProxyType
 
-from ef_common.core.membership import claims, newcomers, roster, rules, size
+from ef_common.core.membership import claim_rules, newcomers, roster, rules, size
 from ef_common.core.membership.actions import (
     Action,
     Agree,
@@ -31,7 +31,7 @@ from ef_common.core.membership.model import (
     carry_over,
 )
 from ef_common.core.membership.phase import MEMBERS, NEWCOMERS, Phase
-from ef_common.core.quorum import Link, follows, is_same, merge
+from ef_common.core.quorum import ChainLink, follows, is_same, merge
 from ef_common.core.view import Member
 from ef_common.errors import ProtocolError
 
@@ -54,7 +54,7 @@ def returned(state: Idle | Active, event: Returned, now: float, settings: Settin
     """A worker comes from another coordinator, or comes back."""
     after, actions, reason = _returned(state, event, now, settings)
     if event.store is not None and isinstance(after, Active):
-        after = claims.stored(after, Stored(event.member.id, event.store))
+        after = claim_rules.stored(after, Stored(event.member.id, event.store))
     if isinstance(state, Leading) and isinstance(after, Leading) and after.training > state.training:
         after, more, _ = rules.advance(after, reason, settings)
         actions = (*actions, *more)
@@ -128,7 +128,7 @@ def _newest(event: Returned) -> int:
     return event.received[-1].view.generation if event.received else 0  # it was admitted, and does not know it yet
 
 
-def is_news(state: Membership, received: tuple[Link, ...], settled: int) -> bool:
+def is_news(state: Membership, received: tuple[ChainLink, ...], settled: int) -> bool:
     """Whether a worker knows a view that another coordinator has issued since ours.
 
     One in which it has settled has come about, maybe without those who are here: nobody may have settled in what they
@@ -201,7 +201,7 @@ def _readmit(state: Serving, event: Returned) -> Serving:
         settled=state.settled | here if event.settled == view.generation else state.settled,
         at_boundary=state.at_boundary | here if waits else state.at_boundary - here,
     )
-    return state if event.store is None else claims.stored(state, Stored(worker, event.store))
+    return state if event.store is None else claim_rules.stored(state, Stored(worker, event.store))
 
 
 def end_gathering(state: Gathering, now: float, settings: Settings) -> Decision:
@@ -272,7 +272,7 @@ def try_again(state: Serving, now: float, settings: Settings) -> Decision:
     after = replace(after, shortage=shortage)
     if now < shortage.since + settings.patience_s:
         return after, (), ""
-    if not shortage.last_resort and claims.wanted(after)[1]:
+    if not shortage.last_resort and claim_rules.wanted(after)[1]:
         shortage = replace(shortage, since=now, last_resort=True)
         return replace(after, shortage=shortage), (), "the others had time to go on"
     return step_down(after)

@@ -24,7 +24,7 @@ Ends = Mapping[int, int]
 """The end of each shard, by its index: the lowest offset at which a reader has found no sample."""
 
 
-class Found(NamedTuple):
+class LaneFindings(NamedTuple):
     """What reading a lane has shown.
 
     Args:
@@ -54,10 +54,10 @@ def taken(lane: Lane, num_samples: int) -> tuple[Lane, Lane]:
     return tuple(parts), ()
 
 
-def clipped(pieces: Iterable[Piece], found: Found) -> Lane:
+def clipped(pieces: Iterable[Piece], found: LaneFindings) -> Lane:
     """The pieces of a lane without the parts behind the ends and faults that were found.
 
-    >>> clipped((Piece(7, 0, 4), Piece(7, 8, 12)), Found(faults=[(7, 2, "bad sector")]))
+    >>> clipped((Piece(7, 0, 4), Piece(7, 8, 12)), LaneFindings(faults=[(7, 2, "bad sector")]))
     (Piece(shard=7, start=0, stop=2), Piece(shard=7, start=8, stop=12))
     """
     left = []
@@ -71,7 +71,7 @@ def clipped(pieces: Iterable[Piece], found: Found) -> Lane:
     return tuple(left)
 
 
-def upcoming(lane: Lane, num_samples: int, found: Found | None = None) -> Lane:
+def upcoming(lane: Lane, num_samples: int, found: LaneFindings | None = None) -> Lane:
     """The first samples of a lane, if its pieces end where this was found and nowhere before."""
     return taken(clipped(lane, found) if found and any(found) else lane, num_samples)[0]
 

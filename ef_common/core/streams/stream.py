@@ -28,13 +28,13 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from ef_common.core.streams import pieces
-from ef_common.core.streams.pieces import OPEN, Ends, Found, Lane, Piece, clipped, joined, num_samples, taken
+from ef_common.core.streams.pieces import OPEN, Ends, Lane, LaneFindings, Piece, clipped, joined, num_samples, taken
 
 _GUESS = 64
 """Number of batches that a shard is assumed to have until the first shard has ended."""
 
 
-class Order(Protocol):
+class ShardSequence(Protocol):
     """Which shard comes at each place of the epoch."""
 
     @property
@@ -56,7 +56,7 @@ class Plan:
         length: Returns the number of samples of a shard, or None if it is not known without reading the shard.
     """
 
-    order: Order
+    order: ShardSequence
     batch_size: int
     num_lanes: int = 1
     ahead: int = 0
@@ -103,7 +103,7 @@ class Stream(NamedTuple):
         return joined(piece for some in (self.left, *lanes, *parts) for piece in some)
 
 
-def upcoming(stream: Stream, plan: Plan, member: str, found: Found | None = None) -> Lane:
+def upcoming(stream: Stream, plan: Plan, member: str, found: LaneFindings | None = None) -> Lane:
     """The parts of a member's next batch, if the pieces in its lane end where this was found and nowhere before."""
     held = stream.held[member]
     return pieces.upcoming(held.lanes[held.turn], plan.batch_size, found)
@@ -124,7 +124,7 @@ def admit(stream: Stream, plan: Plan, members: Sequence[str]) -> Stream:
     return _filled(_with_members(stream, plan, members), plan)
 
 
-def settle(stream: Stream, plan: Plan, found: Mapping[str, Found]) -> tuple[Stream, bool]:
+def settle(stream: Stream, plan: Plan, found: Mapping[str, LaneFindings]) -> tuple[Stream, bool]:
     """The present members have told each other the ends and faults that they have found in their next batches.
 
     Returns:
@@ -139,12 +139,12 @@ def settle(stream: Stream, plan: Plan, found: Mapping[str, Found]) -> tuple[Stre
         for shard, end in of_member.ends.items():
             ends[shard] = min(end, ends.get(shard, end))
     touched = {
-        member: Found(ends, found[member].faults)
+        member: LaneFindings(ends, found[member].faults)
         for member, held in stream.held.items()
         if found[member].faults or _touches(held.lanes, ends)
     }
     read = {member: upcoming(stream, plan, member, found[member]) for member in touched}
-    stream = _ended(stream, touched, Found(ends))
+    stream = _ended(stream, touched, LaneFindings(ends))
     return stream, all(upcoming(stream, plan, member) == parts for member, parts in read.items())
 
 
@@ -243,7 +243,7 @@ def _touches(lanes: Iterable[Lane], ends: Ends) -> bool:
     return any(piece.shard in ends for lane in lanes for piece in lane)
 
 
-def _ended(stream: Stream, touched: Mapping[str, Found], of_all: Found) -> Stream:
+def _ended(stream: Stream, touched: Mapping[str, LaneFindings], of_all: LaneFindings) -> Stream:
     """The stream with what concerns the lanes of each of these members, and with the ends, which concern all."""
     held = dict(stream.held)
     unknown = {piece.shard for piece in stream.left if piece.stop == OPEN}

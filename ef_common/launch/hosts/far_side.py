@@ -25,9 +25,9 @@ from ef_common.launch.hosts.lines import (
     WISHES,
     Answer,
     Data,
-    Ended,
-    Order,
-    Refused,
+    NodeEnded,
+    NodeOrder,
+    NodeRefused,
     Runs,
     Wants,
 )
@@ -51,7 +51,7 @@ class FarSide:
         UsageError: Nothing can be started here.
     """
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: NodeOrder) -> None:
         if order.version != __version__:
             raise UsageError(
                 f"all hosts need the same ElasticFlow. Received: {__version__} of {sys.executable} here, and "
@@ -69,7 +69,7 @@ class FarSide:
             if not self._folder.life:
                 if not self._order.starts:
                     self._folder.remove()
-                    self._say(Ended(_NOBODY))
+                    self._say(NodeEnded(_NOBODY))
                     return
                 self._start()
         life = self._folder.life
@@ -82,7 +82,7 @@ class FarSide:
             num_bytes = self._send()
             if status is not None and not num_bytes:
                 self._is_over = True
-                self._say(Ended(status))
+                self._say(NodeEnded(status))
                 self._wait_until_known()
                 return
             if time.monotonic() >= self._said_at + BEAT_S:
@@ -174,7 +174,7 @@ def main() -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except (ElasticFlowError, OSError) as error:
-        _say(Refused(str(error)))
+        _say(NodeRefused(str(error)))
     return 0
 
 

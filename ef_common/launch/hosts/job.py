@@ -26,14 +26,14 @@ import psutil
 
 from ef_common import __version__
 from ef_common.control.coordinator import Coordinator
-from ef_common.core.hosts import Host, Verdict
+from ef_common.core.hosts import Host, HostsVerdict
 from ef_common.errors import UsageError
 from ef_common.launch import environment, joining, run_directory
 from ef_common.launch.certificates import trust_of
 from ef_common.launch.finding import own_host
 from ef_common.launch.hosts import lines
 from ef_common.launch.hosts.launcher import HostsLauncher
-from ef_common.launch.hosts.link import Link, command_for
+from ef_common.launch.hosts.link import HostLink, command_for
 from ef_common.launch.hosts.list import HostList, file_of_hosts, script_of_hosts
 from ef_common.launch.hosts.records import Records
 from ef_common.launch.nnodes import DEFAULT_NNODES, nodes_of
@@ -52,7 +52,7 @@ from ef_common.terminal import say
 MAX_NODES = 1024
 LAST_CALL_S = 10.0
 INTERRUPTED = 128 + signal.SIGINT
-_STATUSES = {Verdict.FINISHED: 0, Verdict.FAILED: 1, Verdict.REFUSED: 2, Verdict.NOBODY: 2}
+_STATUSES = {HostsVerdict.FINISHED: 0, HostsVerdict.FAILED: 1, HostsVerdict.REFUSED: 2, HostsVerdict.NOBODY: 2}
 _NOT_FOR_NODES = (
     *("HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "HOSTNAME", "TERM", "SHLVL", "MAIL", "TMPDIR", "PYTHONPATH"),
     *("_", environment.RUN_DIR, environment.NOTES, environment.AGENT, environment.NODE, environment.ADDRESS),
@@ -74,7 +74,7 @@ def _for_nodes(args: argparse.Namespace, argv: Sequence[str]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class HostsJob:
     """What all nodes of the job have in common.
 
     Args:
@@ -96,7 +96,7 @@ class Job:
     name: str
 
     @classmethod
-    def of(cls, args: argparse.Namespace, argv: Sequence[str]) -> Job:
+    def of(cls, args: argparse.Namespace, argv: Sequence[str]) -> HostsJob:
         """Read the command line.
 
         Raises:
@@ -159,7 +159,7 @@ class Job:
         token = self.token.text if self.made_token and not environment.read_environment().tls else ""
         joining.write(run_dir, args, self.script, local=False, token=token)
 
-    def order(self, host: Host, *, port: int, starts: bool, known: Mapping[str, int], life: str) -> lines.Order:
+    def order(self, host: Host, *, port: int, starts: bool, known: Mapping[str, int], life: str) -> lines.NodeOrder:
         """What a host is to do."""
         args = self.args
         is_host = "" if args.rdzv_endpoint else "is_host=0"
@@ -169,7 +169,7 @@ class Job:
             f"--nproc-per-node={host.slots}",
             *([f"--rdzv-conf={conf}"] if (conf := joined_conf(self.conf, is_host)) else []),
         ]
-        return lines.Order(
+        return lines.NodeOrder(
             version=__version__,
             job=self.name,
             host=host.name,
@@ -214,7 +214,7 @@ def main(args: argparse.Namespace, argv: Sequence[str]) -> int:
     Raises:
         UsageError: The command line or the list of hosts is wrong.
     """
-    job = Job.of(args, argv)
+    job = HostsJob.of(args, argv)
     read = file_of_hosts(args.hosts) if args.hosts else script_of_hosts(args.host_discovery_script)
     source = str(args.hosts or args.host_discovery_script)
     hosts = HostList(read, slots=int(args.nproc_per_node), source=source, say=lambda text: say(text, color="yellow"))
@@ -241,32 +241,32 @@ def main(args: argparse.Namespace, argv: Sequence[str]) -> int:
             why = coordinator.failure
     finally:
         hosts.stop()
-    if verdict is Verdict.NOBODY:
+    if verdict is HostsVerdict.NOBODY:
         say(f"no host could be had for {job.patience_s:g} s", color="red", event="failed")
-    if verdict is Verdict.FAILED:
+    if verdict is HostsVerdict.FAILED:
         text = f"the job has failed: {why}" if why else "the job has failed (see above)"
         say(text, color="red", event="failed", reason=why)
-    if verdict is Verdict.STOPPED:
+    if verdict is HostsVerdict.STOPPED:
         is_killed = len([number for number in signals if number not in GENTLE]) > 1
         return INTERRUPTED if is_killed or signal.SIGINT in signals else int(args.left_status)
     return _STATUSES[verdict]
 
 
 def _call(
-    job: Job,
+    job: HostsJob,
     port: int,
     host: Host,
     records: Records,
     *,
     starts: bool,
     on_answer: Callable[[lines.Answer | None], object],
-) -> Link:
+) -> HostLink:
     order = job.order(host, port=port, starts=starts, known=records.known, life=records.life)
-    return Link(job.command_for(host.name), order, on_answer)
+    return HostLink(job.command_for(host.name), order, on_answer)
 
 
 @contextlib.contextmanager
-def _coordinator(job: Job, num_first: int) -> Iterator[Coordinator]:
+def _coordinator(job: HostsJob, num_first: int) -> Iterator[Coordinator]:
     """The coordinator of the job, unless the user has named an endpoint: then it idles."""
     given = options_of_a_local_job(
         job.args.rdzv_conf, min_nodes=job.nodes[0], max_nodes=job.nodes[1], last_call_s=LAST_CALL_S

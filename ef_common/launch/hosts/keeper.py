@@ -16,7 +16,7 @@ from typing import NoReturn
 from ef_common.core.hosts import REFUSED
 from ef_common.launch.child import Child
 from ef_common.launch.hosts.folder import HostFolder
-from ef_common.launch.hosts.lines import KILL, LEAVE, Order
+from ef_common.launch.hosts.lines import KILL, LEAVE, NodeOrder
 
 LINGER_S = 600.0
 """How long the folder is kept for a launcher that has not asked yet how the node has ended."""
@@ -39,7 +39,7 @@ class Keeper:
     def run(self) -> None:
         """Run the node to its end, and wait until the launcher knows of it."""
         folder = self._folder
-        order = Order(**folder.take())
+        order = NodeOrder(**folder.take())
         with folder.output.open("ab", buffering=0) as output:
             folder.keep(order.life)
             try:
@@ -54,7 +54,7 @@ class Keeper:
             time.sleep(_LOOK_S)
         folder.remove()
 
-    def _run(self, order: Order, output: int) -> int:
+    def _run(self, order: NodeOrder, output: int) -> int:
         """Run the node; its exit status."""
         asked = False
         with Child(order.arguments, output=output, environ=order.environ) as child:

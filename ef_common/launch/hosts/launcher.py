@@ -10,10 +10,22 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-from ef_common.core.hosts import FAILED, REFUSED, Host, HostStates, State, Verdict
+from ef_common.core.hosts import FAILED, REFUSED, Host, HostState, HostStates, HostsVerdict
 from ef_common.launch import environment, run_directory
-from ef_common.launch.hosts.lines import BEAT_S, KILL, KNOWN, LEAVE, WISHES, Answer, Data, Ended, Refused, Runs, Wants
-from ef_common.launch.hosts.link import Link
+from ef_common.launch.hosts.lines import (
+    BEAT_S,
+    KILL,
+    KNOWN,
+    LEAVE,
+    WISHES,
+    Answer,
+    Data,
+    NodeEnded,
+    NodeRefused,
+    Runs,
+    Wants,
+)
+from ef_common.launch.hosts.link import HostLink
 from ef_common.launch.hosts.list import HostList
 from ef_common.launch.hosts.records import Records
 from ef_common.launch.signals import GENTLE
@@ -27,7 +39,7 @@ class Calls(Protocol):
 
     def __call__(
         self, host: Host, records: Records, *, starts: bool, on_answer: Callable[[Answer | None], object]
-    ) -> Link:
+    ) -> HostLink:
         """Make a connection to a host, which is not started."""
 
 
@@ -59,9 +71,9 @@ class HostsLauncher:
         self._signals, self._failure = signals, failure
         self._hosts = HostStates(patience_s=patience_s, now=time.monotonic())
         self._launcher = run_directory.this_launcher(command, max_workers=0, local=True)
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, HostLink] = {}
         self._records: dict[str, Records] = {}
-        self._news: SimpleQueue[tuple[str, Link, Answer | None]] = SimpleQueue()
+        self._news: SimpleQueue[tuple[str, HostLink, Answer | None]] = SimpleQueue()
         self._problems: dict[str, str] = {}  # of hosts, as they were said
         self._beat_at = 0.0
         self._kills = False
@@ -71,7 +83,7 @@ class HostsLauncher:
         """Begin with no more workers than these."""
         self._hosts.limit(num_workers)
 
-    def run(self) -> Verdict:
+    def run(self) -> HostsVerdict:
         """Run the job to its end; how that was."""
         say(f"the event log is in {self._run_dir}", event="run_directory", run_dir=str(self._run_dir))
         outcome = "failed"
@@ -86,9 +98,9 @@ class HostsLauncher:
                 link.close()
             self._tell(state="ended", outcome=outcome)
 
-    def _outcome(self, verdict: Verdict) -> str:
+    def _outcome(self, verdict: HostsVerdict) -> str:
         why = self._failure()
-        return {Verdict.FAILED: f"failed: {why}" if why else "failed", Verdict.REFUSED: "failed"}.get(
+        return {HostsVerdict.FAILED: f"failed: {why}" if why else "failed", HostsVerdict.REFUSED: "failed"}.get(
             verdict, "killed" if self._is_killed else verdict.value
         )
 
@@ -105,7 +117,7 @@ class HostsLauncher:
         self._follow_order()
         now = time.monotonic()
         if self._failure():
-            self._hosts.close(Verdict.FAILED, now)
+            self._hosts.close(HostsVerdict.FAILED, now)
         for host in self._hosts.decide(now):
             self._connect(host)
         self._drop_silent()
@@ -120,7 +132,7 @@ class HostsLauncher:
             self._tell(state="stopping")
             what = "saving a checkpoint and stopping" if os.environ.get(environment.CHECKPOINT) else "stopping"
             say(f"{what}. Press Ctrl-C again to kill the workers.", color="yellow", event="stopping")
-            self._hosts.close(Verdict.STOPPED, time.monotonic())
+            self._hosts.close(HostsVerdict.STOPPED, time.monotonic())
             self._beat_at = 0.0
         if self._is_killed and not self._kills:
             self._kills = True
@@ -176,11 +188,11 @@ class HostsLauncher:
             if link.is_silent:
                 self._lose(name, link)
 
-    def _lose(self, name: str, link: Link) -> None:
+    def _lose(self, name: str, link: HostLink) -> None:
         del self._links[name]
         why = link.why
         link.close()
-        known = self._hosts.state_of(name) in (State.RUNNING, State.RECALLED)
+        known = self._hosts.state_of(name) in (HostState.RUNNING, HostState.RECALLED)
         trains = "the connection is lost, and its node trains on" if known else "cannot be reached"
         self._say_problem(name, f"{trains}{f' ({why})' if why else ''}. It is called again")
         self._hosts.lost(name, time.monotonic())
@@ -194,7 +206,7 @@ class HostsLauncher:
             if self._links.get(name) is link:  # else it was closed
                 self._take(name, link, answer)
 
-    def _take(self, name: str, link: Link, answer: Answer | None) -> None:
+    def _take(self, name: str, link: HostLink, answer: Answer | None) -> None:
         match answer:
             case None:
                 self._lose(name, link)
@@ -202,7 +214,7 @@ class HostsLauncher:
                 self._records[name].keep(answer)
             case Runs(life):
                 self._records[name].begin(life)
-                if self._hosts.state_of(name) is not State.RUNNING:
+                if self._hosts.state_of(name) is not HostState.RUNNING:
                     self._hosts.runs(name, time.monotonic())
                     link.tell(self._told(name))
                     if self._problems.pop(name, None):
@@ -210,10 +222,10 @@ class HostsLauncher:
             case Wants(number, nodes):
                 self._records[name].known[WISHES] = number
                 self._order_nodes(nodes)
-            case Ended(status):
+            case NodeEnded(status):
                 link.tell(KNOWN)
                 self._end(name, link, status)
-            case Refused(why):
+            case NodeRefused(why):
                 self._say_problem(name, f"cannot have a node: {why}")
                 self._end(name, link, REFUSED)
 
@@ -223,7 +235,7 @@ class HostsLauncher:
         if self._launcher.state == "running":
             run_directory.order(self._run_dir, sum(slots[: max(1, nodes)]))
 
-    def _end(self, name: str, link: Link, status: int) -> None:
+    def _end(self, name: str, link: HostLink, status: int) -> None:
         del self._links[name]
         if not self._hosts.leaves(name) and status > FAILED:
             self._problems.setdefault(name, f"status {status}")

@@ -2,7 +2,7 @@
 
 The launcher says, through the standard input of its remote shell::
 
-    {"order": {…}}              first: what is to run there; see `Order`
+    {"order": {…}}              first: what is to run there; see `NodeOrder`
     {"beat": ""}                every few seconds, with what the node is told: "", "leave" or "kill";
                                 "known" when the launcher knows how it has ended
 
@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
 from ef_common.errors import ProtocolError
-from ef_common.protocol.fields import Bytes, Codec, Count, Failure, Name
+from ef_common.protocol.fields import Bytes, Count, Failure, FieldCodec, Name
 from ef_common.protocol.objects import dump, fields_of, kind_of, load, parse
 
 BEAT_S = 2.0
@@ -39,7 +39,7 @@ _FILE = re.compile(r"output|[\w.%~-]+\.jsonl")
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class NodeOrder:
     """What is to run on a host.
 
     Args:
@@ -80,19 +80,19 @@ def to_far_side(**what: Any) -> bytes:
     return json.dumps(what).encode() + b"\n"
 
 
-def order_line(order: Order) -> bytes:
+def order_line(order: NodeOrder) -> bytes:
     """The first line of the launcher."""
     return to_far_side(order=asdict(order))
 
 
-def read_order(line: str) -> Order:
+def read_order(line: str) -> NodeOrder:
     """Read the first line.
 
     Raises:
         ProtocolError: It is none, or one of another version.
     """
     try:
-        return Order(**json.loads(line)["order"])
+        return NodeOrder(**json.loads(line)["order"])
     except (ValueError, TypeError, KeyError) as error:
         raise ProtocolError(f"expected an order of this version of ElasticFlow: {error}") from None
 
@@ -131,7 +131,7 @@ class Runs:
 class Data:
     """The node has written this to a file."""
 
-    file: Annotated[str, Codec(_load_file)]
+    file: Annotated[str, FieldCodec(_load_file)]
     offset: Count
     content: Bytes
 
@@ -145,26 +145,26 @@ class Wants:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class NodeEnded:
     """The node has ended."""
 
     status: Count
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class NodeRefused:
     """Nothing was started."""
 
     why: Failure
 
 
-Answer = Runs | Data | Wants | Ended | Refused
+Answer = Runs | Data | Wants | NodeEnded | NodeRefused
 _ANSWERS: Mapping[str, type[Answer]] = {
     "runs": Runs,
     "data": Data,
     "wants": Wants,
-    "ended": Ended,
-    "refused": Refused,
+    "ended": NodeEnded,
+    "refused": NodeRefused,
 }
 _NAMES = {kind: name for name, kind in _ANSWERS.items()}
 _FIELDS = {kind: fields_of(kind) for kind in _NAMES}

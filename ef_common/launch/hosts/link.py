@@ -19,7 +19,7 @@ from ef_common.errors import ProtocolError, UsageError
 from ef_common.launch.child import paths
 from ef_common.launch.doors import is_this_machine
 from ef_common.launch.hosts import lines
-from ef_common.launch.hosts.lines import SILENT_S, Answer, Order
+from ef_common.launch.hosts.lines import SILENT_S, Answer, NodeOrder
 
 SSH = "ssh"
 _OPTIONS_OF_SSH = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-x", "-T")
@@ -69,7 +69,7 @@ def _is_here(host: str) -> bool:
     return is_this_machine(host)
 
 
-class Link:
+class HostLink:
     """A connection to a host, between `start` and `close`.
 
     Args:
@@ -78,7 +78,7 @@ class Link:
         on_answer: Called in a thread with each answer; with None when the connection has ended.
     """
 
-    def __init__(self, command: list[str], order: Order, on_answer: Callable[[Answer | None], object]) -> None:
+    def __init__(self, command: list[str], order: NodeOrder, on_answer: Callable[[Answer | None], object]) -> None:
         self._order = order
         self._on_answer = on_answer
         self._process = subprocess.Popen(

@@ -18,16 +18,16 @@ from ef_common.protocol.client_outputs import (
     ClientOutput,
     Close,
     Connect,
+    CoordinatorLink,
     EndSending,
     Hung,
     Leave,
-    Link,
     Replaced,
     Send,
 )
 from ef_common.protocol.peer import End
 from ef_common.session.ports import GetClaim
-from ef_common.testing.simulation.claims import PLACE, ClaimStore
+from ef_common.testing.simulation.claim_store import PLACE, ClaimStore
 from ef_common.testing.simulation.coordinator import Coordinator, address_of
 from ef_common.testing.simulation.invariants import Violation
 from ef_common.testing.simulation.scheduler import Process, Ticket
@@ -80,8 +80,8 @@ class Channel:
         self._store = store
         self._on_view: Callable[[int], None] = lambda generation: None
         self._ticket: Ticket | None = None
-        self._links: dict[Stream, Link] = {}
-        self._streams: dict[Link, Stream] = {}
+        self._links: dict[Stream, CoordinatorLink] = {}
+        self._streams: dict[CoordinatorLink, Stream] = {}
         self._backlog: list[Callable[[], None]] = []  # what has come while the process was frozen
         self._alarm = Alarm(self._scheduler, self._tick)
         self._client = Client(
@@ -274,7 +274,7 @@ class Channel:
             case Hung():
                 self.on_hung()
 
-    def _connect(self, link: Link, timeout_s: float) -> None:
+    def _connect(self, link: CoordinatorLink, timeout_s: float) -> None:
         coordinator, scheduler = self._coordinators[link.address[1]], self._scheduler
         names = self._client.member.id, coordinator.name
         if self._cuts.rejects(*names):
@@ -291,7 +291,7 @@ class Channel:
     def _slowness(self) -> float:
         return _SLOW if self._scheduler.now < self.slow_until else 1.0
 
-    def _fail_to_connect(self, link: Link, problem: str) -> None:
+    def _fail_to_connect(self, link: CoordinatorLink, problem: str) -> None:
         if not self._later(lambda: self._fail_to_connect(link, problem)):
             self._do(lambda: self._client.unreached(link, problem, self._scheduler.now))
 
@@ -304,7 +304,7 @@ class Channel:
         if not self._later(lambda: self._note_connected(stream)) and stream in self._links:
             self._do(lambda: self._client.connected(self._links[stream], self._scheduler.now))
 
-    def _part(self, link: Link, how: End) -> None:
+    def _part(self, link: CoordinatorLink, how: End) -> None:
         stream = self._streams.pop(link, None)
         if stream is not None:
             del self._links[stream]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ef_common.testing.simulation.claims import ONE
+from ef_common.testing.simulation.claim_store import ONE
 
 PLACES = (
     "forward",

@@ -28,7 +28,7 @@ from ef_common.errors import CoordinatorLost, Evicted, JobFailed, JobFinished, L
 from ef_common.session import Session
 from ef_common.session.progress_tracker import ProgressTracker
 from ef_common.testing.simulation.channel import Channel
-from ef_common.testing.simulation.claims import PLACE, ClaimStore
+from ef_common.testing.simulation.claim_store import PLACE, ClaimStore
 from ef_common.testing.simulation.coordinator import FIRST, Coordinator, address_of
 from ef_common.testing.simulation.cuts import Cuts
 from ef_common.testing.simulation.invariants import HUNG, Invariants, Violation, has_hung, lost_in, most_nodes

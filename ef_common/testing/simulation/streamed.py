@@ -9,7 +9,7 @@ from zlib import crc32
 
 from ef_common.core.sharding import Range, Window
 from ef_common.core.streams.order import ShardOrder
-from ef_common.core.streams.pieces import Found, Lane, Piece
+from ef_common.core.streams.pieces import Lane, LaneFindings, Piece
 from ef_common.core.streams.stream import Held, Plan
 from ef_common.core.view import View
 from ef_common.data.dealer import Dealer
@@ -37,7 +37,7 @@ class LaneReader:
         self._bad = bad
         self._parts: Lane = ()
 
-    def read(self, held: Held, size: int) -> Found:
+    def read(self, held: Held, size: int) -> LaneFindings:
         """See the port."""
         parts: list[Piece] = []
         ends: dict[int, int] = {}
@@ -56,7 +56,7 @@ class LaneReader:
                 ends[shard] = min(end, ends.get(shard, end))
             room -= end - start
         self._parts = tuple(parts)
-        return Found(ends, faults)
+        return LaneFindings(ends, faults)
 
     def take(self, parts: Lane) -> None:
         """See the port."""

@@ -19,9 +19,9 @@ from ef_common.core.view import View
 from ef_common.errors import TrainingOver
 from ef_common.session import Barrier, Session
 from ef_common.testing.simulation.invariants import Invariants, Record, Result, Violation, add_once
-from ef_common.testing.simulation.operations import Buffers, Gather, Note, Reduction
 from ef_common.testing.simulation.schedule import Job
 from ef_common.testing.simulation.streamed import StreamedEpoch
+from ef_common.testing.simulation.toy_operations import Buffers, Gather, Note, Reduction
 
 _MODULUS = (1 << 61) - 1
 _TOLERANCE = 1e-6

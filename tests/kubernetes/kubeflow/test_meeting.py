@@ -8,7 +8,7 @@ import pytest
 
 from ef_common.errors import UsageError
 from ef_common.kubernetes.resource import Json
-from ef_common.launch.surroundings import Meeting, meeting_in
+from ef_common.launch.surroundings import MeetingPlace, meeting_in
 from tests.kubernetes.kubeflow.examples import NAMES, example
 from tests.kubernetes.kubeflow.operators import Made, of_mpijob, of_pytorchjob, of_tfjob, of_trainjob
 
@@ -23,7 +23,7 @@ def variables(pod: Json) -> dict[str, str]:
     return texts | (secret if any("valueFrom" in one for one in container["env"]) else {})
 
 
-def meetings(made: Made) -> list[Meeting | None]:
+def meetings(made: Made) -> list[MeetingPlace | None]:
     return [meeting_in({**variables(pod), "KUBERNETES_SERVICE_HOST": "10.0.0.1"}) for pod in made[1]]
 
 
@@ -35,19 +35,19 @@ def pods_of_trainjob() -> Made:
 def test_pods_of_a_trainjob_meet_at_all_of_them() -> None:
     found = meetings(pods_of_trainjob())
     endpoint = ",".join(f"digits-node-0-{index}.digits:29500" for index in range(4))
-    assert found == [Meeting("a pod of Kubeflow", endpoint)] * 4
+    assert found == [MeetingPlace("a pod of Kubeflow", endpoint)] * 4
 
 
 def test_pods_of_a_tfjob_meet_at_all_of_them() -> None:
     found = meetings(of_tfjob(example("tfjob")["TFJob"]))
     endpoint = ",".join(f"digits-worker-{index}.default.svc:2222" for index in range(4))
-    assert found == [Meeting(f"worker {index} of TF_CONFIG", endpoint, num_nodes=4) for index in range(4)]
+    assert found == [MeetingPlace(f"worker {index} of TF_CONFIG", endpoint, num_nodes=4) for index in range(4)]
 
 
 def test_pods_of_a_pytorchjob_with_a_master_meet_at_all_of_them() -> None:
     found = meetings(of_pytorchjob(pytorchjob(Master=1, Worker=2)))
     endpoint = "digits-master-0:23456,digits-worker-0:23456,digits-worker-1:23456"
-    assert found == [Meeting("a pod of Kubeflow", endpoint)] * 3
+    assert found == [MeetingPlace("a pod of Kubeflow", endpoint)] * 3
 
 
 def test_pods_of_a_pytorchjob_that_says_nothing_are_refused() -> None:

@@ -20,7 +20,7 @@ from ef_common import __version__, threads
 from ef_common.launch.hosts import far_side, lines
 from ef_common.launch.hosts.far_side import FarSide
 from ef_common.launch.hosts.folder import HostFolder
-from ef_common.launch.hosts.lines import Data, Ended, Order, Refused, Runs
+from ef_common.launch.hosts.lines import Data, NodeEnded, NodeOrder, NodeRefused, Runs
 from tests.waiting import poll_until
 
 GUARD_S = 60.0
@@ -61,8 +61,8 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def order(tmp_path: Path) -> Order:
-    return Order(
+def order(tmp_path: Path) -> NodeOrder:
+    return NodeOrder(
         version=__version__,
         job="job",
         host="node1",
@@ -81,7 +81,7 @@ def order(tmp_path: Path) -> Order:
 class Connection:
     """One connection to the far side."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: NodeOrder) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "ef_common.launch.hosts.far_side"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -125,10 +125,10 @@ def printed(answers: list[Any]) -> bytes:
 
 
 @pytest.fixture
-def connect(order: Order, tmp_path: Path) -> Iterator[Any]:
+def connect(order: NodeOrder, tmp_path: Path) -> Iterator[Any]:
     made: list[Connection] = []
 
-    def call(given: Order = order) -> Connection:
+    def call(given: NodeOrder = order) -> Connection:
         made.append(Connection(given))
         return made[-1]
 
@@ -146,7 +146,7 @@ def folders(tmp_path: Path) -> list[Path]:
 
 
 def test_node_outlives_its_connection_and_nothing_is_lost_or_repeated(
-    connect: Any, order: Order, tmp_path: Path
+    connect: Any, order: NodeOrder, tmp_path: Path
 ) -> None:
     first = connect()
     answers = first.until(Data, b"begun with")
@@ -162,8 +162,8 @@ def test_node_outlives_its_connection_and_nothing_is_lost_or_repeated(
     second = connect(replace(order, life=life, known=known))
     assert second.until(Runs)[-1].life == life
     (tmp_path / "enough").touch()
-    answers = second.until(Ended)
-    assert (answers[-1], printed(answers)) == (Ended(0), b"over\n")
+    answers = second.until(NodeEnded)
+    assert (answers[-1], printed(answers)) == (NodeEnded(0), b"over\n")
     assert [one.file for one in answers if isinstance(one, Data)] == ["output"]
     second.tell("known")
     second.close()
@@ -175,10 +175,10 @@ def test_status_is_kept_until_the_launcher_knows_it(connect: Any, tmp_path: Path
     first = connect()
     first.until(Data, b"begun with")
     (tmp_path / "enough").touch()
-    first.until(Ended)
+    first.until(NodeEnded)
     first.cut()
     second = connect()
-    assert second.until(Ended)[-1] == Ended(0)
+    assert second.until(NodeEnded)[-1] == NodeEnded(0)
     second.tell("known")
     second.close()
     assert connect().until(Data, b"begun with")  # in a new life
@@ -186,7 +186,7 @@ def test_status_is_kept_until_the_launcher_knows_it(connect: Any, tmp_path: Path
 
 @pytest.mark.parametrize("connected", [True, False])
 def test_node_leaves_when_it_is_told_to_or_its_launcher_is_lost(
-    connect: Any, order: Order, tmp_path: Path, connected: bool
+    connect: Any, order: NodeOrder, tmp_path: Path, connected: bool
 ) -> None:
     connection = connect(replace(order, orphan_s=0.0 if connected else 1.0))
 
@@ -198,15 +198,17 @@ def test_node_leaves_when_it_is_told_to_or_its_launcher_is_lost(
     answers = connection.until(Data, b"begun with")
     if connected:
         connection.tell("leave")
-    answers += connection.until(Ended)
-    assert answers[-1] == Ended(75)
+    answers += connection.until(NodeEnded)
+    assert answers[-1] == NodeEnded(75)
     assert printed(answers).endswith(b"told to go\n")
     assert (b"no sign of life of the launcher for 1 s" in printed(answers)) != connected
 
 
 @pytest.mark.thorough
-def test_node_that_is_not_there_has_left_if_it_is_not_to_be_started(connect: Any, order: Order, tmp_path: Path) -> None:
-    assert connect(replace(order, starts=False)).until(Ended) == [Ended(75)]
+def test_node_that_is_not_there_has_left_if_it_is_not_to_be_started(
+    connect: Any, order: NodeOrder, tmp_path: Path
+) -> None:
+    assert connect(replace(order, starts=False)).until(NodeEnded) == [NodeEnded(75)]
     assert not folders(tmp_path)
 
 
@@ -216,22 +218,24 @@ def test_keeper_that_is_killed_is_a_node_that_was_killed(connect: Any, tmp_path:
     connection.until(Data, b"begun with")
     (folder,) = folders(tmp_path)
     os.kill(json.loads((folder / "keeper").read_text())["pid"], 9)
-    assert connection.until(Ended)[-1] == Ended(137)
+    assert connection.until(NodeEnded)[-1] == NodeEnded(137)
 
 
 @pytest.mark.thorough
-def test_what_cannot_be_is_one_answer(connect: Any, order: Order, tmp_path: Path) -> None:
-    (said,) = connect(replace(order, version="0.1")).until(Refused)
+def test_what_cannot_be_is_one_answer(connect: Any, order: NodeOrder, tmp_path: Path) -> None:
+    (said,) = connect(replace(order, version="0.1")).until(NodeRefused)
     assert "0.1 where the job was started" in said.why
-    answers = connect(replace(order, directory="/missing")).until(Ended)
-    assert answers[-1] == Ended(2)
+    answers = connect(replace(order, directory="/missing")).until(NodeEnded)
+    assert answers[-1] == NodeEnded(2)
     assert b"/missing is not on this host" in printed(answers)
     (tmp_path / "tmp" / f"elasticflow-{os.getuid()}").chmod(0o755)
-    (said,) = connect(replace(order, job="other")).until(Refused)
+    (said,) = connect(replace(order, job="other")).until(NodeRefused)
     assert "this user alone must have access" in said.why
 
 
-def test_far_side_that_can_no_longer_hear_ends_the_connection(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_far_side_that_can_no_longer_hear_ends_the_connection(
+    order: NodeOrder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The launcher makes another one then."""
     side = FarSide(order)
     monkeypatch.setattr(sys, "stdin", io.StringIO('{"beat": ""}\n'))

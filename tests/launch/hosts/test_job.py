@@ -15,7 +15,7 @@ from ef_common.launch.command import main
 from ef_common.launch.hosts import job as hosts_job
 from ef_common.launch.hosts import lines
 from ef_common.launch.hosts.folder import HostFolder
-from ef_common.launch.hosts.lines import Data, Ended, Order, Refused, Runs, Wants
+from ef_common.launch.hosts.lines import Data, NodeEnded, NodeOrder, NodeRefused, Runs, Wants
 from ef_common.launch.hosts.link import command_for
 from ef_common.launch.hosts.records import Records
 from ef_common.launch.run import parser
@@ -31,10 +31,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.py").touch()
 
 
-def order(*argv: str) -> Order:
+def order(*argv: str) -> NodeOrder:
     """What a host is told."""
     given = ["--hosts=hosts.txt", *argv]
-    job = hosts_job.Job.of(parser().parse_args(given), given)
+    job = hosts_job.HostsJob.of(parser().parse_args(given), given)
     return job.order(Host("node2", 4), port=29401, starts=True, known={}, life="")
 
 
@@ -128,9 +128,9 @@ def test_lines_survive_the_way() -> None:
     made = order("train.py")
     assert lines.read_order(lines.order_line(made).decode()) == made
     assert lines.read_beat(lines.beat_line("leave").decode()) == "leave"
-    for answer in (Runs("x"), Wants(2, 3), Ended(137), Refused("x"), Data("output", 3, b"\xff\n")):
+    for answer in (Runs("x"), Wants(2, 3), NodeEnded(137), NodeRefused("x"), Data("output", 3, b"\xff\n")):
         assert lines.read_answer(lines.answer_line(answer)) == answer
-    assert lines.read_answer(lines.answer_line(Refused("two\nlines\udcff"))) == Refused("two lines ")
+    assert lines.read_answer(lines.answer_line(NodeRefused("two\nlines\udcff"))) == NodeRefused("two lines ")
     assert lines.read_answer("Welcome to node1\n") is None
 
 
@@ -217,6 +217,6 @@ def test_other_version_is_refused() -> None:
     from ef_common.launch.hosts.far_side import FarSide
 
     made = order("train.py")
-    other = Order(**{**{name: getattr(made, name) for name in Order.__dataclass_fields__}, "version": "0.1"})
+    other = NodeOrder(**{**{name: getattr(made, name) for name in NodeOrder.__dataclass_fields__}, "version": "0.1"})
     with pytest.raises(UsageError, match=rf"Received: {__version__} of .* here, and 0\.1 where the job was started"):
         FarSide(other)

@@ -10,13 +10,13 @@ import pytest
 
 from ef_common import __version__
 from ef_common.launch.hosts import lines
-from ef_common.launch.hosts.lines import Answer, Order, Runs
-from ef_common.launch.hosts.link import Link
+from ef_common.launch.hosts.lines import Answer, NodeOrder, Runs
+from ef_common.launch.hosts.link import HostLink
 
 GUARD_S = 60.0
 SILENT = ["sh", "-c", "exec sleep 600"]
 ANSWERS = ["sh", "-c", f"echo '{lines.answer_line(Runs('life')).strip()}'; exec sleep 600"]
-ORDER = Order(__version__, "job", "node1", True, "", 1, "", "", [], {}, "/", 0.0)
+ORDER = NodeOrder(__version__, "job", "node1", True, "", 1, "", "", [], {}, "/", 0.0)
 
 
 class Heard:
@@ -25,7 +25,7 @@ class Heard:
     def __init__(self, command: list[str], error: BaseException | None = None) -> None:
         self.answers: SimpleQueue[Answer | None] = SimpleQueue()
         self._error = error
-        self.link = Link(command, ORDER, self._hear)
+        self.link = HostLink(command, ORDER, self._hear)
         self.link.start()
 
     def _hear(self, answer: Answer | None) -> None:
@@ -63,7 +63,7 @@ def test_order_that_cannot_be_given_ends_the_link(call: Any, monkeypatch: pytest
 def test_link_whose_complaints_cannot_be_read_is_given_up_when_it_is_silent(
     call: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(Link, "_complain", lambda link: 1 / 0)
+    monkeypatch.setattr(HostLink, "_complain", lambda link: 1 / 0)
     monkeypatch.setattr(lines, "SILENT_S", 0.0)
     monkeypatch.setattr("ef_common.launch.hosts.link.SILENT_S", 0.0)
     heard = call(ANSWERS)

@@ -23,7 +23,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ef_common import threads
-from ef_common.collectives.sockets import own_address
+from ef_common.collectives.library_sockets import own_address
 from ef_common.core.view import View
 from ef_common.errors import GroupBroken, ProtocolError, ThreadFailed
 from ef_common.session.ports import Bootstrap
@@ -49,7 +49,7 @@ class _Door(NamedTuple):
     secret: bytes
 
 
-class Links:
+class PeerConnections:
     """This member's connections to others.
 
     Args:

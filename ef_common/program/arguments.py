@@ -10,7 +10,7 @@ from ef_common.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TrainArguments:
     """A training; :func:`elasticflow.train` describes each field.
 
     Args:

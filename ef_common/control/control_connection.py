@@ -24,7 +24,7 @@ _DEAD_AFTER_TIMEOUTS = 5
 """The connection ends after this many heartbeat timeouts without an acknowledgement: we are evicted by then."""
 
 
-class Line:
+class ControlConnection:
     """One TCP connection.
 
     `read` belongs to one thread; all else may be called by all threads, and `queue` and `flush` by signal handlers.
@@ -58,7 +58,7 @@ class Line:
     @classmethod
     def connect(
         cls, address: Address, timeout_s: float, read_timeout_s: float | None = None, *, tls: Tls | None = None
-    ) -> Line:
+    ) -> ControlConnection:
         """Connect.
 
         Args:
