@@ -112,7 +112,7 @@ class HostStates:
         >>> hosts.runs("a", 1.0), hosts.lost("b", 1.0), hosts.decide(1.5), hosts.decide(2.0)
         (None, None, [], [Host(name='b', slots=1)])
         >>> hosts.ended("a", 0, 9.0), hosts.lost("b", 9.0), hosts.decide(9.0), hosts.verdict(9.0)
-        (None, None, [], <Verdict.FINISHED: 'finished'>)
+        (None, None, [], <HostsVerdict.FINISHED: 'finished'>)
     """
 
     def __init__(self, *, patience_s: float, now: float) -> None:
