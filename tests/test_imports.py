@@ -22,7 +22,8 @@ class _Node:
 
 @pytest.fixture(autouse=True)
 def as_it_was() -> Iterator[None]:
-    """Collections go on as before."""
+    """Nothing is frozen, and collections go on as before."""
+    gc.unfreeze()  # what another test of this process may have frozen
     yield
     gc.unfreeze()
     gc.enable()

@@ -123,10 +123,10 @@ WITNESSES = {
         "tests/launch/test_worker_metrics.py::test_page_whose_thread_has_failed_refuses_connections"
     ],
     "ef-claims": ["tests/test_claiming.py::test_newcomer_goes_on_although_it_cannot_find_the_place"],
-    "ef-bury": [
+    "ef-close-group": [
         "tests/collectives/test_torch_group.py::test_group_is_let_go_of_although_waiting_for_its_operations_fails"
     ],
-    "ef-bury-nccl": [
+    "ef-abort-nccl": [
         "tests/collectives/test_torch_nccl.py::test_abort_does_not_wait_for_ever_if_nccl_cannot_be_aborted"
     ],
     "elasticflow-output": ["tests/test_terminal.py::test_output_that_cannot_be_replaced_stays_and_nothing_else_ends"],

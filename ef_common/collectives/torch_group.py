@@ -246,9 +246,9 @@ class TorchGroup(LinkedGroup):
                 self._sums.abort()
             if not self._lost:
                 self._lost = not _settle(tuple(self._flying))  # meanwhile, other threads finish some of them
-                self._bury()
+                self._let_go()
 
-    def _bury(self) -> None:
+    def _let_go(self) -> None:
         """Release the process group in a thread, because that waits for its own threads and for lost operations.
 
         The interpreter waits for that thread at its end, unless an operation is lost: a thread that is ended in
@@ -256,9 +256,9 @@ class TorchGroup(LinkedGroup):
         """
         gone, self._process_group = self._process_group, None
         if gone is not None:
-            grave = [gone, self._flying]
+            dropped = [gone, self._flying]
             self._flying = {}
-            _close_in_thread(grave, daemon=self._lost)
+            _close_in_thread(dropped, daemon=self._lost)
 
 
 def _room(num_bytes: int) -> Tensor:
@@ -311,13 +311,13 @@ def _gloo_is_idle() -> bool:
     return True
 
 
-def _close_in_thread(grave: list[Any], *, daemon: bool) -> None:
-    threads.start(partial(_wait_and_drop, grave), name="ef-bury", job="lets go of a group", daemon=daemon)
+def _close_in_thread(dropped: list[Any], *, daemon: bool) -> None:
+    threads.start(partial(_wait_and_drop, dropped), name="ef-close-group", job="lets go of a group", daemon=daemon)
 
 
-def _wait_and_drop(grave: list[Any]) -> None:
+def _wait_and_drop(dropped: list[Any]) -> None:
     """Keep objects whose release would block until a lost operation times out, and release them here."""
-    flying = grave.pop()
+    flying = dropped.pop()
     try:
         if not _settle(flying):
             for tensor in chain.from_iterable(flying.values()):
@@ -328,7 +328,7 @@ def _wait_and_drop(grave: list[Any]) -> None:
             except RuntimeError as error:
                 logger.debug("a lost operation has ended: %s", error)
     finally:  # the traceback of an exception would hold the group
-        grave.clear()
+        dropped.clear()
 
 
 class TorchGroups(ByteArrays):

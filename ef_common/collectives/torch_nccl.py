@@ -157,7 +157,7 @@ class NcclSums:
             self._aborted = True
             group, self._process_group = self._process_group, None
         if group is not None and threading.main_thread().is_alive():
-            threads.start(group.abort, name="ef-bury-nccl", job="ends NCCL's sums", daemon=False)
+            threads.start(group.abort, name="ef-abort-nccl", job="ends NCCL's sums", daemon=False)
         elif group is not None:  # at the interpreter's end, which waits for no thread any more
             group.abort()
         flying = tuple(self._flying)

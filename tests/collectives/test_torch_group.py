@@ -170,7 +170,7 @@ def test_group_that_is_aborted_while_an_operation_begins_is_let_go_of_in_a_threa
     group = TorchGroup(ProcessGroup(), view_of(2), 0, (), NoLinks())  # type: ignore[arg-type]
     group.start(begin)
     wait_for_burials()
-    assert ended_in == ["ef-bury"]
+    assert ended_in == ["ef-close-group"]
 
 
 def test_group_is_let_go_of_although_waiting_for_its_operations_fails(caplog: pytest.LogCaptureFixture) -> None:
@@ -262,7 +262,7 @@ def gloo(store: Any, rank: int) -> Any:
 
 
 def wait_for_burials() -> None:
-    for thread in [thread for thread in threading.enumerate() if thread.name == "ef-bury"]:
+    for thread in [thread for thread in threading.enumerate() if thread.name == "ef-close-group"]:
         thread.join(20.0)
 
 

@@ -249,7 +249,7 @@ def test_client_that_is_sent_away_looks_elsewhere_though_its_coordinator_would_t
             asked.append(address)
             raise ConnectionRefusedError
 
-    monkeypatch.setattr("ef_common.control.client.Line", Unreached)
+    monkeypatch.setattr("ef_common.control.client.ControlConnection", Unreached)
     client._do(lambda: client._protocol._hear(wire.Redirect("", "0" * 64)))
     line.give_up()
     poll_until(lambda: len(set(asked)) > 1)

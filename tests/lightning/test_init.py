@@ -20,7 +20,7 @@ def test_contents() -> None:
     ]
     public = {name for name, value in vars(ef_lightning).items() if not name.startswith("_")}
     modules = {name.rpartition(".")[2] for name in __import__("sys").modules if name.startswith("ef_lightning.")}
-    helpers = {"annotations", "TYPE_CHECKING", "Any", "register", "strategy_class"}
+    helpers = {"annotations", "TYPE_CHECKING", "Any", "register", "strategy_class", "without_collections"}
     assert public - modules <= {*ef_lightning.__all__, *helpers}
 
 
