@@ -46,7 +46,7 @@ def _two_jobs(gang: Found, fair: Found) -> Figure:
     charts = figure.subplots(2, 1, sharex=True, sharey=True)
     end_s = max(gang["makespan"], fair["makespan"])
     for axes, found, title in ((charts[0], gang, "Gang scheduling"), (charts[1], fair, "ElasticFlow")):
-        _stack(axes, [*_parts(found, "a", "first job"), *_parts(found, "b", "second job")], end_s)
+        _stack(axes, [*_parts(found, "a", "first job"), *_parts(found, "b", "second job")], found["makespan"])
         text = f"{title}: {found['makespan']:.0f} s, workers train on {found['training']:.0%} of the slots"
         axes.set_title(text, loc="left", fontsize=10)
         came = found["jobs"]["b"]["created"]
