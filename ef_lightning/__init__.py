@@ -24,6 +24,8 @@ with without_collections():
     from ef_lightning.program import module
     from ef_lightning.registry import register, strategy_class, strategy_for
 
+    register()
+
 if TYPE_CHECKING:
     from lightning.pytorch.strategies import ParallelStrategy as _OfLightning
     from pytorch_lightning.strategies import ParallelStrategy as _OfPytorchLightning
@@ -45,9 +47,6 @@ __all__ = [
     "strategy_for",
 ]
 
-with without_collections():
-    register()
-
 
 def __dir__() -> list[str]:
     return sorted([*__all__, "__version__"])
@@ -55,6 +54,5 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     if name == "ElasticFlowStrategy":
-        with without_collections():
-            return strategy_class()
+        return strategy_class()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,7 +15,7 @@ from click.shell_completion import CompletionItem, get_completion_class
 
 from ef_common import __version__
 from ef_common.cli import reporting
-from ef_common.cli.common import refusing
+from ef_common.cli.common import json_option, refusing
 from ef_common.cli.kubernetes import kubernetes
 from ef_common.cli.mpi import mpi
 from ef_common.cli.slurm import slurm
@@ -54,7 +54,6 @@ _run = click.argument(
     required=False,
     shell_complete=_complete_run,
 )
-_as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 
 @click.group()
@@ -72,7 +71,7 @@ def main() -> None:
 
 @main.command()
 @_run
-@_as_json
+@json_option
 def audit(run: Path | None, as_json: bool) -> None:
     """Prove from the event log of RUN that the run kept its promises.
 
@@ -192,7 +191,7 @@ def demo(framework: str, workers: int, run_dir: Path | None, limit_s: float) -> 
 
 
 @main.command("list")
-@_as_json
+@json_option
 def list_runs(as_json: bool) -> None:
     """List the runs below ./elasticflow-runs that this machine has started, the newest first."""
     from rich.console import Console
@@ -241,7 +240,7 @@ def stop(run: Path | None, kill: bool) -> None:
 @click.option(
     "--address", metavar="HOST:PORT", default="127.0.0.1:8642", show_default=True, help="Where to serve them."
 )
-@_as_json
+@json_option
 def status(run: Path | None, once: bool, serve: bool, address: str, as_json: bool) -> None:
     """Show the state of RUN: workers, progress, speed, recent changes, and the outcome if it has ended.
 
@@ -396,7 +395,7 @@ def build_horovod(force: bool, install: bool) -> None:
 
 @main.command()
 @click.option("--thorough", is_flag=True, help="Also import each package, in processes of their own (some seconds).")
-@_as_json
+@json_option
 def doctor(thorough: bool, as_json: bool) -> None:
     """Show versions and devices, what is missing, and the command that fixes it.
 

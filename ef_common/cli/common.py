@@ -13,6 +13,8 @@ import click
 
 from ef_common.errors import ClusterFailed, ThreadFailed, UsageError
 
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+
 
 @contextmanager
 def refusing(command: str) -> Iterator[None]:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from ef_common.cli.common import json_option
 from ef_common.errors import UsageError
 
 LEFT_OUT = "The audit was left out (--no-audit)."
@@ -18,7 +19,7 @@ _OPTIONS = (
         "--png", type=click.Path(path_type=Path, dir_okay=False), help="Also draw a picture (needs matplotlib)."
     ),
     click.option("--audit/--no-audit", "audits", default=True, help="Audit the run. Default: yes."),
-    click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs."),
+    json_option,
 )
 
 

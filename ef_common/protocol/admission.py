@@ -29,7 +29,7 @@ class Admission:
         """Our proof for a worker that has answered our challenge, which had this nonce.
 
         Raises:
-            Refusal: It does not know the token, or it has the name of another worker.
+            PeerRefusal: It does not know the token, or it has the name of another worker.
         """
         nonces = {"server_nonce": nonce, "client_nonce": hello.nonce}
         for token in self._tokens:

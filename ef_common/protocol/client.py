@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ef_common.core import membership
-from ef_common.core.membership import Phase, Returned
+from ef_common.core.membership import Phase
 from ef_common.core.progress import Progress
 from ef_common.core.quorum import Bid
 from ef_common.core.resume_state import ResumeState
@@ -590,7 +590,7 @@ class Client:
             ViewName(link.view.generation, digest, link.over, link.agreed)
             for digest, link in zip(self._named, report.received, strict=True)
         )
-        self._say(return_of(report, tuple(names)))
+        self._say(wire.Return.of(report, tuple(names)))
 
     def _publish_again(self) -> None:
         for message in self._relayed:
@@ -699,20 +699,3 @@ class Client:
             self._view = view
             self._values = {}
         self.outputs.append(Replaced(view.generation))
-
-
-def return_of(report: Returned, names: tuple[ViewName, ...]) -> wire.Return:
-    """The message that says where a worker stands, with its views by name."""
-    return wire.Return(
-        report.phase.value,
-        report.promised,
-        report.settled,
-        names,
-        at_boundary=report.at_boundary,
-        suspects=report.suspects,
-        closed=report.closed,
-        failed=report.failed,
-        store=report.store,
-        training=report.training,
-        demand=report.demand,
-    )

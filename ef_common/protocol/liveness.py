@@ -67,7 +67,7 @@ class Liveness:
         """Note the watermark and the progress of a member.
 
         Raises:
-            Refusal: It is in a view that does not exist.
+            PeerRefusal: It is in a view that does not exist.
         """
         worker, progress = str(peer.worker), heartbeat.progress
         if heartbeat.watermark is not None and not is_warming(worker, state):

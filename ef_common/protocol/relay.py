@@ -42,7 +42,7 @@ class Relaying:
         """A worker publishes a value for the members of the view; returns what is to be passed on at once.
 
         Raises:
-            Refusal: It publishes too much.
+            PeerRefusal: It publishes too much.
         """
         worker = str(peer.worker)
         if view is None or view.generation != message.generation or view.rank_of(worker) is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ef_common.core import membership
-from ef_common.core.membership import Membership, Phase, Settings
+from ef_common.core.membership import Membership, Settings
 from ef_common.core.view import Member, View
 from ef_common.protocol import wire
 from ef_common.protocol.known_views import KnownViews
@@ -55,7 +55,7 @@ class Returns:
         """Keep what a worker says after a report that waits.
 
         Raises:
-            Refusal: It says too much.
+            PeerRefusal: It says too much.
         """
         peer.later.append(line)
         peer.later_bytes += len(line)
@@ -89,20 +89,7 @@ class Returns:
         Raises:
             ProtocolError: A view is named by another generation.
         """
-        return membership.Returned(
-            member,
-            Phase(report.phase),
-            promised=report.promised,
-            settled=report.settled,
-            received=self._views.chain(report.received),
-            at_boundary=report.at_boundary,
-            suspects=report.suspects,
-            closed=report.closed,
-            failed=report.failed,
-            store=report.store,
-            training=report.training,
-            demand=report.demand,
-        )
+        return report.event(member, self._views.chain(report.received))
 
     def forget(self, peer: Peer) -> list[Write]:
         """A worker is gone; if it may have been asked for views, others that name them are asked."""

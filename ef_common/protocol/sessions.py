@@ -72,7 +72,7 @@ class Sessions:
         """Make sure that there is room for this worker.
 
         Raises:
-            Refusal: Too many are connected.
+            PeerRefusal: Too many are connected.
         """
         if member.id in self.workers:
             return

@@ -25,7 +25,9 @@ from typing import Any, get_args, get_type_hints
 
 from ef_common.core import membership
 from ef_common.core.doors import DoorAnswer
+from ef_common.core.quorum import ChainLink
 from ef_common.core.room import NO_DEMAND, Room
+from ef_common.core.view import Member
 from ef_common.errors import ProtocolError
 from ef_common.protocol.fields import (
     Amount,
@@ -112,6 +114,40 @@ class Return:
     store: StoreOrNone
     training: Training = 1
     demand: DemandField = NO_DEMAND
+
+    @classmethod
+    def of(cls, state: membership.Returned, received: ViewNames) -> Return:
+        """The message that says where a worker stands, with its views by name."""
+        return cls(
+            state.phase.value,
+            state.promised,
+            state.settled,
+            received,
+            at_boundary=state.at_boundary,
+            suspects=state.suspects,
+            closed=state.closed,
+            failed=state.failed,
+            store=state.store,
+            training=state.training,
+            demand=state.demand,
+        )
+
+    def event(self, member: Member, received: tuple[ChainLink, ...]) -> membership.Returned:
+        """What it says, as the event: inverse of :meth:`of`, with the views themselves."""
+        return membership.Returned(
+            member,
+            membership.Phase(self.phase),
+            promised=self.promised,
+            settled=self.settled,
+            received=received,
+            at_boundary=self.at_boundary,
+            suspects=self.suspects,
+            closed=self.closed,
+            failed=self.failed,
+            store=self.store,
+            training=self.training,
+            demand=self.demand,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,7 +162,7 @@ def test_worker_that_cannot_tell_where_it_stands_ends_and_leaves_no_line(job, mo
         raise ProtocolError("a message must fit into 2097152 bytes. Received: 2097153 bytes")
 
     monkeypatch.setattr("ef_common.control.client.ControlConnection", Kept)
-    monkeypatch.setattr("ef_common.protocol.client.return_of", refuse)
+    monkeypatch.setattr("ef_common.protocol.wire.Return.of", refuse)
     waiting = Outcome(lambda: client.next_view(1))
     line_of(client).give_up()
     error = waiting.get()

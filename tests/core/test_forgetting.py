@@ -38,7 +38,6 @@ from ef_common.core.quorum import ChainLink, digest_of_ids
 from ef_common.core.resume_state import ResumeState
 from ef_common.core.view import Member, View
 from ef_common.protocol import wire
-from ef_common.protocol.client import return_of
 from ef_common.protocol.fields import digest_of_view
 from ef_common.protocol.view_patch import NO_VIEW, ViewName, ViewPatch
 
@@ -114,7 +113,7 @@ class Job:
             ViewName(link.view.generation, digest_of_view(link.view), link.over, link.agreed)
             for link in report.received
         )
-        return return_of(report, tuple(names))
+        return wire.Return.of(report, tuple(names))
 
     def change(self, how: str) -> None:
         """The first member is lost, and a newcomer takes its place: two views."""
