@@ -43,7 +43,7 @@ from ef_common.session import Session
 from ef_common.session.crash_record import CrashRecord
 from ef_common.session.ports import ControlChannel
 from ef_common.session.progress_tracker import ProgressTracker
-from ef_common.session.surroundings import Surroundings
+from ef_common.session.settling_report import Surroundings
 from ef_common.story import Story
 from ef_common.terminal import log_as_json, outlive_reader
 from ef_common.tls import Tls

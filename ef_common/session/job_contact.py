@@ -6,8 +6,8 @@ from ef_common.core.room import Room
 from ef_common.core.watermark import Watermark
 from ef_common.errors import UsageError
 from ef_common.session.collective_log import CollectiveLog
+from ef_common.session.context import Context
 from ef_common.session.current_view import CurrentView
-from ef_common.session.environment import Environment
 from ef_common.session.ports import GetClaim
 
 
@@ -15,14 +15,14 @@ class JobContact:
     """Speaks to the coordinator for the parts of a training.
 
     Args:
-        environment: Line of this worker, and the record of its progress.
+        context: Line of this worker, and the record of its progress.
         current: The view of this worker.
         collectives: Those that it has completed.
     """
 
-    def __init__(self, environment: Environment, *, current: CurrentView, collectives: CollectiveLog) -> None:
-        self._channel = environment.channel
-        self._tracker = environment.tracker
+    def __init__(self, context: Context, *, current: CurrentView, collectives: CollectiveLog) -> None:
+        self._channel = context.channel
+        self._tracker = context.tracker
         self._current = current
         self._collectives = collectives
 

@@ -8,8 +8,8 @@ from ef_common.core.progress import SETTLING
 from ef_common.core.view import View
 from ef_common.errors import CallMismatch, CannotJoin, GroupBroken, Left
 from ef_common.session.collective_log import CollectiveLog
+from ef_common.session.context import Context
 from ef_common.session.current_view import CurrentView
-from ef_common.session.environment import Environment
 from ef_common.session.lone import LoneGroup
 from ef_common.session.ports import Bootstrap, Group, Operation, State
 from ef_common.session.settling import Settling
@@ -36,18 +36,18 @@ class Recovery:
 
     Args:
         current: Holds the view and its group.
-        environment: Line, groups, clock and event log of this worker.
+        context: Line, groups, clock and event log of this worker.
         collectives: How far it has come.
         trainings: Those of its program.
     """
 
     def __init__(
-        self, current: CurrentView, environment: Environment, *, collectives: CollectiveLog, trainings: Trainings
+        self, current: CurrentView, context: Context, *, collectives: CollectiveLog, trainings: Trainings
     ) -> None:
         self._current = current
-        self._environment = environment
+        self._context = context
         self._collectives = collectives
-        self._settling = Settling(current, environment, collectives=collectives, trainings=trainings)
+        self._settling = Settling(current, context, collectives=collectives, trainings=trainings)
 
     def meet_at_boundary(self, completed: int) -> float | None:
         """Meet all members, so that nobody waits here for a view while another waits in a collective.
@@ -59,7 +59,7 @@ class Recovery:
             The time at which all had met. None if the group has broken, perhaps at this end alone: then others may
             wait in the meeting for ever.
         """
-        view, group, tracker = self._current.view, self._current.group, self._environment.tracker
+        view, group, tracker = self._current.view, self._current.group, self._context.tracker
         tracker.wait(view.generation, completed)
         try:
             group.meet(_AT_BOUNDARY).wait()
@@ -69,10 +69,10 @@ class Recovery:
         except GroupBroken as broken:
             logger.debug("a worker was lost before all were at the boundary: %s", broken)
             return None
-        met_at = self._environment.clock()
+        met_at = self._context.clock()
         if view.hold:
             logger.warning("too few nodes are left: waiting at this step for more to join")
-        self._environment.channel.send("at_boundary", view.generation)
+        self._context.channel.send("at_boundary", view.generation)
         tracker.wait(view.generation, completed, at_boundary=True)
         return met_at
 
@@ -91,7 +91,7 @@ class Recovery:
             CannotJoin: This newcomer does not fit in. It has said goodbye.
             Left: The view is without this worker, which has asked for that.
         """
-        current, channel, clock = self._current, self._environment.channel, self._environment.clock
+        current, channel, clock = self._current, self._context.channel, self._context.clock
         suspect = met_at is None
         since = clock() if met_at is None else met_at
         if suspect:
@@ -100,7 +100,7 @@ class Recovery:
             if suspect and current.view.generation > 0:
                 channel.send("suspect", current.view.generation)
             view = channel.next_view(current.view.generation)
-            self._environment.tracker.wait(view.generation, SETTLING)
+            self._context.tracker.wait(view.generation, SETTLING)
             current.group.abort()
             suspect = True
             try:
@@ -120,14 +120,14 @@ class Recovery:
 
     def stop(self) -> None:
         """Say goodbye and end the group. May be repeated."""
-        self._environment.channel.send("bye")
-        self._environment.channel.stop()
+        self._context.channel.send("bye")
+        self._context.channel.stop()
         self._current.group.abort()
         # Let go of the group here: at the very end of the interpreter, its threads would find nothing to stand on.
         self._current.group, self._collectives.newest = LoneGroup(), None
 
     def _build(self, view: View, bootstrap: Bootstrap) -> None:
-        current, groups = self._current, self._environment.groups
+        current, groups = self._current, self._context.groups
         rank = view.rank_of(current.worker.id)
         if rank is None:
             raise Left(view.reason)
@@ -138,7 +138,7 @@ class Recovery:
 
     def _report(self, view: View, pause_s: float) -> None:
         rank, reason = self._current.rank, view.reason
-        self._environment.on_event(
+        self._context.on_event(
             "view",
             generation=view.generation,
             members=list(view.ids),

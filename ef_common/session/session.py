@@ -24,17 +24,17 @@ from ef_common.errors import CallMismatch, CoordinatorLost, GroupBroken, Left, T
 from ef_common.session.agreements import Agreements
 from ef_common.session.barrier import Barrier
 from ef_common.session.collective_log import CollectiveLog
+from ef_common.session.context import Context
 from ef_common.session.crash_record import CrashRecord
 from ef_common.session.current_view import CurrentView
-from ef_common.session.environment import Environment
 from ef_common.session.job_contact import JobContact
 from ef_common.session.lone import LoneChannel, LoneGroup
 from ef_common.session.ports import ControlChannel, Group, GroupFactory, Operation, State
 from ef_common.session.progress_tracker import ProgressTracker
 from ef_common.session.recovery import Recovery
+from ef_common.session.settling_report import Surroundings
 from ef_common.session.stage import Stage
 from ef_common.session.stats import Stats
-from ef_common.session.surroundings import Surroundings
 from ef_common.session.trainings import Trainings
 
 _ENTERED = "barrier after a change of the workers"
@@ -46,7 +46,7 @@ class Session:
     Args:
         worker: This worker.
         channel: Line to the coordinator, or None for a world of one without a coordinator.
-        groups, on_event, clock, tracker, surroundings: See :class:`~ef_common.session.environment.Environment`.
+        groups, on_event, clock, tracker, surroundings: See :class:`~ef_common.session.context.Context`.
 
     Attributes:
         stage: What this worker does.
@@ -77,7 +77,7 @@ class Session:
     ) -> None:
         alone = channel is None
         self._current = current = CurrentView(worker, SOLO if alone else View(0, (worker,)))
-        self._environment = environment = Environment(
+        self._context = context = Context(
             LoneChannel() if channel is None else channel,
             groups,
             on_event=on_event,
@@ -94,11 +94,11 @@ class Session:
         self.crash_record = CrashRecord()
         self.stats = Stats()
         self.collectives = CollectiveLog(0 if alone else FRESH, current)
-        self.trainings = Trainings(environment, self.collectives)
-        self.job = JobContact(environment, current=current, collectives=self.collectives)
+        self.trainings = Trainings(context, self.collectives)
+        self.job = JobContact(context, current=current, collectives=self.collectives)
         self.agreements = Agreements()
         self._alone_for: str | None = None
-        self._recovery = Recovery(current, environment, collectives=self.collectives, trainings=self.trainings)
+        self._recovery = Recovery(current, context, collectives=self.collectives, trainings=self.trainings)
 
     # ------------------------------------------------------------ the view
 
@@ -150,7 +150,7 @@ class Session:
     @property
     def change_pending(self) -> bool:
         """Whether this worker knows of a change that waits for a boundary."""
-        return self.view.pending or self.view.hold or self._environment.channel.change_pending
+        return self.view.pending or self.view.hold or self._context.channel.change_pending
 
     # ------------------------------------------------------------ joining and leaving
 
@@ -166,7 +166,7 @@ class Session:
         if self.stage is Stage.ALONE:
             return False
         self._leave_if_nobody_waits()
-        if self._environment.channel.start(self._current.replace):
+        if self._context.channel.start(self._current.replace):
             self.stage = Stage.WARMING
             return True
         self._recover()
@@ -186,7 +186,7 @@ class Session:
         self._leave_if_nobody_waits()
         if self.state is not None:
             self.state.prepare()
-        self._environment.channel.send("ready", self.trainings.number)
+        self._context.channel.send("ready", self.trainings.number)
         try:
             self._recover()
         except TrainingOver:
@@ -201,7 +201,7 @@ class Session:
         wish is not heard before there is a line to the coordinator.
         """
         self.leaving = True
-        self._environment.channel.send("leave")
+        self._context.channel.send("leave")
 
     def _leave_if_nobody_waits(self) -> None:
         if self.leaving:
@@ -210,7 +210,7 @@ class Session:
     def close(self) -> None:
         """The program ends normally. If its trainings have ended, too, say so: nobody can join any more."""
         if self.stage is not Stage.ALONE and not self.newcomer and self.trainings.are_over:
-            self._environment.channel.send("close")
+            self._context.channel.send("close")
             self.crash_record.finish()
 
     def stop(self) -> None:
@@ -237,7 +237,7 @@ class Session:
             alone = View(0, (self.worker,))
             operation.run(LoneGroup(), alone)
             return alone
-        self._environment.tracker.wait(self.view.generation, self.completed)
+        self._context.tracker.wait(self.view.generation, self.completed)
         while True:
             number = self.completed
             try:
@@ -250,11 +250,11 @@ class Session:
             except GroupBroken:
                 self._recover(operation)
                 if self.completed == number:
-                    self._environment.tracker.wait(self.view.generation, number)
+                    self._context.tracker.wait(self.view.generation, number)
                     continue  # nobody had the result: run it again among those that are left
             else:
                 self.collectives.complete(operation, self.view)
-            self._environment.tracker.go_on(self.view.generation, self.completed)
+            self._context.tracker.go_on(self.view.generation, self.completed)
             self.collectives.confirm()  # everybody has completed the collectives before this one
             return self.completed_in
 
@@ -289,11 +289,11 @@ class Session:
             num_samples: Number of this worker's samples; 0 if they do not show how fast it is.
         """
         if self.stage is not Stage.ALONE:
-            self._environment.tracker.begin_step(num_samples)
+            self._context.tracker.begin_step(num_samples)
 
     def agree(self, num_flags: float, num_wishes: float = 0.0) -> None:
         """A step's collective has completed, with these sums of flags and wishes; see :meth:`Agreements.hear`."""
-        self._environment.tracker.end_step()
+        self._context.tracker.end_step()
         if not self.newcomer:  # what it computes by itself, to warm up, is nobody's agreement
             self.agreements.hear(num_flags, num_wishes, self.completed_in)
 

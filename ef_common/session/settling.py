@@ -8,11 +8,11 @@ from typing import TypeVar
 from ef_common.core.replay import Replay, plan_replay
 from ef_common.errors import CannotJoin, MembershipError, ProtocolError
 from ef_common.session.collective_log import CollectiveLog
+from ef_common.session.context import Context
 from ef_common.session.current_view import CurrentView
 from ef_common.session.delivery import Delivery
-from ef_common.session.environment import Environment
 from ef_common.session.ports import Operation, State
-from ef_common.session.surroundings import SettlingReport, reference_of, warn_of_clock
+from ef_common.session.settling_report import SettlingReport, reference_of, warn_of_clock
 from ef_common.session.trainings import Trainings
 
 _SETTLING = "exchange of positions in a new view"
@@ -33,7 +33,7 @@ class Settling:
 
     Args:
         current: The view and its group.
-        environment: Software, clock and event log of this worker, and its factory of groups.
+        context: Software, clock and event log of this worker, and its factory of groups.
         collectives: How far this worker has come.
         trainings: Those of its program.
     """
@@ -41,13 +41,13 @@ class Settling:
     def __init__(
         self,
         current: CurrentView,
-        environment: Environment,
+        context: Context,
         *,
         collectives: CollectiveLog,
         trainings: Trainings,
     ) -> None:
         self._current = current
-        self._environment = environment
+        self._context = context
         self._collectives = collectives
         self._trainings = trainings
 
@@ -63,7 +63,7 @@ class Settling:
             GroupBroken: A member is gone.
         """
         collectives = self._collectives
-        own = self._environment.surroundings.report(collectives.completed, self._trainings.number)
+        own = self._context.surroundings.report(collectives.completed, self._trainings.number)
         reports = [SettlingReport.load(payload) for payload in self._current.group.all_gather(own.dump(), _SETTLING)]
         self._compare(own, reports)
         replay = plan_replay([report.completed for report in reports])
@@ -82,7 +82,7 @@ class Settling:
             here, there = self._current.worker.node, self._current.view.members[reference].node
             warn_of_clock(own.time_s - reports[reference].time_s, here=here, there=there)
         if len({report.software for report in reports}) > 1:
-            mine = self._environment.surroundings
+            mine = self._context.surroundings
             theirs = self._current.group.all_gather(mine.dump(), _COMPARING)[reference]
             if is_fresh and (differences := mine.differences(theirs)):
                 raise self._misfit(f"other software is installed here: {differences}. Install the same on all nodes")
@@ -96,7 +96,7 @@ class Settling:
                 self._collectives.complete(*delivery.receive_result(operation, source))
 
     def _delivery(self) -> Delivery:
-        return Delivery(self._current.group, self._environment.groups)
+        return Delivery(self._current.group, self._context.groups)
 
     def _restore(self, state: State | None) -> None:
         """No member has a state, so this worker restores one for all."""
@@ -106,7 +106,7 @@ class Settling:
                     "all workers are lost that have made the trainings of this program before this one, and there is "
                     "no checkpoint of them. Start this worker again: it begins with the first training"
                 )
-            self._environment.on_event("rollback", generation=self._current.view.generation, step=0, epoch=0)
+            self._context.on_event("rollback", generation=self._current.view.generation, step=0, epoch=0)
 
     def _hand_on(self, replay: Replay, state: State | None) -> None:
         delivery, rank = self._delivery(), self._current.rank

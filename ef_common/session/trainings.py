@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from ef_common.session.collective_log import CollectiveLog
-from ef_common.session.environment import Environment
+from ef_common.session.context import Context
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ class Trainings:
         skipped     `skip`, in a newcomer that is behind
 
     Args:
-        environment: Line of this worker, and the record of its progress, on which nobody relies between two trainings.
+        context: Line of this worker, and the record of its progress, on which nobody relies between two trainings.
         collectives: Tell whether this worker holds the state of the members' training.
 
     Attributes:
@@ -33,13 +33,13 @@ class Trainings:
         first_claiming: The `ef_common.data.claiming` of this process's first training, which counts for all.
     """
 
-    def __init__(self, environment: Environment, collectives: CollectiveLog) -> None:
+    def __init__(self, context: Context, collectives: CollectiveLog) -> None:
         self.number = 1
         self.has_skipped = False
         self.lacks_results = False
         self.first_claiming: Any = None
-        self._channel = environment.channel
-        self._tracker = environment.tracker
+        self._channel = context.channel
+        self._tracker = context.tracker
         self._collectives = collectives
 
     def begin(self, number: int) -> None:

@@ -22,7 +22,7 @@ from ef_common.errors import (
 )
 from ef_common.session import Barrier, Session
 from ef_common.session.progress_tracker import ProgressTracker
-from ef_common.session.surroundings import Surroundings
+from ef_common.session.settling_report import Surroundings
 
 
 class Channel:

@@ -15,8 +15,8 @@ from ef_common import errors
 from ef_common.core.view import Member, View
 from ef_common.errors import CallMismatch, CoordinatorLost, GroupBroken, TrainingOver
 from ef_common.session import Barrier, Session, stage
+from ef_common.session.settling_report import Surroundings
 from ef_common.session.stage import Stage
-from ef_common.session.surroundings import Surroundings
 from ef_common.testing.simulation.schedule import FAMILIES
 from ef_common.testing.simulation.simulation import simulate
 

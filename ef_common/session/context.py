@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from ef_common.session.ports import ControlChannel, GroupFactory
 from ef_common.session.progress_tracker import ProgressTracker
-from ef_common.session.surroundings import Surroundings
+from ef_common.session.settling_report import Surroundings
 
 
 @dataclass(frozen=True, slots=True)
-class Environment:
+class Context:
     """What a session is given.
 
     Args:

@@ -12,7 +12,7 @@ from ef_common.core.replay import FRESH
 from ef_common.core.view import Member
 from ef_common.errors import CannotJoin
 from ef_common.session import Session
-from ef_common.session.surroundings import SettlingReport, Surroundings, reference_of
+from ef_common.session.settling_report import SettlingReport, Surroundings, reference_of
 from tests.session.test_session import Admitting, Sending
 
 OLD = Surroundings({"elasticflow": "0.2.0", "Python": "3.11", "torch": "2.12.0"}, now=lambda: 1000.0)
