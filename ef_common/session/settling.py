@@ -29,7 +29,7 @@ class Settling:
         compare  in a newcomer: training, clock and software with those of the others
         replay   results go to members that are one collective behind
         restore  rank 0, if nobody holds a state: the newest one that was saved
-        hand on  the state goes to newcomers, and all wait until they have it
+        hand on  the state goes to newcomers, and all wait until they have it, as the pause ends then
 
     Args:
         current: The view and its group.
