@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from ipaddress import ip_address
 from typing import Any
 
-from ef_common.core.cluster import Job, JobPhase, Node, Pod, Record, Refusal, WorkerReport
+from ef_common.core.cluster import Cause, Job, JobPhase, Node, Pod, Record, Refusal, WorkerReport
 from ef_common.kubernetes.quantities import thousandths
 from ef_common.kubernetes.resource import DEFAULT_BACKOFF_LIMIT, INDEX_LABEL, JOB_LABEL, problem
 
@@ -285,8 +285,16 @@ def record_of(status: Object) -> Record:
         asked=status.get("asked", 0),
         asked_at=seconds(status.get("askedAt")),
         ended_at=seconds(status["endedAt"]) if status.get("endedAt") else None,
+        cause=_cause_of(status),
         why=status.get("reason", ""),
     )
+
+
+def _cause_of(status: Object) -> Cause:
+    """What the condition of its phase gives as reason."""
+    reasons = (one.get("reason") for one in status.get("conditions") or () if one.get("type") == status.get("phase"))
+    known = {cause.value: cause for cause in Cause}
+    return known.get(next(reasons, ""), Cause.NONE)
 
 
 def report_of(status: Object) -> WorkerReport | None:

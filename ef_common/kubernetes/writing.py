@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ef_common.core.cluster import Decision, Job, JobPhase, WorkerReport
+from ef_common.core.cluster import Cause, Decision, Job, JobPhase, WorkerReport
 from ef_common.kubernetes.reading import METRICS_VARIABLE, Object, time_of
 from ef_common.kubernetes.resource import (
     API_VERSION,
@@ -74,7 +74,7 @@ def status_of(thing: Object, job: Job, decision: Decision, *, now: float, told: 
     if record.refusal is not None:
         refusal = record.refusal
         status["refusal"] = {"limit": refusal.limit, "until": time_of(refusal.until), "why": refusal.why}
-    facts = [*_phases(status), _resizing(record.phase, status["running"], decision.wanted)]
+    facts = [*_phases(status, record.cause), _resizing(record.phase, status["running"], decision.wanted)]
     status["conditions"] = _conditions((thing.get("status") or {}).get("conditions") or (), facts, now)
     return status
 
@@ -106,12 +106,12 @@ def _known(**values: float | None) -> Json:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _phases(status: Json) -> list[Json]:
+def _phases(status: Json, cause: Cause) -> list[Json]:
     """One condition for each phase, for those who wait for it as `kubectl wait --for=condition=Succeeded` does."""
-    reason = status["phase"]
-    facts = [{"type": phase.value, "status": str(phase.value == reason), "reason": reason} for phase in JobPhase]
-    message = {"message": status["reason"]} if "reason" in status else {}
-    return [{**fact, **message} if fact["type"] == reason else fact for fact in facts]
+    phase = status["phase"]
+    facts = [{"type": one.value, "status": str(one.value == phase), "reason": phase} for one in JobPhase]
+    why = {"reason": cause.value or phase, **({"message": status["reason"]} if "reason" in status else {})}
+    return [{**fact, **why} if fact["type"] == phase else fact for fact in facts]
 
 
 def _resizing(phase: JobPhase, running: int, wanted: int) -> Json:

@@ -5,6 +5,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from pydoc_data.topics import topics  # the text that `help("assert")` shows: it comes with the interpreter
+from uuid import uuid4
 
 import torch
 from torch import nn
@@ -24,9 +25,9 @@ def write_files(folder: Path, num_files: int) -> None:
     for number in range(num_files):
         text = "\n".join(topics[name] for name in names[number::num_files])
         pieces = [text[start : start + LENGTH + 1] for start in range(0, len(text) - LENGTH, LENGTH)]
-        new = folder / f".{number:03}.new"
+        new = folder / f".{uuid4().hex}"  # another worker may write this file at the same time
         new.write_text("\n".join(piece.replace("\n", "¶") for piece in pieces))
-        new.replace(folder / f"{number:03}.txt")  # another worker may write it as well
+        new.replace(folder / f"{number:03}.txt")
 
 
 class Lines:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ef_common.core.cluster import (
+    Cause,
     Decision,
     Job,
     JobPhase,
@@ -72,6 +73,7 @@ def test_job_without_room_for_its_minimum_waits_and_takes_nothing() -> None:
     decision = one(job("a", 3, 4), nodes(1, 1))
     assert (decision.create, decision.wanted) == ((), 0)
     assert decision.record.why == "there is no room for 3 pods, the minimum"
+    assert decision.record.cause is Cause.NO_ROOM
 
 
 def test_pods_of_others_count_per_node() -> None:
@@ -277,6 +279,7 @@ def test_pods_that_are_lost_again_and_again_fail_the_job() -> None:
     decision = one(job("a", 1, 2, pods=last, record=record), nodes(2), 100.0)
     assert decision.record.phase is JobPhase.FAILED
     assert decision.record.why == "pods were lost 7 times in a row, and backoffLimit is 6: a-1 ended with status 139"
+    assert decision.record.cause is Cause.TOO_MANY_CRASHES
 
 
 def test_pods_that_are_lost_together_count_once_even_if_they_are_seen_one_after_the_other() -> None:
@@ -297,11 +300,19 @@ def test_pod_that_has_replaced_a_lost_one_and_is_lost_counts_again_whatever_else
     assert (decision.record.crashes, decision.record.crashed_at) == (2, 103.0)
 
 
-@pytest.mark.parametrize(("status", "phase"), [(FINISHED, JobPhase.SUCCEEDED), (FAILED, JobPhase.FAILED)])
-def test_job_ends_when_a_pod_says_so_and_the_others_may_end_by_themselves(status: int, phase: JobPhase) -> None:
+@pytest.mark.parametrize(
+    ("status", "phase", "cause"),
+    [
+        (FINISHED, JobPhase.SUCCEEDED, Cause.COMPLETED),
+        (FAILED, JobPhase.FAILED, Cause.TRAINING_FAILED),
+    ],
+)
+def test_job_ends_when_a_pod_says_so_and_the_others_may_end_by_themselves(
+    status: int, phase: JobPhase, cause: Cause
+) -> None:
     there = (pod(0), pod(1, ended=True, status=status), pod(2, "", running=False))
     decision = one(job("a", 1, 3, pods=there, record=Record(JobPhase.RUNNING)), nodes(3), 10.0)
-    assert (decision.record.phase, decision.record.ended_at) == (phase, 10.0)
+    assert (decision.record.phase, decision.record.cause, decision.record.ended_at) == (phase, cause, 10.0)
     assert gone(decision) == ["a-2"]
     ended = job("a", 1, 3, pods=there[:2], record=decision.record)
     assert gone(one(ended, nodes(3), 11.0)) == []
@@ -340,6 +351,7 @@ def test_what_has_become_of_a_lost_pod_is_told_until_as_many_run_as_before() -> 
     assert then.why == then.lost == lost.lost
     again = one(running("a", 1, 2, 2, record=then), nodes(2), 120.0).record
     assert (again.why, again.lost, again.crashes) == ("", "", 1)
+    assert (lost.cause, again.cause) == (Cause.POD_LOST, Cause.NONE)
     alone = one(running("a", 1, 2, 0, pods=there), nodes(1), 100.0).record
     assert alone.why == lost.lost  # it is told once, even if nothing replaces it
     waiting = one(running("a", 1, 2, 0, record=lost), nodes(0), 110.0).record
@@ -348,14 +360,17 @@ def test_what_has_become_of_a_lost_pod_is_told_until_as_many_run_as_before() -> 
 
 def test_pod_that_cannot_start_is_told() -> None:
     there = (pod(1, running=False, problem="ErrImagePull: b"), pod(0, running=False, problem="ErrImagePull: a"))
-    lost = Record(JobPhase.RUNNING, lost="a-2 was lost")
+    assert (decision.record.cause, decision.record.why) == (Cause.NONE, "its user wants no pods")
     record = one(running("a", 1, 3, 0, pods=(*there, pod(2)), record=lost), nodes(3)).record
     assert (record.why, record.lost) == ("a-0 cannot start: ErrImagePull: a", "a-2 was lost")
+    assert record.cause is Cause.CANNOT_START
     assert one(running("a", 1, 3, 3, record=record), nodes(3), 1.0).record.why == ""
 
 
 def test_suspended_job_has_no_pods_and_goes_on_when_it_may() -> None:
-    decision = one(running("a", 2, 4, 3, suspended=True), nodes(4))
+    told = Record(JobPhase.RUNNING, cause=Cause.POD_LOST, why="a-3 was lost")
+    decision = one(running("a", 2, 4, 3, suspended=True, record=told), nodes(4))
+    assert (decision.record.cause, decision.record.why) == (Cause.NONE, "its user wants no pods")
     assert gone(decision) == ["a-0", "a-1", "a-2"]
     without = one(job("a", 2, 4, suspended=True, record=decision.record), nodes(4))
     assert (without.record.phase, without.create) == (JobPhase.SUSPENDED, ())
@@ -366,6 +381,7 @@ def test_suspended_job_has_no_pods_and_goes_on_when_it_may() -> None:
 def test_job_that_makes_no_sense_fails_with_what_is_wrong() -> None:
     decision = one(job("a", problem="minWorkers is 3, and maxWorkers 2"), nodes(4))
     assert (decision.record.phase, decision.record.why) == (JobPhase.FAILED, "minWorkers is 3, and maxWorkers 2")
+    assert decision.record.cause is Cause.INVALID
     assert decision.create == ()
 
 
@@ -386,6 +402,7 @@ def test_job_whose_minimum_the_scheduler_refuses_takes_nothing() -> None:
     decision = one(job("a", 2, 4, pods=there), nodes(4), TRY_S + 1)
     assert gone(decision) == ["a-0", "a-1"]
     assert decision.record.why == "the scheduler finds no node for more pods"
+    assert decision.record.cause is Cause.REFUSED
 
 
 def test_pod_on_record_that_is_still_there_is_deleted_and_counts_as_gone() -> None:

@@ -164,6 +164,8 @@ def test_exception_in_the_script_fails_the_job(training: Training, cluster: Clus
     training.submit(1, 2, command=command)
     training.wait_for_phase("Failed")
     assert "the training has failed, as a-" in cluster.status("a")["reason"]
+    failed = next(one for one in cluster.status("a")["conditions"] if one["type"] == "Failed")
+    assert (failed["status"], failed["reason"]) == ("True", "TrainingFailed")
     cluster.wait_until(lambda: "Running" not in cluster.pods("a").values(), "the end of the pods")
 
 

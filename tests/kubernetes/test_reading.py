@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ef_common.core.autoscale import Autoscale
-from ef_common.core.cluster import Decision, JobPhase, Pod, Record, Refusal, WorkerReport
+from ef_common.core.cluster import Cause, Decision, JobPhase, Pod, Record, Refusal, WorkerReport
 from ef_common.kubernetes import reading, writing
 from ef_common.kubernetes.installation import manifests
 from ef_common.kubernetes.quantities import thousandths
@@ -261,6 +261,7 @@ RECORD = Record(
     asked=3,
     asked_at=1e9 + 0.5,
     ended_at=1e9,
+    cause=Cause.POD_LOST,
     why="because",
 )
 
@@ -354,10 +355,12 @@ def test_condition_has_the_time_since_when_it_is_so() -> None:
 @pytest.mark.parametrize("phase", JobPhase)
 def test_job_has_a_condition_for_each_phase_of_which_one_is_true(phase: JobPhase) -> None:
     read = job_of(job(), [], [], priorities={})
-    made = writing.status_of(job(), read, Decision(Record(phase, why="because")), now=0.0)["conditions"]
+    decision = Decision(Record(phase, cause=Cause.POD_LOST, why="because"))
+    made = writing.status_of(job(), read, decision, now=0.0)["conditions"]
     assert {one["type"] for one in made} == {*(each.value for each in JobPhase), "Resizing"}
     assert [one["type"] for one in made if one["status"] == "True"] == [phase.value]
     assert [(one["type"], one["message"]) for one in made if "message" in one] == [(phase.value, "because")]
+    assert [one["type"] for one in made if one["reason"] == "PodLost"] == [phase.value]
     assert all(re.fullmatch("[A-Z][A-Za-z]+", one["reason"]) for one in made)
 
 

@@ -3,12 +3,13 @@
 from ef_common.core.cluster.decide import agrees, decide
 from ef_common.core.cluster.policy import SharePolicy
 from ef_common.core.cluster.report import WorkerReport, on_record
-from ef_common.core.cluster.state import Decision, Doom, Job, JobPhase, Node, Pod, Record, Refusal, Resources
+from ef_common.core.cluster.state import Cause, Decision, Doom, Job, JobPhase, Node, Pod, Record, Refusal, Resources
 
 __all__ = [
     "decide",
     "agrees",
     "on_record",
+    "Cause",
     "Decision",
     "Doom",
     "Job",

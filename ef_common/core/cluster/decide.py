@@ -40,6 +40,7 @@ from ef_common.core.cluster.state import (
     FAILED,
     FINISHED,
     LEFT,
+    Cause,
     Decision,
     Doom,
     Job,
@@ -107,18 +108,23 @@ def _advance(job: Job, now: float) -> Record:
     if record.is_over:
         return record
     if job.problem:
-        return replace(record, phase=JobPhase.FAILED, ended_at=now, why=job.problem)
+        return _fail(record, now, Cause.INVALID, why=job.problem)
     statuses = {pod.status for pod in job.pods if pod.ended}
     if FINISHED in statuses:
-        return replace(record, phase=JobPhase.SUCCEEDED, ended_at=now, why="the training is over")
+        over = replace(record, phase=JobPhase.SUCCEEDED, ended_at=now)
+        return replace(over, cause=Cause.COMPLETED, why="the training is over")
     if FAILED in statuses:
         names = ", ".join(pod.name for pod in job.pods if pod.ended and pod.status == FAILED)
-        return replace(record, phase=JobPhase.FAILED, ended_at=now, why=f"the training has failed, as {names} says")
+        return _fail(record, now, Cause.TRAINING_FAILED, why=f"the training has failed, as {names} says")
     if record.crashes > job.backoff_limit:
         why = f"pods were lost {record.crashes} times in a row, and backoffLimit is {job.backoff_limit}: {record.lost}"
-        return replace(record, phase=JobPhase.FAILED, ended_at=now, why=why)
+        return _fail(record, now, Cause.TOO_MANY_CRASHES, why=why)
     record = replace(_begin(job, record), refusal=_refusal(job, record, now))
     return _hear(job, record, now) if job.autoscales else replace(record, asked=0, asked_at=0.0)
+
+
+def _fail(record: Record, now: float, cause: Cause, *, why: str) -> Record:
+    return replace(record, phase=JobPhase.FAILED, ended_at=now, cause=cause, why=why)
 
 
 def _begin(job: Job, record: Record) -> Record:
@@ -215,7 +221,8 @@ def _decision(job: Job, share: Share | None, now: float) -> Decision:
     go = [pod for pod in job.alive if pod.uid not in kept]
     size, why = len(job.alive), _reason(job, share)
     leaving, lost = job.record.leaving | {pod.uid for pod in go}, _lost(job, share, now)
-    record = replace(job.record, leaving=leaving, lost=lost, why=_why(job, share) or lost)
+    cause, words = _why(job, share, lost)
+    record = replace(job.record, leaving=leaving, lost=lost, cause=cause, why=words)
     delete = [*_dooms(job, go, why=f"shrinks from {size} to {len(kept)} pods"), *_leftovers(job, now)]
     create = _free_indexes(job)[: share.new] if now >= job.record.crashed_at + _pause_s(job.record) else []
     return Decision(record, tuple(delete), tuple(create), wanted=share.size, spares=share.spares, why=why)
@@ -227,10 +234,10 @@ def _end(job: Job, now: float) -> Decision:
     Of a job that is over, pods that have ended and need no room stay, so that their logs can be read.
     """
     record = job.record
-    why = record.why if record.is_over else "its user wants no pods"
+    cause, why = (record.cause, record.why) if record.is_over else (Cause.NONE, "its user wants no pods")
     patient = record.is_over and now < (record.ended_at or 0.0) + END_S
     go = [pod for pod in job.alive if not (patient and pod.running)]
-    new = replace(record, leaving=record.leaving | {pod.uid for pod in go})
+    new = replace(record, leaving=record.leaving | {pod.uid for pod in go}, cause=cause, why=why)
     others = [doom for doom in _leftovers(job, now) if _is_in_the_way(doom, patient) or not record.is_over]
     remove = record.is_over and job.ttl_s is not None and now >= (record.ended_at or 0.0) + job.ttl_s
     return Decision(new, (*_dooms(job, go, why=why), *others), why=why, remove=remove)
@@ -269,20 +276,23 @@ def _lost(job: Job, share: Share, now: float) -> str:
     return "" if is_made_up_for else job.record.lost
 
 
-def _why(job: Job, share: Share) -> str:
+def _why(job: Job, share: Share, lost: str = "") -> tuple[Cause, str]:
+    """Why a job that is not over is in its phase, in one word and in a sentence."""
     record = job.record
     if share.waits and record.refusal is not None and record.refusal.limit < job.minimum:
-        return record.refusal.why
+        return Cause.REFUSED, record.refusal.why
     if share.waits:
-        return f"there is no room for {job.minimum} pods, the minimum"
+        return Cause.NO_ROOM, f"there is no room for {job.minimum} pods, the minimum"
     first = min((pod for pod in share.kept if pod.problem), key=lambda pod: pod.index, default=None)
-    return "" if first is None else f"{first.name} cannot start: {first.problem}"
+    if first is not None:
+        return Cause.CANNOT_START, f"{first.name} cannot start: {first.problem}"
+    return (Cause.POD_LOST if lost else Cause.NONE), lost
 
 
 def _reason(job: Job, share: Share) -> str:
     size = len(job.alive)
     if share.waits:
-        return _why(job, share)
+        return _why(job, share)[1]
     if share.size == size:
         return f"{size} pods, as it shall be"
     how = "grows" if share.size > size else "shrinks"

@@ -29,6 +29,20 @@ class JobPhase(Enum):
     FAILED = "Failed"  # it is not started again
 
 
+class Cause(Enum):
+    """Why a job is in its phase, in one word, for programs; conditions in Kubernetes have such a reason."""
+
+    NONE = ""  # the phase says it
+    INVALID = "InvalidJob"
+    COMPLETED = "TrainingCompleted"
+    TRAINING_FAILED = "TrainingFailed"
+    TOO_MANY_CRASHES = "BackoffLimitExceeded"
+    NO_ROOM = "NoRoomForMinimum"
+    REFUSED = "PodsRefused"  # by the scheduler, or by a quota
+    CANNOT_START = "PodCannotStart"
+    POD_LOST = "PodLost"
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """A node of the cluster.
@@ -121,7 +135,8 @@ class Record:
         asked: How many pods the training asks for; 0 if that is not known, or it does not choose its size.
         asked_at: When it has asked for so many.
         ended_at: When the job has succeeded or failed.
-        why: Reason for the phase.
+        cause: Reason for the phase, in one word.
+        why: The same in a sentence.
     """
 
     phase: JobPhase = JobPhase.PENDING
@@ -135,6 +150,7 @@ class Record:
     asked: int = 0
     asked_at: float = 0.0
     ended_at: float | None = None
+    cause: Cause = Cause.NONE
     why: str = ""
 
     @property
