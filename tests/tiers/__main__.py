@@ -11,10 +11,12 @@ import time
 import click
 
 from tests.tiers import changes, reports
+from tests.tiers.bytecode import compiled
 from tests.tiers.places import ROOT, guards_of, paths_of
 from tests.tiers.reports import Outcome
 
 REPORTS = ROOT / "build" / "tests"
+_PACKAGES = [ROOT / name for name in ("ef_common", "ef_keras", "ef_lightning", "elasticflow")]
 _TIERS = {
     "fast": "not thorough",
     "rest": "thorough and not launchers and not exhaustive",
@@ -93,7 +95,10 @@ def _run(tier: str, paths: list[str], jobs: int, options: tuple[str, ...] = ()) 
     command = [sys.executable, "-B", "-m", "pytest", "-q", "-m", _TIERS[tier], f"--junitxml={report}", *distribution]
     # What killed processes leave behind goes with this folder. pytest's own folder stays, to look at failures.
     paths = sorted(paths)  # pytest forgets a folder's fixtures if files of others stand between its own
-    with tempfile.TemporaryDirectory(prefix="ef-", ignore_cleanup_errors=True) as folder:
+    with (
+        compiled(_PACKAGES),
+        tempfile.TemporaryDirectory(prefix="ef-", ignore_cleanup_errors=True) as folder,
+    ):
         environ = {**os.environ, "PYTEST_DEBUG_TEMPROOT": tempfile.gettempdir(), "TMPDIR": folder}
         status = subprocess.run([*command, *options, *paths], cwd=ROOT, env=environ).returncode
     outcomes = reports.read(report) if report.exists() else []
