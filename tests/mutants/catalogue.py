@@ -122,7 +122,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="failure-is-believed-without-a-proof",
         file="ef_common/protocol/introduction.py",
         old="if not proves(expected, message.proof):",
-        new="if not isinstance(message, wire.Failed) and not proves(expected, message.proof):",
+        new="if not isinstance(message, wire.Aborted) and not proves(expected, message.proof):",
         harm="A stranger who listens at the address of a coordinator can end the workers by saying that the job has "
         "failed.",
     ),
