@@ -672,11 +672,10 @@ class Client:
         self.outputs.append(Replaced(_ABOVE_ALL))
 
     def _hear_patch(self, before: int, patch: ViewPatch) -> None:
-        known = self._view or NO_VIEW
+        known, generation = self._view or NO_VIEW, patch.rest.generation
         try:
             if before not in (0, known.generation):
-                changed = f"view {before}, and not view {known.generation}"
-                raise ProtocolError(f"view {patch.rest.generation} changes {changed}")
+                raise ProtocolError(f"view {generation} changes view {before}, and not view {known.generation}")
             view = patch.onto(known if before else NO_VIEW)
         except ProtocolError as error:
             self._refuse(self._link, error)

@@ -241,7 +241,10 @@ class Alive:
 
 @dataclass(frozen=True, slots=True)
 class Redirect:
-    """This is a standby. The coordinator is at this address, or unknown (""). It may replace the welcome."""
+    """This is a standby. The coordinator is at this address, or unknown (""). It may replace the welcome.
+
+    It is no decision of the membership, which sends a worker away and knows no address.
+    """
 
     address: Endpoint
     proof: Proof
@@ -249,9 +252,9 @@ class Redirect:
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """The others continue without this worker: it is dismissed, is silent, or hangs, or has asked, as an agent does.
+    """The others continue without this worker. `hung`: its main thread may never hear of it.
 
-    `hung`: its main thread may never hear of it.
+    It is no decision of the membership: that dismisses some, but others are silent or hang, and an agent may ask.
     """
 
     reason: Reason
@@ -409,7 +412,8 @@ _CODECS: Mapping[str, Any] = {
 """How the fields of the core's dataclasses are written: of events, actions, reports, and what both ends know."""
 _KNOWN: Mapping[str, Any] = {"worker": "", "workers": (), "member": Member("", "", ""), "received": ()}
 """Fields of these that are not written: who speaks or is spoken to (the connection tells it), and views by content."""
-_LAYOUTS = {kind: layout_of(kind, _CODECS, unwritten=_KNOWN) for kind in _NAMES}
+LAYOUTS = {kind: layout_of(kind, _CODECS, unwritten=_KNOWN) for kind in _NAMES}
+"""How each kind of message is written."""
 
 # ---------------------------------------------------------------- lines
 
@@ -421,7 +425,7 @@ def encode(message: FromWorker | FromCoordinator) -> bytes:
         ProtocolError: The line would be too long.
     """
     kind = type(message)
-    record = {"v": VERSION, "t": _NAMES[kind], **_LAYOUTS[kind].dump(message)}
+    record = {"v": VERSION, "t": _NAMES[kind], **LAYOUTS[kind].dump(message)}
     line = to_json(record).encode() + b"\n"
     if len(line) > MAX_LINE_BYTES:
         raise ProtocolError(f"a message must fit into {MAX_LINE_BYTES} bytes. Received: {len(line)} bytes")
@@ -464,4 +468,4 @@ def _decode(line: bytes, table: Mapping[str, type], max_bytes: int, known: Mappi
             f"expected version {VERSION} of the protocol: use the same elasticflow everywhere. "
             f"Received: v={brief(version)}"
         )
-    return _LAYOUTS[kind_of(name, table)].load(record, name=name, known=known)
+    return LAYOUTS[kind_of(name, table)].load(record, name=name, known=known)

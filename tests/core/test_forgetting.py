@@ -187,7 +187,7 @@ def test_store_of_a_lost_member_counts_as_long_as_its_view_does() -> None:
 def test_lost_member_that_comes_back_when_it_is_forgotten_is_out_and_leaves_no_trace() -> None:
     job = Job()
     first, *others = job.state.view.members
-    resume_state = job.resume_states[first.id].told("settled", 1)
+    resume_state = job.resume_states[first.id].told(Settled(first.id, 1))
     job.change("silent")
     before = job.measure()
     job(resume_state.report(first))
@@ -235,7 +235,7 @@ def test_views_that_a_worker_has_settled_in_are_forgotten_by_it() -> None:
     resume_state = ResumeState()
     member = Member("a", "a", "")
     for generation in range(1, 1000):
-        resume_state = resume_state.received(View(generation, (member,))).told("settled", generation)
+        resume_state = resume_state.received(View(generation, (member,))).told(Settled(member.id, generation))
     assert (resume_state.heard_here, len(resume_state.links)) == ({999}, 1)
     parted = resume_state.parted(over=True)
     assert [link.over for link in parted.links] == [True]

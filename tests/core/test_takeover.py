@@ -26,6 +26,7 @@ from ef_common.core.membership import (
     Phase,
     Ready,
     Refused,
+    Republish,
     Returned,
     SendAway,
     Settings,
@@ -346,6 +347,12 @@ def test_member_that_lost_its_line_comes_back_and_gets_a_view_if_it_has_missed_o
     assert job.state.workers["b"].phase is Phase.MEMBER
 
 
+def test_others_publish_again_for_a_member_that_comes_back_and_has_not_settled():
+    job = Coordinator(idle=False, max_nodes=3)(*(Arrived(member(name)) for name in "abc"))
+    assert job.returns("b", view(1, "abc"), settled=0).of(Republish) == [Republish(("a", "c"), 1)]
+    assert founded("abc").returns("b", view(1, "abc")).of(Republish) == []
+
+
 def test_member_that_comes_back_too_late_is_dismissed():
     job = founded("abc")(Gone("b", "silent", silent=True)).returns("b", view(1, "abc"))
     assert job.of(Dismiss) == [Dismiss("b", "it was away for too long")]
@@ -534,7 +541,7 @@ def test_silences_that_are_noticed_together_are_decided_on_together():
 
 def test_view_of_which_a_claim_may_exist_does_not_go_on_as_it_is():
     """Whom the claim leaves out could save nothing in it, and would be left out for good if the others were lost."""
-    asked = ResumeState().received(view(5, "ab")).told("settled", 5).claiming()
+    asked = ResumeState().received(view(5, "ab")).told(Settled("a", 5)).claiming()
     assert asked.report(member("b")).suspects
     assert Coordinator().returns("a", view(5, "ab")).returns("b", view(5, "ab"), suspects=True).views == [(6, "ab")]
 
@@ -553,7 +560,7 @@ def test_worker_that_knows_only_of_views_that_never_came_about_hears_that_it_is_
 
 def test_wish_to_leave_before_the_view_is_received_is_told_to_a_successor():
     """The coordinator that heard of it may have let the worker go."""
-    resume_state = ResumeState().told("leave", 0).received(view(1, "ab"))
+    resume_state = ResumeState().told(Leaving("a")).received(view(1, "ab"))
     assert resume_state.report(member("a")).phase is Phase.LEAVING
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import get_args
+
+import pytest
 
 from ef_common.core import membership
 from ef_common.core.membership import Phase, Serving
@@ -13,6 +17,7 @@ from ef_common.protocol import wire
 from ef_common.protocol.action_outputs import answer_heartbeat, outputs_of
 from ef_common.protocol.server_outputs import Write, WriteOrReset
 from ef_common.protocol.sessions import Sessions
+from tests.control.test_wire import FROM_COORDINATOR
 
 MEMBERS = tuple(Member(name, f"n{name}", "h", standby=1) for name in "abcd")
 BEFORE, VIEW = View(3, MEMBERS[:3]), View(4, MEMBERS[:2])
@@ -55,10 +60,19 @@ def test_view_is_told_first_to_those_that_must_not_go_on_without_knowing_it() ->
     assert [job.peers[worker].view for worker in "abc"] == [VIEW] * 3
 
 
-def test_decision_is_told_to_those_that_it_names_and_says_nothing_of_them() -> None:
-    told = Job().do(membership.Republish(("a", "c"), 3))
-    assert told == [(worker, Write, membership.Republish((), 3)) for worker in "ac"]
-    assert Job().do(membership.Skip("d", 2)) == [("d", Write, membership.Skip("", 2))]
+@pytest.mark.parametrize("kind", get_args(wire.Decided), ids=lambda kind: kind.__name__)
+def test_decision_is_told_to_those_that_it_names_and_says_nothing_of_them(kind: type) -> None:
+    (message,) = (one for one in FROM_COORDINATOR if isinstance(one, kind))
+    addressees = {"workers": ("a", "c")} if hasattr(message, "workers") else {"worker": "c"}
+    told = Job().do(replace(message, **addressees))
+    assert told == [(worker, Write, message) for worker in ("ac" if "workers" in addressees else "c")]
+
+
+def test_each_action_is_told_or_ends_connections_or_installs_a_view() -> None:
+    parts = [part.kind for layout in wire.LAYOUTS.values() for part in layout.parts.values()]
+    told = {kind.__name__ for kind in (*get_args(wire.Decided), *parts)}
+    actions = {kind.__name__ for kind in membership.Action.__subclasses__()}
+    assert actions - told == {"Install", "Dismiss", "SendAway", "StepDown"}
 
 
 def test_newcomer_that_warms_up_is_told_the_newest_watermark_of_the_members() -> None:

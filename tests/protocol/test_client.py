@@ -267,7 +267,7 @@ def test_client_that_is_stopped_ends_its_link_in_order_and_goes_nowhere() -> Non
 
 def said(client: Client) -> list[wire.FromWorker]:
     lines = [line for sent in drain(client, Send) for line in sent.data.splitlines()]
-    return [wire.decode_from_worker(line, worker="w") for line in lines]
+    return [wire.decode_from_worker(line, sender=client.member) for line in lines]
 
 
 def test_what_is_wanted_is_said_and_numbered_in_each_view() -> None:
