@@ -9,11 +9,6 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 APART = {"testing", "demo", "report", "audit"}
 """Packages that name what they show or check as the engine does."""
-TWICE = {
-    *("Announce", "Claim", "Finish", "Redirect", "Republish", "Resign", "Skip", "Stay", "Welcome"),
-    *("Evicted", "Failed", "Straggler", "Close"),
-}
-"""What the membership decides or hears, and the message that says it; and an output of both ends of a connection."""
 
 
 def sources() -> list[Path]:
@@ -28,5 +23,4 @@ def test_public_classes_have_names_of_their_own() -> None:
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(str(path.relative_to(ROOT)))
-    assert {name: found for name, found in places.items() if len(found) > 1 and name not in TWICE} == {}
-    assert {name for name in TWICE if len(places[name]) != 2} == set()
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

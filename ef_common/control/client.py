@@ -19,6 +19,7 @@ from ef_common.control.control_connection import ControlConnection
 from ef_common.control.sockets import call_in_forked_children, listen
 from ef_common.core.quorum import Bid
 from ef_common.core.room import Room
+from ef_common.core.stragglers import StragglerReport
 from ef_common.core.view import Member, View
 from ef_common.core.watermark import Watermark
 from ef_common.errors import AuthenticationError, JobFailed, ProtocolError, StorageError, ThreadFailed
@@ -28,15 +29,14 @@ from ef_common.protocol.client import Client
 from ef_common.protocol.client_outputs import (
     AskForClaim,
     ClientOutput,
-    Close,
     Connect,
     CoordinatorLink,
+    Disconnect,
     EndSending,
     Hung,
     Leave,
     Replaced,
     Send,
-    Straggles,
     TrustLeader,
 )
 from ef_common.session.crash_record import CrashRecord
@@ -317,7 +317,9 @@ class CoordinatorClient:
 
     def _carry_out(self, output: ClientOutput) -> None:
         # Another thread may have ended the line meanwhile.
-        line = None if isinstance(output, (AskForClaim, Replaced, Hung, Straggles)) else self._lines.get(output.link)
+        line = (
+            None if isinstance(output, (AskForClaim, Replaced, Hung, StragglerReport)) else self._lines.get(output.link)
+        )
         match output:
             case Connect():
                 for other in list(self._lines.values()):
@@ -327,7 +329,7 @@ class CoordinatorClient:
                 line.flush()
             case TrustLeader(_, timeout_s) if line is not None:
                 line.trust(timeout_s)
-            case Close(link) if line is not None:
+            case Disconnect(link) if line is not None:
                 self._lines.pop(link, None)
                 line.close()
             case Leave(link, word) if line is not None:
@@ -346,7 +348,7 @@ class CoordinatorClient:
                     threads.start(watch, name="elasticflow-watchdog", job="ends this worker if it hangs")
                 except ThreadFailed:  # there can be no more threads
                     watch()
-            case Straggles(slow, ratio, waiting):
+            case StragglerReport(_, slow, ratio, waiting):
                 self._on_straggling(slow, ratio, waiting)
 
     def _tell(self, generation: int) -> None:

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 ANSWER_S = 2.0
 _KEY = new_nonce()
-_ANSWERS = (wire.Failed, wire.Redirect, wire.Evicted, wire.Alive, DoorAnswer)
+_ANSWERS = (wire.Aborted, wire.Redirect, wire.Eviction, wire.Alive, DoorAnswer)
 
 
 class Conversation:
@@ -129,7 +129,7 @@ def report_failure(
         Why the job has failed, as the coordinator has it; "" if it goes on, or nobody was reached.
     """
     answer = ask_leader(addresses, member, token, Failed(member.id, why, fatal), tls=tls)
-    return answer.why if isinstance(answer, wire.Failed) else ""
+    return answer.abort.why if isinstance(answer, wire.Aborted) else ""
 
 
 def inquire(
@@ -148,8 +148,8 @@ def inquire(
         Why it is out; "" if it is not, or that is not decided; None if nobody was reached who knows.
     """
     answer = ask_leader(addresses, member, token, wire.Inquire(worker), tls=tls)
-    if isinstance(answer, (wire.Evicted, wire.Failed)):
-        return answer.reason if isinstance(answer, wire.Evicted) else answer.why
+    if isinstance(answer, (wire.Eviction, wire.Aborted)):
+        return answer.reason if isinstance(answer, wire.Eviction) else answer.abort.why
     return "" if isinstance(answer, wire.Alive) else None
 
 

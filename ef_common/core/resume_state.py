@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ef_common.core.membership import Phase, Returned
+from ef_common.core.membership import (
+    AtBoundary,
+    Begun,
+    Closed,
+    Event,
+    Failed,
+    Leaving,
+    Phase,
+    Ready,
+    Returned,
+    Settled,
+    Stored,
+    Suspected,
+    Wanted,
+)
 from ef_common.core.quorum import ChainLink, digest_of_ids
 from ef_common.core.room import NO_DEMAND, Demand
 from ef_common.core.view import Member, View
@@ -80,27 +94,31 @@ class ResumeState:
             heard_here=self.heard_here | {view.generation},
         )
 
-    def told(self, kind: str, generation: int) -> ResumeState:
-        """This worker reports something to the coordinator, for a generation or a training (`ready`, `begin`).
-
-        See :class:`~ef_common.session.ports.ControlChannel`.
-        """
-        if kind == "ready" and not self.links:
-            return replace(self, phase=Phase.READY, training=max(1, generation))
-        if kind == "begin":
-            return replace(self, training=generation)
-        if kind == "leave":
-            return replace(self, leaving=True, phase=Phase.LEAVING if self.links else self.phase)
-        if kind == "at_boundary":
-            return replace(self, boundary=generation)
-        if kind == "suspect":
-            return replace(self, suspected=generation)
-        if kind == "close":
-            return replace(self, closed=True)
-        if kind == "settled":
-            links = tuple(link for link in self.links if link.view.generation >= generation)
-            heard_here = self.heard_here.intersection(link.view.generation for link in links)
-            return replace(self, links=links, settled=generation, heard_here=heard_here)
+    def told(self, event: Event) -> ResumeState:
+        """This worker reports something to the coordinator."""
+        match event:
+            case Ready(training=training) if not self.links:
+                return replace(self, phase=Phase.READY, training=training)
+            case Begun(training=training):
+                return replace(self, training=training)
+            case Leaving():
+                return replace(self, leaving=True, phase=Phase.LEAVING if self.links else self.phase)
+            case AtBoundary(generation=generation):
+                return replace(self, boundary=generation)
+            case Suspected(generation=generation):
+                return replace(self, suspected=generation)
+            case Closed():
+                return replace(self, closed=True)
+            case Failed(why=why):
+                return replace(self, failed=why)
+            case Stored(store=store):
+                return replace(self, store=store)
+            case Wanted(demand=demand):
+                return self.wanting(demand)
+            case Settled(generation=generation):
+                links = tuple(link for link in self.links if link.view.generation >= generation)
+                heard_here = self.heard_here.intersection(link.view.generation for link in links)
+                return replace(self, links=links, settled=generation, heard_here=heard_here)
         return self
 
     def agreed(self, generation: int, members: str) -> ResumeState:

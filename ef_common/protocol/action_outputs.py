@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from ef_common.core import membership
 from ef_common.core.membership import Membership
-from ef_common.core.quorum import digest_of_ids
 from ef_common.core.view import View
 from ef_common.protocol import wire
 from ef_common.protocol.known_standbys import some_standbys
@@ -21,37 +20,28 @@ def outputs_of(
 ) -> Iterator[Output]:
     """The lines of an action that ends no connection; `state` is that after it, `timeout_s` the heartbeat timeout."""
     match action:
-        case membership.Welcome(worker, warm_up, training):
-            proof = sessions.proof_to(worker)
+        case membership.Accept(worker, warm_up):
             standbys = some_standbys(() if state.view is None else state.view.members)
-            yield from sessions.tell(wire.Welcome(warm_up, timeout_s, proof, standbys, training), worker)
+            yield from sessions.tell(wire.Welcome(action, timeout_s, sessions.proof_to(worker), standbys), worker)
             if warm_up:
                 yield from _tell_watermark(worker, state, sessions)
         case membership.Install(view, dropped):
             yield from sessions.tell_out(view)
             yield from _tell_view(view, dropped, sessions)
-        case membership.Announce(view):
-            yield from sessions.tell(wire.Announce(view.generation), *view.ids)
-        case membership.Skip(worker, training):
-            yield from sessions.tell(wire.Skip(training), worker)
         case membership.Finish(worker):
-            yield from sessions.tell(wire.Finish(sessions.proof_to(worker)), worker)
-        case membership.Claim(worker, bid):
-            yield from sessions.tell(wire.Claim(bid.claim, bid.members), worker)
-        case membership.Agree(view):
-            yield from sessions.tell(wire.Agreed(view.generation, digest_of_ids(view.ids)), *view.ids)
-        case membership.Resign(worker):
-            yield from sessions.tell(wire.Resign(), worker)
-        case membership.Stay(worker):
-            yield from sessions.tell(wire.Stay(), worker)
-        case membership.Resume(view):
-            yield from sessions.tell(wire.Resumed(view.generation), *view.ids)
-        case membership.Republish(view, worker):
-            others = (other for other in view.ids if other != worker)
-            yield from sessions.tell(wire.Republish(view.generation), *others)
-        case membership.Abort(worker, why) if worker in sessions.workers:
+            yield from sessions.tell(wire.Finished(action, sessions.proof_to(worker)), worker)
+        case membership.Abort(worker) if worker in sessions.workers:
             peer = sessions.workers[worker]
-            yield WriteOrReset(peer, wire.encode(wire.Failed(why, peer.proof)))
+            yield WriteOrReset(peer, wire.encode(wire.Aborted(action, peer.proof)))
+        case (
+            membership.Announce(workers)
+            | membership.Resume(workers)
+            | membership.Republish(workers)
+            | membership.Agree(workers)
+        ):
+            yield from sessions.tell(action, *workers)
+        case membership.Skip(worker) | membership.Claim(worker) | membership.Resign(worker) | membership.Stay(worker):
+            yield from sessions.tell(action, worker)
 
 
 def answer_heartbeat(worker: str, state: Membership, sessions: Sessions) -> Iterator[Output]:

@@ -16,7 +16,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ef_common.core import membership
 from ef_common.core.membership import Phase
@@ -24,6 +24,7 @@ from ef_common.core.progress import Progress
 from ef_common.core.quorum import Bid
 from ef_common.core.resume_state import ResumeState
 from ef_common.core.room import Room
+from ef_common.core.stragglers import StragglerReport
 from ef_common.core.view import Member, View
 from ef_common.core.watermark import Watermark
 from ef_common.errors import (
@@ -43,15 +44,14 @@ from ef_common.protocol.auth import Token, new_nonce
 from ef_common.protocol.client_outputs import (
     AskForClaim,
     ClientOutput,
-    Close,
     Connect,
     CoordinatorLink,
+    Disconnect,
     EndSending,
     Hung,
     Leave,
     Replaced,
     Send,
-    Straggles,
     TrustLeader,
 )
 from ef_common.protocol.introduction import HELP, Answer, Introduction
@@ -70,7 +70,7 @@ _ABOVE_ALL = 1 << 60  # a generation that is newer than any view
 _IN_FLIGHT_S = 0.5
 """After a failure of the job, collectives that one worker has completed come to their end in the others, too."""
 
-_MESSAGES: Mapping[str, Callable[[str, int], wire.FromWorker]] = {
+_MESSAGES: Mapping[str, Callable[[str, int], wire.Reported | wire.Bye]] = {
     "ready": lambda worker, training: membership.Ready(worker, max(1, training)),
     "begin": membership.Begun,
     "at_boundary": membership.AtBoundary,
@@ -255,20 +255,20 @@ class Client:
         if kind not in _MESSAGES:
             raise ProtocolError(f"a worker sends one of {', '.join(_MESSAGES)}. Received: kind={kind!r}")
         self._wants_to_leave = self._wants_to_leave or kind == "leave"
-        self._tell(kind, generation)
+        self._tell(_MESSAGES[kind](self.member.id, generation))
 
     def _leave(self) -> None:
         """Say that this worker leaves, because the coordinator has asked it to, or because it wants to itself."""
-        self._tell("leave", 0)
+        self._tell(membership.Leaving(self.member.id))
 
-    def _tell(self, kind: str, generation: int) -> None:
-        self.resume_state = self.resume_state.told(kind, generation)
-        self._say(_MESSAGES[kind](self.member.id, generation))
+    def _tell(self, message: wire.Reported | wire.Bye) -> None:
+        if not isinstance(message, wire.Bye):
+            self.resume_state = self.resume_state.told(message)
+        self._say(message)
 
     def fail(self, why: str) -> None:
         """Report an exception of the user's code, which ends the job."""
-        self.resume_state = replace(self.resume_state, failed=why)
-        self._say(membership.Failed(self.member.id, why))
+        self._tell(membership.Failed(self.member.id, why))
 
     def publish(self, generation: int, key: str, value: bytes) -> None:
         """Publish a value to the members of a view."""
@@ -286,14 +286,12 @@ class Client:
     def tell_store(self, store: str) -> None:
         """Report the store that this worker has; only the first counts."""
         if self.resume_state.store is None:
-            self.resume_state = replace(self.resume_state, store=store)
-            self._say(membership.Stored(self.member.id, store))
+            self._tell(membership.Stored(self.member.id, store))
 
     def want(self, num_nodes: int) -> None:
         """Tell how many nodes the members want, even if they want as many as before. Only rank 0 is heard."""
         demand = self.resume_state.demand.next(self.generation, num_nodes)
-        self.resume_state = self.resume_state.wanting(demand)
-        self._say(membership.Wanted(self.member.id, demand))
+        self._tell(membership.Wanted(self.member.id, demand))
 
     def stop(self) -> None:
         """Nothing more will be said. May be repeated."""
@@ -310,7 +308,7 @@ class Client:
         """
         self._finish(error)
         if self._link is not None:
-            self.outputs.append(Close(self._link))
+            self.outputs.append(Disconnect(self._link))
             self._link = None
         self._put_out(error)
 
@@ -321,7 +319,7 @@ class Client:
         self._search = self._try_at = None
         self._replace()
         if self._trying is not None:
-            self.outputs.append(Close(self._trying))
+            self.outputs.append(Disconnect(self._trying))
             self._trying = None
         self._leave_old()
 
@@ -332,7 +330,7 @@ class Client:
         self._now = link.heard = now
         link.reached = True
         if link is not self._trying:  # that took too long
-            self.outputs.append(Close(link))
+            self.outputs.append(Disconnect(link))
 
     def unreached(self, link: CoordinatorLink, problem: str | AuthenticationError, now: float) -> None:
         """A connection could not be made, maybe because one side does not prove who it is."""
@@ -442,7 +440,7 @@ class Client:
         if link is None:
             return
         if self._stopped or self.end is not None or not self._can_return:
-            self.outputs.append(Close(link))
+            self.outputs.append(Disconnect(link))
             self._finish(CoordinatorLost(why))
             return
         logger.info("%s has lost its coordinator, and looks for another one", self.member.id)
@@ -505,7 +503,7 @@ class Client:
         link, self._trying = self._trying, None
         if link is None:
             return
-        self.outputs.append(Close(link))
+        self.outputs.append(Disconnect(link))
         where = format_address(link.address)
         logger.debug("%s does not take us: %s", where, problem)
         search = self._search
@@ -552,10 +550,10 @@ class Client:
                 return
             self._redirect(link.address, answer)
             self._fail_attempt("it is a standby")
-        elif isinstance(answer, wire.Failed):
-            self._finish(JobFailed(answer.why))
+        elif isinstance(answer, wire.Aborted):
+            self._finish(JobFailed(answer.abort.why))
             if not begins:
-                self._put_out(JobFailed(answer.why))
+                self._put_out(JobFailed(answer.abort.why))
         elif begins:
             self._finish(JobFinished("the job has ended"))
         else:
@@ -590,7 +588,7 @@ class Client:
             ViewName(link.view.generation, digest, link.over, link.agreed)
             for digest, link in zip(self._named, report.received, strict=True)
         )
-        self._say(wire.Return.of(report, tuple(names)))
+        self._say(wire.Return(report, tuple(names)))
 
     def _publish_again(self) -> None:
         for message in self._relayed:
@@ -611,32 +609,31 @@ class Client:
             case wire.Relayed(generation, values):
                 if generation == self.generation:
                     self._values.update(values)
-            case wire.Announce(generation):
+            case membership.Announce(generation=generation):
                 if generation == self.generation:
                     self.change_pending = True
-            case wire.Welcome(warm_up=warm_up, standbys=standbys, training=training):
-                if warm_up:
-                    self.training = training
+            case wire.Welcome(accept, standbys=standbys):
+                if accept.warm_up:
+                    self.training = accept.training
                     self.resume_state = self.resume_state.warming(standbys)
                     self._warm_up = True
-            case wire.Resumed():
+            case membership.Resume():
                 self._taken = True
-            case wire.Republish(generation):
+            case membership.Republish(generation=generation):
                 if generation == self.generation:
                     self._publish_again()
-            case wire.Claim(claim, members):
+            case membership.Claim(bid=bid):
                 self.resume_state = self.resume_state.claiming()
-                bid = Bid(claim, members)
                 if bid not in self._claims:  # else a coordinator that asks again gets the answer, too
                     self._claims[bid] = None
                     self.outputs.append(AskForClaim(bid))
-            case wire.Agreed(generation, members):
+            case membership.Agree(generation=generation, members=members):
                 self.resume_state = self.resume_state.agreed(generation, members)
-            case wire.Resign():
+            case membership.Resign():
                 self._leave()
-            case wire.Stay() if self._wants_to_leave:
+            case membership.Stay() if self._wants_to_leave:
                 self._leave()
-            case wire.Stay():
+            case membership.Stay():
                 self.resume_state = self.resume_state.staying()
             case wire.Redirect():
                 self._sent_away = True
@@ -645,21 +642,21 @@ class Client:
                 pass
             case wire.JobWatermark(watermark):
                 self.watermark = watermark
-            case wire.Skip(training):
+            case membership.Skip(training=training):
                 self.resume_state = self.resume_state.behind()
                 self.training = training
-            case wire.Finish():
+            case wire.Finished():
                 self.end = self.end or JobFinished("the job has ended")
-            case wire.Evicted(reason, hung):
+            case wire.Eviction(reason, hung):
                 self._put_out(Evicted(f"the others went on without worker {self.member.id}: {reason}"))
                 if hung:
                     self.outputs.append(Hung(reason))
-            case wire.Failed(why):
-                self.end = self.end or JobFailed(why)
+            case wire.Aborted(abort):
+                self.end = self.end or JobFailed(abort.why)
                 self.change_pending = True
                 self._replace_at = self._now + _IN_FLIGHT_S
-            case wire.Straggler(slow, ratio, waiting):
-                self.outputs.append(Straggles(slow, ratio, waiting))
+            case StragglerReport():
+                self.outputs.append(message)
             case Room():
                 self.resume_state = self.resume_state.wanting(message.demand)
                 self.room = message
@@ -675,10 +672,10 @@ class Client:
         self.outputs.append(Replaced(_ABOVE_ALL))
 
     def _hear_patch(self, before: int, patch: ViewPatch) -> None:
-        known = self._view or NO_VIEW
+        known, generation = self._view or NO_VIEW, patch.rest.generation
         try:
             if before not in (0, known.generation):
-                raise ProtocolError(f"view {patch.generation} changes view {before}, and not view {known.generation}")
+                raise ProtocolError(f"view {generation} changes view {before}, and not view {known.generation}")
             view = patch.onto(known if before else NO_VIEW)
         except ProtocolError as error:
             self._refuse(self._link, error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ef_common.core.quorum import Bid
+from ef_common.core.stragglers import StragglerReport
 from ef_common.protocol.addresses import Address
 from ef_common.protocol.introduction import Introduction
 from ef_common.protocol.lines import Lines
@@ -61,7 +62,7 @@ class TrustLeader:
 
 
 @dataclass(frozen=True, slots=True)
-class Close:
+class Disconnect:
     """End a link at once. Nothing more is reported of it."""
 
     link: CoordinatorLink
@@ -106,13 +107,7 @@ class Hung:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Straggles:
-    """This worker is slower than the others, or no longer; see :class:`~ef_common.core.stragglers.StragglerReport`."""
-
-    slow: bool
-    ratio: float
-    waiting: float
-
-
-ClientOutput = Connect | Send | TrustLeader | Close | Leave | EndSending | AskForClaim | Replaced | Hung | Straggles
+ClientOutput = (
+    Connect | Send | TrustLeader | Disconnect | Leave | EndSending | AskForClaim | Replaced | Hung | StragglerReport
+)
+"""A report says that this very worker is slower than the others, or no longer."""

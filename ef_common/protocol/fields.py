@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Annotated, Any, NamedTuple
 
 from ef_common.core.doors import COMMIT, LOOK, MAX_DOORS, PROMISE
+from ef_common.core.membership import Phase
 from ef_common.core.progress import KINDS, SETTLING, Progress
 from ef_common.core.room import Demand
 from ef_common.core.view import Member, View
@@ -146,9 +147,14 @@ def _one_of(*choices: str) -> FieldCodec:
     return FieldCodec(load)
 
 
+def _load_phase(value: Any) -> Phase:
+    return Phase(_PHASE.load(value))
+
+
 _NAME = _text(MAX_NAME_CHARS)
 _STORE = _hex(32, or_empty=True)
 _ADDRESS = FieldCodec(_load_address)
+_PHASE = _one_of("warming", "ready", "member", "leaving")
 _COUNT = _integer(0)
 _TRAINING = _integer(1)
 _PORT = _integer(0, 65535)
@@ -202,24 +208,26 @@ def _load_patch(value: Any) -> ViewPatch:
     if type(value) is not list or len(value) != 9 or type(value[1]) is not list or type(value[6]) is not list:
         raise ValueError("expected [generation, members, admitted_at, pending, hold, reason, gone, base, issuer]")
     below = _integer(0, _COUNT.load(value[0]))
-    return ViewPatch(
-        generation=value[0],
-        members=tuple(_load_span(part) or _load_member(part) for part in value[1]),
+    rest = View(
+        value[0],
+        members=(),
         admitted_at=below.load(value[2]),
         pending=_load_flag(value[3]),
         hold=_load_flag(value[4]),
         reason=_REASON.load(value[5]),
-        gone=tuple(_load_span(part) or _NAME.load(part) for part in value[6]),
         base=below.load(value[7]),
         issuer=_PORT.load(value[8]),
     )
+    members = tuple(_load_span(part) or _load_member(part) for part in value[1])
+    return ViewPatch(rest, members, gone=tuple(_load_span(part) or _NAME.load(part) for part in value[6]))
 
 
 def _dump_patch(patch: ViewPatch) -> list[Any]:
     members = [_dump_member(part) if isinstance(part, Member) else list(part) for part in patch.members]
     gone = [part if isinstance(part, str) else list(part) for part in patch.gone]
-    texts = [_REASON.dump(patch.reason), gone]
-    return [patch.generation, members, patch.admitted_at, patch.pending, patch.hold, *texts, patch.base, patch.issuer]
+    rest = patch.rest
+    texts = [_REASON.dump(rest.reason), gone]
+    return [rest.generation, members, rest.admitted_at, rest.pending, rest.hold, *texts, rest.base, rest.issuer]
 
 
 def digest_of_view(view: View) -> str:
@@ -360,7 +368,7 @@ Name = Annotated[str, _NAME]
 StoreName = Annotated[str, _STORE]
 JobName = Annotated[str, _text(MAX_NAME_CHARS, min_chars=0)]
 StoreOrNone = Annotated[str | None, FieldCodec(_load_store)]
-Phase = Annotated[str, _one_of("warming", "ready", "member", "leaving")]
+PhaseField = Annotated[Phase, FieldCodec(_load_phase, lambda phase: phase.value)]
 ReturnedGeneration = Annotated[int, _integer(0, _MAX_RETURNED_GENERATION)]
 Port = Annotated[int, _integer(1, 65535)]
 MemberField = Annotated[Member, FieldCodec(_load_member, _dump_member)]

@@ -9,7 +9,7 @@ from ef_common.protocol.addresses import Address, format_address
 from ef_common.protocol.auth import Token, coordinator_proof, new_nonce, proves, worker_proof
 from ef_common.protocol.lines import Lines
 
-Answer = wire.Welcome | wire.Finish | wire.Redirect | wire.Failed
+Answer = wire.Welcome | wire.Finished | wire.Redirect | wire.Aborted
 """What a coordinator may say to an introduction."""
 
 HELP = (

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
 from ef_common.core.membership import Membership, Phase
 from ef_common.core.progress import Heard, Limits, Longest, Verdict, judge
-from ef_common.core.stragglers import Pacing, Track, judge_pace, noted, slow, slowest
+from ef_common.core.stragglers import Pacing, StragglerReport, Track, judge_pace, noted, slow, slowest
 from ef_common.core.view import View
 from ef_common.protocol import wire
 from ef_common.protocol.peer import Peer, PeerRefusal
@@ -105,7 +106,7 @@ class Liveness:
             limits=self.limits,
         )
 
-    def stragglers(self, view: View, now: float) -> list[tuple[wire.Straggler, tuple[str]]] | None:
+    def stragglers(self, view: View, now: float) -> list[tuple[StragglerReport, tuple[str]]] | None:
         """Who of the members is to be told that it is slower than the others, or is no longer; None if it is not time.
 
         This is logged, too.
@@ -119,10 +120,7 @@ class Liveness:
             what = "is slower than the others" if report.slow else "is as fast as the others again"
             how = f"its throughput is {report.ratio:.2f} of theirs, and they wait {report.waiting:.0%} of the time"
             logger.warning("view %d: %s %s: %s", view.generation, report.worker, what, how)
-        return [
-            (wire.Straggler(report.slow, min(report.ratio, _LARGEST_RATIO), report.waiting), (report.worker,))
-            for report in reports
-        ]
+        return [(replace(report, ratio=min(report.ratio, _LARGEST_RATIO)), (report.worker,)) for report in reports]
 
     def to_replace(self, members: Collection[str]) -> str | None:
         """The slowest straggler ("" if there is none), if the members want it to be replaced; else None."""

@@ -1,4 +1,4 @@
-"""Messages as objects of JSON: each kind of message is a dataclass, whose annotations say how its fields are written.
+"""Messages as objects of JSON: each kind of message is a dataclass, and each of its fields has a codec.
 
 What has come has exactly the fields of its kind, each of them valid, or it raises `ProtocolError`, and nothing else.
 """
@@ -6,26 +6,93 @@ What has come has exactly the fields of its kind, each of them valid, or it rais
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any, NoReturn, TypeVar, get_type_hints
+from collections.abc import Collection, Mapping
+from dataclasses import is_dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple, NoReturn, TypeVar, get_type_hints
 
 from ef_common.errors import ProtocolError
 from ef_common.protocol.fields import FieldCodec
 
-Fields = Mapping[str, FieldCodec]
-"""How the fields of a kind of message are written, by their names."""
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 _Kind = TypeVar("_Kind", bound=type)
 
 
-def fields_of(kind: type) -> Fields:
-    """The fields of a dataclass, each of which is `Annotated` with its codec."""
-    hints = get_type_hints(kind, include_extras=True)
-    return {name: hint.__metadata__[0] for name, hint in hints.items()}
+class Layout(NamedTuple):
+    """How a kind of message is written.
+
+    Args:
+        kind: Its dataclass.
+        own: The codecs of its fields, by their names.
+        parts: Its fields that are dataclasses, whose fields are written among its own.
+        unwritten: Its fields that the reader knows without the message.
+        names: Of all fields that are written.
+    """
+
+    kind: type
+    own: Mapping[str, FieldCodec]
+    parts: Mapping[str, Layout]
+    unwritten: tuple[str, ...]
+    names: tuple[str, ...]
+
+    def dump(self, message: object) -> dict[str, Any]:
+        """The fields of a message, as JSON has them."""
+        record = {name: codec.dump(getattr(message, name)) for name, codec in self.own.items()}
+        for name, part in self.parts.items():
+            record |= part.dump(getattr(message, name))
+        return record
+
+    def load(self, record: Mapping[str, Any], *, name: str, known: Mapping[str, Any] = _NOTHING) -> Any:
+        """Read a message.
+
+        Args:
+            record: Its fields, as JSON has them.
+            name: Of its kind.
+            known: What is not written.
+
+        Raises:
+            ProtocolError: A field is missing, is one too many, or is wrong.
+        """
+        if record.keys() != set(self.names):
+            expected = ", ".join(self.names)
+            raise ProtocolError(f"{name} must have the fields ({expected}). Received: {brief(list(record))}")
+        return self._load(record, name, known)
+
+    def _load(self, record: Mapping[str, Any], kind: str, known: Mapping[str, Any]) -> Any:
+        fields = {name: known[name] for name in self.unwritten}
+        for name, part in self.parts.items():
+            fields[name] = part._load(record, kind, known)
+        for name, codec in self.own.items():
+            fields[name] = _load(codec, record[name], f"{kind}.{name}")
+        return self.kind(**fields)
 
 
-def dump(message: object, fields: Fields) -> dict[str, Any]:
-    """The fields of a message, as JSON has them."""
-    return {name: codec.dump(getattr(message, name)) for name, codec in fields.items()}
+def layout_of(kind: type, codecs: Mapping[str, Any] = _NOTHING, *, unwritten: Collection[str] = ()) -> Layout:
+    """How a dataclass is written.
+
+    Args:
+        kind: The dataclass. Some of its fields may be `Annotated` with their codecs.
+        codecs: `Annotated` types of the others, by ``Kind.field``, or by the name of the field alone.
+        unwritten: Names of the others that are not written.
+
+    Raises:
+        TypeError: How a field is written is not known.
+    """
+    own: dict[str, FieldCodec] = {}
+    parts: dict[str, Layout] = {}
+    left = []
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        found = hint if hasattr(hint, "__metadata__") else codecs.get(f"{kind.__name__}.{name}", codecs.get(name))
+        if found is not None:
+            own[name] = found.__metadata__[0]
+        elif name in unwritten:
+            left.append(name)
+        elif isinstance(hint, type) and is_dataclass(hint):
+            parts[name] = layout_of(hint, codecs, unwritten=unwritten)
+        else:
+            raise TypeError(f"expected a codec for each field. Received: {kind.__name__}.{name}")
+    names = (*own, *(name for part in parts.values() for name in part.names))
+    return Layout(kind, own, parts, tuple(left), names)
 
 
 def parse(line: bytes) -> dict[str, Any]:
@@ -53,22 +120,6 @@ def kind_of(name: object, table: Mapping[str, _Kind]) -> _Kind:
     if kind is None:
         raise ProtocolError(f"expected one of {', '.join(table)}. Received: t={brief(name)}")
     return kind
-
-
-def load(record: Mapping[str, Any], fields: Fields, *, name: str) -> dict[str, Any]:
-    """Read the fields of a message.
-
-    Args:
-        record: As JSON has them.
-        fields: Those of its kind.
-        name: Of the kind.
-
-    Raises:
-        ProtocolError: A field is missing, is one too many, or is wrong.
-    """
-    if record.keys() != fields.keys():
-        raise ProtocolError(f"{name} must have the fields ({', '.join(fields)}). Received: {brief(list(record))}")
-    return {field: _load(codec, record[field], f"{name}.{field}") for field, codec in fields.items()}
 
 
 def _load(codec: FieldCodec, value: Any, where: str) -> Any:

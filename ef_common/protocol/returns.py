@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ef_common.core import membership
 from ef_common.core.membership import Membership, Settings
-from ef_common.core.view import Member, View
+from ef_common.core.view import View
 from ef_common.protocol import wire
 from ef_common.protocol.known_views import KnownViews
 from ef_common.protocol.peer import Peer, PeerRefusal
@@ -83,13 +84,13 @@ class Returns:
                 peer.report = None
                 yield peer, report
 
-    def event(self, member: Member, report: wire.Return) -> membership.Returned:
-        """What a report says, all of whose views are known.
+    def event(self, report: wire.Return) -> membership.Returned:
+        """What a report says, all of whose views are known, with these views.
 
         Raises:
             ProtocolError: A view is named by another generation.
         """
-        return report.event(member, self._views.chain(report.received))
+        return replace(report.event, received=self._views.chain(report.received))
 
     def forget(self, peer: Peer) -> list[Write]:
         """A worker is gone; if it may have been asked for views, others that name them are asked."""

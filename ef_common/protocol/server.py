@@ -235,7 +235,7 @@ class CoordinatorServer:
     def _take(self, peer: Peer, line: bytes) -> None:
         """Take a line of a stranger or of a worker."""
         try:
-            message = wire.decode_from_worker(line, worker=peer.worker or "", max_bytes=peer.lines.max_bytes)
+            message = wire.decode_from_worker(line, sender=peer.member, max_bytes=peer.lines.max_bytes)
         except ProtocolError as error:
             self._refuse(peer, "malformed message", str(error))
             return
@@ -272,7 +272,8 @@ class CoordinatorServer:
         self._admission.remember(member.id, message.key)
         self._sessions.adopt(peer, member, proof=proof, returning=message.returning)
         if message.returning:
-            self._write(peer, wire.Welcome(False, self.liveness.timeout_s, proof, ()))
+            accept = membership.Accept(member.id, warm_up=False)
+            self._write(peer, wire.Welcome(accept, self.liveness.timeout_s, proof, ()))
         else:
             self._submit(membership.Arrived(member), peer)
             self._ticks.arrived(self.state)
@@ -311,7 +312,7 @@ class CoordinatorServer:
                 self._redirect(worker)
             case wire.Inquire(asked):
                 why = why_out(asked, self.state)
-                self._write(peer, wire.Evicted(why) if why else wire.Alive())
+                self._write(peer, wire.Eviction(why) if why else wire.Alive())
             case wire.Seek():
                 self._write(peer, self._leadership.answer(peer, message, self.state, self._now))
             case wire.Bye():
@@ -335,10 +336,8 @@ class CoordinatorServer:
                     self._take(other, line)
 
     def _take_back(self, peer: Peer, report: wire.Return) -> None:
-        if peer.member is None:
-            return
         try:
-            event = self._returns.event(peer.member, report)
+            event = self._returns.event(report)
         except ProtocolError as error:
             self._refuse(peer, "malformed report", str(error))
             return
@@ -456,7 +455,7 @@ class CoordinatorServer:
             case membership.Dismiss(worker, why):
                 if worker in self.workers:
                     self._evict(self.workers[worker], why)
-            case membership.Redirect(worker):
+            case membership.SendAway(worker):
                 self._redirect(worker)
             case membership.StepDown():
                 for worker in list(self.workers):

@@ -128,7 +128,7 @@ class Sessions:
 
     def evict(self, peer: Peer, why: str, *, hung: bool = False) -> Output:
         """What tells a worker that it is out. It must not learn that later than those that continue without it."""
-        last_words = wire.encode(wire.Evicted(why, hung))
+        last_words = wire.encode(wire.Eviction(why, hung))
         if not peer.standby:
             return Close(peer, last_words)
         self._out.add(peer)  # nobody but its system can tell when it is gone for good

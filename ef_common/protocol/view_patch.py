@@ -9,7 +9,7 @@ which a coordinator that does not know it asks a few workers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 from ef_common.core.view import Member, View
@@ -51,36 +51,20 @@ class ViewPatch:
     """A view, as it differs from another one.
 
     Args:
+        rest: The view, without its members and those that are gone.
         members: Its members in order; those that the other view has as well, as spans of their ranks.
         gone: Likewise.
-
-    The rest is as in :class:`~ef_common.core.view.View`.
     """
 
-    generation: int
+    rest: View
     members: tuple[Member | Span, ...]
-    admitted_at: int = 0
-    pending: bool = False
-    hold: bool = False
-    reason: str = ""
     gone: tuple[str | Span, ...] = ()
-    base: int = 0
-    issuer: int = 0
 
     @classmethod
     def between(cls, before: View, after: View) -> ViewPatch:
         """How `after` differs from `before`."""
-        return cls(
-            after.generation,
-            _difference(before.members, after.members),
-            after.admitted_at,
-            after.pending,
-            after.hold,
-            after.reason,
-            _difference(before.gone, after.gone),
-            after.base,
-            after.issuer,
-        )
+        members, gone = _difference(before.members, after.members), _difference(before.gone, after.gone)
+        return cls(replace(after, members=(), gone=()), members, gone)
 
     def onto(self, before: View) -> View:
         """The view that differs so from `before`.
@@ -90,18 +74,8 @@ class ViewPatch:
         """
         members = _patched(before.members, self.members)
         if len({member.id for member in members}) != len(members):
-            raise ProtocolError(f"view {self.generation}: expected different ids")
-        return View(
-            self.generation,
-            members,
-            self.admitted_at,
-            self.pending,
-            self.hold,
-            self.reason,
-            _patched(before.gone, self.gone),
-            self.base,
-            self.issuer,
-        )
+            raise ProtocolError(f"view {self.rest.generation}: expected different ids")
+        return replace(self.rest, members=members, gone=_patched(before.gone, self.gone))
 
 
 def _difference(before: Sequence[_T], after: Sequence[_T]) -> tuple[_T | Span, ...]:

@@ -21,12 +21,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 from ef_common.core import membership
 from ef_common.core.doors import DoorAnswer
-from ef_common.core.quorum import ChainLink
-from ef_common.core.room import NO_DEMAND, Room
+from ef_common.core.room import Room
+from ef_common.core.stragglers import StragglerReport
 from ef_common.core.view import Member
 from ef_common.errors import ProtocolError
 from ef_common.protocol.fields import (
@@ -48,7 +48,7 @@ from ef_common.protocol.fields import (
     Name,
     Names,
     Nonce,
-    Phase,
+    PhaseField,
     Port,
     ProgressOrNone,
     Proof,
@@ -67,7 +67,7 @@ from ef_common.protocol.fields import (
     Wish,
     to_json,
 )
-from ef_common.protocol.objects import Fields, brief, dump, fields_of, kind_of, load, parse
+from ef_common.protocol.objects import brief, kind_of, layout_of, parse
 
 VERSION = 10
 MAX_STRANGER_BYTES = 4 * 1024
@@ -98,56 +98,10 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """The resume state of a worker; see :class:`~ef_common.core.membership.Returned`.
+    """Where a worker stands, with its views by name: a coordinator that does not know one asks for it with `recall`."""
 
-    `received` names the views; a coordinator that does not know one of them asks for it with `recall`.
-    """
-
-    phase: Phase
-    promised: ReturnedGeneration
-    settled: Count
+    event: membership.Returned
     received: ViewNames
-    at_boundary: Flag
-    suspects: Flag
-    closed: Flag
-    failed: Failure
-    store: StoreOrNone
-    training: Training = 1
-    demand: DemandField = NO_DEMAND
-
-    @classmethod
-    def of(cls, state: membership.Returned, received: ViewNames) -> Return:
-        """The message that says where a worker stands, with its views by name."""
-        return cls(
-            state.phase.value,
-            state.promised,
-            state.settled,
-            received,
-            at_boundary=state.at_boundary,
-            suspects=state.suspects,
-            closed=state.closed,
-            failed=state.failed,
-            store=state.store,
-            training=state.training,
-            demand=state.demand,
-        )
-
-    def event(self, member: Member, received: tuple[ChainLink, ...]) -> membership.Returned:
-        """What it says, as the event: inverse of :meth:`of`, with the views themselves."""
-        return membership.Returned(
-            member,
-            membership.Phase(self.phase),
-            promised=self.promised,
-            settled=self.settled,
-            received=received,
-            at_boundary=self.at_boundary,
-            suspects=self.suspects,
-            closed=self.closed,
-            failed=self.failed,
-            store=self.store,
-            training=self.training,
-            demand=self.demand,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,16 +182,15 @@ class Challenge:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Warm up (the job already runs), or wait for the first view. It is sent again to a new spare.
+    """This worker is taken in. It is sent again to a new spare.
 
-    `standbys`: (host, port) of some, for one who knows no view yet. `training`: the one that the members are in.
+    `standbys`: (host, port) of some, for one who knows no view yet.
     """
 
-    warm_up: Flag
+    accept: membership.Accept
     heartbeat_timeout_s: Duration
     proof: Proof
     standbys: Standbys
-    training: Training = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,13 +220,6 @@ class Relayed:
 
 
 @dataclass(frozen=True, slots=True)
-class Announce:
-    """A change of this view is pending."""
-
-    generation: Count
-
-
-@dataclass(frozen=True, slots=True)
 class JobWatermark:
     """To a newcomer that warms up, in answer to its heartbeats: the newest watermark of the members."""
 
@@ -281,16 +227,10 @@ class JobWatermark:
 
 
 @dataclass(frozen=True, slots=True)
-class Skip:
-    """To a newcomer: the members are in this training of the program, so the earlier ones are over."""
-
-    training: Training
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finished:
     """The job has ended. It may replace the welcome, so it carries the same proof."""
 
+    finish: membership.Finish
     proof: Proof
 
 
@@ -300,76 +240,33 @@ class Alive:
 
 
 @dataclass(frozen=True, slots=True)
-class Resumed:
-    """This view continues under this coordinator."""
-
-    generation: Count
-
-
-@dataclass(frozen=True, slots=True)
-class Republish:
-    """A member of this view has come back: publish again what you have published, as it may lack that."""
-
-    generation: Count
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """Try to get this claim in the store for these members."""
-
-    claim: ClaimName
-    members: Ids
-
-
-@dataclass(frozen=True, slots=True)
-class Agreed:
-    """All members of this view have reported the same store; see :func:`~ef_common.core.quorum.digest_of_ids`."""
-
-    generation: Count
-    members: Digest
-
-
-@dataclass(frozen=True, slots=True)
-class Resign:
-    """Leave, because another worker has taken the place of this one, or because fewer nodes are wanted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stay:
-    """Do not leave after all, if you were about to because you were asked to."""
-
-
-@dataclass(frozen=True, slots=True)
 class Redirect:
-    """This is a standby. The coordinator is at this address, or unknown (""). It may replace the welcome."""
+    """This is a standby. The coordinator is at this address, or unknown (""). It may replace the welcome.
+
+    It is no decision of the membership, which sends a worker away and knows no address.
+    """
 
     address: Endpoint
     proof: Proof
 
 
 @dataclass(frozen=True, slots=True)
-class Evicted:
-    """The others continue without this worker. `hung`: its main thread may never hear of it."""
+class Eviction:
+    """The others continue without this worker. `hung`: its main thread may never hear of it.
+
+    It is no decision of the membership: that dismisses some, but others are silent or hang, and an agent may ask.
+    """
 
     reason: Reason
     hung: Flag = False
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class Aborted:
     """The job has failed. It may replace the welcome, so it carries the same proof."""
 
-    why: Failure
+    abort: membership.Abort
     proof: Proof
-
-
-@dataclass(frozen=True, slots=True)
-class Straggler:
-    """To a member: it is slower than the others (`slow`), or no longer; see `core.stragglers.Report`."""
-
-    slow: Flag
-    ratio: Amount
-    waiting: Amount
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,54 +290,33 @@ Reported = (
     | membership.Closed
     | membership.Failed
 )
-"""What a worker reports is an event of the membership. Its field `worker` is not sent, as the connection tells it."""
-_EVENTS = frozenset(get_args(Reported))
-_CORE_FIELDS: Mapping[str, Any] = {
-    "training": Training,
-    "generation": Count,
-    "store": StoreName,
-    "claim": ClaimName,
-    "named": Ids,
-    "why": Failure,
-    "fatal": Flag,
-    "demand": DemandField,
-    "nodes": Count,
-    "spares": Count,
-    "newcomers": Count,
-    "min_nodes": Count,
-    "max_nodes": Count,
-    "stragglers": Names,
-    "leads": Flag,
-    "over": Flag,
-    "leader": Endpoint,
-    "promised": Endpoint,
-    "granted": Flag,
-    "doors": Doors,
-}
-"""Fields of messages whose types are those of the core: the events, the answer to `seek`, and the room."""
-
+"""What a worker reports is an event of the membership."""
+Decided = (
+    membership.Announce
+    | membership.Skip
+    | membership.Resume
+    | membership.Republish
+    | membership.Claim
+    | membership.Agree
+    | membership.Resign
+    | membership.Stay
+)
+"""What a worker is told of a decision is the action, unless the message carries what the membership does not know."""
 FromWorker = Hello | Return | Told | Moved | Follow | Heartbeat | Reported | Inquire | Seek | Bye | Relay
 FromCoordinator = (
     Challenge
     | Welcome
     | NewView
     | Recall
-    | Announce
+    | Decided
     | JobWatermark
-    | Skip
-    | Finish
+    | Finished
     | Alive
-    | Resumed
-    | Republish
-    | Claim
-    | Agreed
-    | Resign
-    | Stay
     | Redirect
     | DoorAnswer
-    | Evicted
-    | Failed
-    | Straggler
+    | Eviction
+    | Aborted
+    | StragglerReport
     | Room
     | Relayed
     | Error
@@ -474,22 +350,22 @@ _FROM_COORDINATOR: Mapping[str, type[FromCoordinator]] = {
     "welcome": Welcome,
     "view": NewView,
     "recall": Recall,
-    "announce": Announce,
+    "announce": membership.Announce,
     "watermark": JobWatermark,
-    "skip": Skip,
-    "finish": Finish,
+    "skip": membership.Skip,
+    "finish": Finished,
     "alive": Alive,
-    "resumed": Resumed,
-    "republish": Republish,
-    "claim": Claim,
-    "agreed": Agreed,
-    "resign": Resign,
-    "stay": Stay,
+    "resumed": membership.Resume,
+    "republish": membership.Republish,
+    "claim": membership.Claim,
+    "agreed": membership.Agree,
+    "resign": membership.Resign,
+    "stay": membership.Stay,
     "redirect": Redirect,
     "standing": DoorAnswer,
-    "evicted": Evicted,
-    "failed": Failed,
-    "straggler": Straggler,
+    "evicted": Eviction,
+    "failed": Aborted,
+    "straggler": StragglerReport,
     "room": Room,
     "relayed": Relayed,
     "error": Error,
@@ -497,13 +373,47 @@ _FROM_COORDINATOR: Mapping[str, type[FromCoordinator]] = {
 _NAMES = {kind: name for table in (_FROM_WORKER, _FROM_COORDINATOR) for name, kind in table.items()}
 
 
-def _fields_of(kind: type) -> Fields:
-    if kind in _EVENTS or kind in (DoorAnswer, Room):
-        return {name: _CORE_FIELDS[name].__metadata__[0] for name in get_type_hints(kind) if name != "worker"}
-    return fields_of(kind)
-
-
-_FIELDS: Mapping[type, Fields] = {kind: _fields_of(kind) for kind in _NAMES}
+_CODECS: Mapping[str, Any] = {
+    "training": Training,
+    "generation": Count,
+    "store": StoreName,
+    "claim": ClaimName,
+    "named": Ids,
+    "members": Ids,
+    "Agree.members": Digest,
+    "why": Failure,
+    "fatal": Flag,
+    "warm_up": Flag,
+    "phase": PhaseField,
+    "Returned.promised": ReturnedGeneration,
+    "settled": Count,
+    "at_boundary": Flag,
+    "suspects": Flag,
+    "closed": Flag,
+    "failed": Failure,
+    "Returned.store": StoreOrNone,
+    "demand": DemandField,
+    "nodes": Count,
+    "spares": Count,
+    "newcomers": Count,
+    "min_nodes": Count,
+    "max_nodes": Count,
+    "stragglers": Names,
+    "slow": Flag,
+    "ratio": Amount,
+    "waiting": Amount,
+    "leads": Flag,
+    "over": Flag,
+    "leader": Endpoint,
+    "promised": Endpoint,
+    "granted": Flag,
+    "doors": Doors,
+}
+"""How the fields of the core's dataclasses are written: of events, actions, reports, and what both ends know."""
+_KNOWN: Mapping[str, Any] = {"worker": "", "workers": (), "member": Member("", "", ""), "received": ()}
+"""Fields of these that are not written: who speaks or is spoken to (the connection tells it), and views by content."""
+LAYOUTS = {kind: layout_of(kind, _CODECS, unwritten=_KNOWN) for kind in _NAMES}
+"""How each kind of message is written."""
 
 # ---------------------------------------------------------------- lines
 
@@ -515,39 +425,40 @@ def encode(message: FromWorker | FromCoordinator) -> bytes:
         ProtocolError: The line would be too long.
     """
     kind = type(message)
-    record = {"v": VERSION, "t": _NAMES[kind], **dump(message, _FIELDS[kind])}
+    record = {"v": VERSION, "t": _NAMES[kind], **LAYOUTS[kind].dump(message)}
     line = to_json(record).encode() + b"\n"
     if len(line) > MAX_LINE_BYTES:
         raise ProtocolError(f"a message must fit into {MAX_LINE_BYTES} bytes. Received: {len(line)} bytes")
     return line
 
 
-def decode_from_worker(line: bytes, *, worker: str = "", max_bytes: int = MAX_LINE_BYTES) -> FromWorker:
+def decode_from_worker(line: bytes, *, sender: Member | None = None, max_bytes: int = MAX_LINE_BYTES) -> FromWorker:
     """Decode a line that a worker sent (without its newline).
 
     Args:
         line: The line.
-        worker: Who has sent it.
+        sender: Who has sent it, if that is known.
         max_bytes: It must be shorter.
 
     Raises:
         ProtocolError: The line is not a message of a worker.
     """
-    message: FromWorker = _decode(line, _FROM_WORKER, max_bytes, worker)
+    known = _KNOWN if sender is None else {**_KNOWN, "worker": sender.id, "member": sender}
+    message: FromWorker = _decode(line, _FROM_WORKER, max_bytes, known)
     return message
 
 
 def decode_from_coordinator(line: bytes, *, max_bytes: int = MAX_LINE_BYTES) -> FromCoordinator:
-    """Decode a line that the coordinator sent (without its newline).
+    """Decode a line that the coordinator sent (without its newline). It says of nobody that it is for them.
 
     Raises:
         ProtocolError: The line is not a message of a coordinator.
     """
-    message: FromCoordinator = _decode(line, _FROM_COORDINATOR, max_bytes)
+    message: FromCoordinator = _decode(line, _FROM_COORDINATOR, max_bytes, _KNOWN)
     return message
 
 
-def _decode(line: bytes, table: Mapping[str, type], max_bytes: int, worker: str = "") -> Any:
+def _decode(line: bytes, table: Mapping[str, type], max_bytes: int, known: Mapping[str, Any]) -> Any:
     if len(line) >= max_bytes:
         raise ProtocolError(f"a line must have less than {max_bytes} bytes. Received: {len(line)} bytes")
     record = parse(line)
@@ -557,6 +468,4 @@ def _decode(line: bytes, table: Mapping[str, type], max_bytes: int, worker: str 
             f"expected version {VERSION} of the protocol: use the same elasticflow everywhere. "
             f"Received: v={brief(version)}"
         )
-    kind = kind_of(name, table)
-    values = load(record, _FIELDS[kind], name=name)
-    return kind(worker=worker, **values) if kind in _EVENTS else kind(**values)
+    return LAYOUTS[kind_of(name, table)].load(record, name=name, known=known)

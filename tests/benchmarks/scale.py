@@ -152,7 +152,7 @@ class Worker:
             case outputs.Send(link, data):
                 self.crowd.count(data, Lengths())
                 self._send(link, data)
-            case outputs.Close(link) | outputs.Leave(link) | outputs.EndSending(link):
+            case outputs.Disconnect(link) | outputs.Leave(link) | outputs.EndSending(link):
                 self._close(link)
 
     def connect(self, link: outputs.CoordinatorLink) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from hypothesis import strategies as st
 
 from ef_common.core import membership
+from ef_common.core.membership.phase import MEMBERS, NEWCOMERS
 from ef_common.core.progress import KINDS, Progress
 from ef_common.core.quorum import ChainLink
 from ef_common.core.room import Demand
@@ -62,7 +63,7 @@ def calls(of: Collection[str]) -> st.SearchStrategy[Call]:
     returns = st.builds(
         returning,
         links,
-        st.sampled_from(("warming", "ready", "member", "leaving")),
+        st.sampled_from((*NEWCOMERS, *MEMBERS)),
         promised=generations,
         settled=generations,
         at_boundary=flags,

@@ -9,12 +9,13 @@ import pytest
 
 from ef_common.control.client import CoordinatorClient
 from ef_common.core import membership
+from ef_common.core.quorum import Bid
 from ef_common.errors import StorageFailed
 from ef_common.protocol import wire
 from tests.control.conftest import Worker
 from tests.waiting import poll_until
 
-CLAIM = wire.Claim("000000003-" + "0f" * 16, ("a",))
+CLAIM = membership.Claim("", Bid("000000003-" + "0f" * 16, ("a",)))
 GUARD_S = 60.0
 
 
@@ -66,7 +67,7 @@ def test_client_takes_no_error_of_the_store_for_an_answer(start) -> None:
     client, said = start(store)
     ask(client)
     poll_until(lambda: said)
-    assert said == [membership.Claimed(client.member.id, CLAIM.claim, CLAIM.members)]
+    assert said == [membership.Claimed(client.member.id, CLAIM.bid.claim, CLAIM.bid.members)]
     assert store.num_asked == 4
 
 
@@ -114,6 +115,6 @@ def test_client_takes_no_unexpected_error_for_an_answer_either(
     client, said = start(store)
     ask(client)
     poll_until(lambda: said)
-    assert said == [membership.Claimed(client.member.id, CLAIM.claim, CLAIM.members)]
+    assert said == [membership.Claimed(client.member.id, CLAIM.bid.claim, CLAIM.bid.members)]
     (warning,) = [record for record in caplog.records if "out of order" in record.getMessage()]
     assert warning.exc_info  # it is a defect, so it is logged with its place

@@ -13,6 +13,7 @@ import pytest
 
 from ef_common.control.client import CoordinatorClient
 from ef_common.control.coordinator import Coordinator
+from ef_common.core import membership
 from ef_common.core.room import Demand, Room
 from ef_common.core.view import Member
 from ef_common.core.watermark import Watermark
@@ -108,10 +109,10 @@ def test_client_of_another_server_raises_protocol_error(listener, join, line):
 
 FORGED = "0" * 64
 FORGED_ANSWERS = {
-    wire.Welcome: wire.Welcome(True, 2.0, FORGED, ()),
-    wire.Finish: wire.Finish(FORGED),
+    wire.Welcome: wire.Welcome(membership.Accept("", True), 2.0, FORGED, ()),
+    wire.Finished: wire.Finished(membership.Finish(""), FORGED),
     wire.Redirect: wire.Redirect("127.0.0.1:1", FORGED),
-    wire.Failed: wire.Failed("RuntimeError: it is over", FORGED),
+    wire.Aborted: wire.Aborted(membership.Abort("", "RuntimeError: it is over"), FORGED),
 }
 
 

@@ -70,7 +70,7 @@ def test_coordinator_silent_worker_is_evicted(serve, join, dial):
     assert worker.client.next_view(0).world_size == 2
     assert worker.client.next_view(1).ids == ("lively",)
     kinds = [type(message) for message in silent.hear_all()]
-    assert kinds == [wire.NewView, wire.Evicted]
+    assert kinds == [wire.NewView, wire.Eviction]
 
 
 def test_coordinator_that_was_stopped_itself_evicts_nobody(form):
@@ -225,14 +225,14 @@ def test_coordinator_that_knows_of_no_place_tells_none(serve, dial):
     assert isinstance(newcomer.introduce("late"), wire.Welcome)
     newcomer.say(wire.Heartbeat(None))
     a.say(membership.Closed(""))
-    assert isinstance(newcomer.hear(), wire.Finish)
+    assert isinstance(newcomer.hear(), wire.Finished)
 
 
 def test_coordinator_hears_the_heartbeat_of_one_who_has_left(serve, dial):
     coordinator, (a, b) = members(serve, dial, "a", "b")
     a.say(membership.Leaving(""))
     for peer in (a, b):
-        assert isinstance(peer.hear(), wire.Announce)
+        assert isinstance(peer.hear(), membership.Announce)
         peer.say(membership.AtBoundary("", 1))
     assert isinstance(a.hear(), wire.NewView)
     a.say(wire.Heartbeat(Watermark(8, 8)))
@@ -241,7 +241,7 @@ def test_coordinator_hears_the_heartbeat_of_one_who_has_left(serve, dial):
     newcomer = dial(coordinator)
     assert isinstance(newcomer.introduce("late"), wire.Welcome)
     b.say(membership.Closed(""))
-    assert isinstance(newcomer.hear(), wire.Finish)
+    assert isinstance(newcomer.hear(), wire.Finished)
 
 
 # ---------------------------------------------------------------- relay
@@ -342,7 +342,7 @@ def test_coordinator_evicted_worker_is_told_by_its_client(form):
     coordinator, workers = form(2)
     server = coordinator._server
     victim = server.workers[workers[0].client.member.id]
-    last_words = wire.encode(wire.Evicted("silent"))
+    last_words = wire.encode(wire.Eviction("silent"))
     in_loop(coordinator, lambda now: server._depart(victim, "test", last_words=last_words))
     with pytest.raises(Evicted, match="silent"):
         workers[0].client.next_view(1)

@@ -13,7 +13,10 @@ from ef_common.control.coordinator import Coordinator
 from ef_common.control.leader_announcer import LeaderAnnouncer
 from ef_common.control.leader_request import Conversation
 from ef_common.control.serving import ServedStream, ServerLoop
+from ef_common.core import membership
 from ef_common.core.membership import Install
+from ef_common.core.quorum import Bid
+from ef_common.core.resume_state import ResumeState
 from ef_common.core.view import View
 from ef_common.errors import CoordinatorLost, GroupBroken, ProtocolError, ThreadFailed
 from ef_common.protocol import wire
@@ -117,7 +120,7 @@ def test_claim_whose_thread_fails_or_cannot_be_started_ends_the_line(form, monke
         poll_until(lambda client=client: client._changed._waiters)  # it has been started
         with monkeypatch.context() as patch:
             patch.setattr(owner, method, fail)
-            client._do(lambda client=client: client._protocol._hear(wire.Claim("3", ("a",))))
+            client._do(lambda client=client: client._protocol._hear(membership.Claim("", Bid("3", ("a",)))))
             assert isinstance(waiting.get(), ThreadFailed)
 
 
@@ -128,7 +131,7 @@ def test_worker_that_hangs_is_ended_even_if_there_can_be_no_more_threads(form, m
     monkeypatch.setattr(client, "_on_hung", lambda why, heard: ended.append(why))
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", fail)
-        client._do(lambda: client._protocol._hear(wire.Evicted("it hangs", hung=True)))
+        client._do(lambda: client._protocol._hear(wire.Eviction("it hangs", hung=True)))
     assert ended == ["it hangs"]
 
 
@@ -158,11 +161,11 @@ def test_worker_that_cannot_tell_where_it_stands_ends_and_leaves_no_line(job, mo
             super().__init__(*args)
             opened.append(self)
 
-    def refuse(report: object, names: object) -> None:
+    def refuse(state: object, member: object) -> None:
         raise ProtocolError("a message must fit into 2097152 bytes. Received: 2097153 bytes")
 
     monkeypatch.setattr("ef_common.control.client.ControlConnection", Kept)
-    monkeypatch.setattr("ef_common.protocol.wire.Return.of", refuse)
+    monkeypatch.setattr(ResumeState, "report", refuse)
     waiting = Outcome(lambda: client.next_view(1))
     line_of(client).give_up()
     error = waiting.get()

@@ -44,7 +44,7 @@ def test_coordinator_forgets_newcomers_that_have_come_and_gone(form, dial, monke
             late = dial(coordinator)
             assert isinstance(late.introduce(f"l{index}", returning=True, standby=1), wire.Welcome)
             late.say(*returning([ChainLink(other)], store="0f" * 16))
-            assert any(isinstance(message, wire.Evicted) for message in iter(late.hear, None))
+            assert any(isinstance(message, wire.Eviction) for message in iter(late.hear, None))
             late.close()
         poll_until(lambda: len(board.workers) == 2 and not board._sessions.num_out)
         in_loop(coordinator, lambda now: board._sweep())

@@ -191,7 +191,7 @@ def test_worker_that_is_no_member_and_knows_of_newer_views_that_do_not_matter_he
     superseded = dial(coordinator)
     assert isinstance(superseded.introduce("x", TOKEN, returning=True), wire.Welcome)
     superseded.say(*returning(links))
-    assert "away for too long" in next(m.reason for m in superseded.hear_all() if isinstance(m, wire.Evicted))
+    assert "away for too long" in next(m.reason for m in superseded.hear_all() if isinstance(m, wire.Eviction))
     assert coordinator._server.state.generation == 1
 
 

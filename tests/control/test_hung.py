@@ -91,5 +91,5 @@ def test_member_that_is_silent_is_not_told_that_it_hung(serve, dial, join) -> No
     worker = join(coordinator, "lively").started()
     silent.say(wire.Heartbeat(None, Progress(1, 0, waits=False, kind="step", for_s=0.0)))
     assert worker.client.next_view(1).ids == ("lively",)
-    (evicted,) = [message for message in silent.hear_all() if isinstance(message, wire.Evicted)]
+    (evicted,) = [message for message in silent.hear_all() if isinstance(message, wire.Eviction)]
     assert (evicted.hung, evicted.reason[:10]) == (False, "silent for")

@@ -106,7 +106,7 @@ def test_heartbeats_are_noted_down_until_the_worker_knows_that_it_is_out(serve, 
         return [life.beats for life in lives(tmp_path).values()]
 
     poll_until(lambda: beats() > [3])
-    worker.client._do(lambda: worker.client._protocol._hear(wire.Evicted("silent for 3 s")))
+    worker.client._do(lambda: worker.client._protocol._hear(wire.Eviction("silent for 3 s")))
     before = beats()
     poll_until(lambda: beats() > before)  # the reader thread knows it, the main thread does not
     with pytest.raises(Evicted):

@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 
 from ef_common.core import membership
 from ef_common.core.doors import DoorAnswer
+from ef_common.core.membership import Phase, Returned
 from ef_common.core.progress import Progress
+from ef_common.core.quorum import Bid
 from ef_common.core.room import Demand, Room
+from ef_common.core.stragglers import StragglerReport
 from ef_common.core.view import Member, View
 from ef_common.core.watermark import Watermark
 from ef_common.errors import ProtocolError
@@ -27,11 +30,12 @@ MEMBERS = (
 VIEWS = (View(7, MEMBERS, 5, gone=("c",), base=6, issuer=29500), View(8, MEMBERS[:2], 5))
 NAMES = tuple(ViewName(view.generation, fields.digest_of_view(view), over=True, agreed=False) for view in VIEWS)
 CLAIM = "000000007-" + "0f" * 16
+NOBODY = Member("", "", "")
 FROM_WORKER = [
     wire.Hello(MEMBERS[1], NONCE, KEY, PROOF, returning=True),
-    wire.Return("member", 8, 7, NAMES, at_boundary=True, suspects=False, closed=False, failed="", store="0f" * 16),
-    wire.Return("member", 8, 7, NAMES, True, False, False, "", None, demand=Demand(8, 3, 4)),
-    wire.Return("ready", 0, 0, (), at_boundary=False, suspects=False, closed=False, failed="w raised E: m", store=None),
+    wire.Return(Returned(NOBODY, Phase.MEMBER, 8, 7, at_boundary=True, store="0f" * 16), NAMES),
+    wire.Return(Returned(NOBODY, Phase.LEAVING, 8, 7, suspects=True, closed=True, demand=Demand(8, 3, 4)), NAMES),
+    wire.Return(Returned(NOBODY, Phase.READY, failed="w raised E: m", training=3), ()),
     wire.Told(VIEWS),
     wire.Moved(),
     wire.Follow(29400, leads=True),
@@ -62,32 +66,32 @@ FROM_WORKER = [
 ]
 FROM_COORDINATOR = [
     wire.Challenge(NONCE),
-    wire.Welcome(True, 2.0, PROOF, (("fe80::1", 29400), ("h", 1))),
-    wire.Welcome(False, 2.0, PROOF, ()),
-    wire.NewView(0, ViewPatch(7, MEMBERS, 5, pending=True, hold=False, reason="why not", gone=("c",), base=6)),
+    wire.Welcome(membership.Accept("", True, 3), 2.0, PROOF, (("fe80::1", 29400), ("h", 1))),
+    wire.Welcome(membership.Accept("", False), 2.0, PROOF, ()),
+    wire.NewView(0, ViewPatch(View(7, (), 5, pending=True, reason="why not", base=6), MEMBERS, gone=("c",))),
     wire.NewView(7, ViewPatch.between(*VIEWS)),
     wire.Recall((NONCE, "1e" * 16)),
     wire.Relayed(3, (("address/0", b""), ("ü", b"\x00\xff"))),
-    wire.Announce(3),
+    membership.Announce((), 3),
     wire.JobWatermark(Watermark(0, 0)),
-    wire.Skip(2),
-    wire.Finish(PROOF),
+    membership.Skip("", 2),
+    wire.Finished(membership.Finish(""), PROOF),
     wire.Alive(),
-    wire.Resumed(7),
-    wire.Republish(7),
-    wire.Claim(CLAIM, ("a", "ü-1")),
-    wire.Agreed(7, NONCE),
-    wire.Resign(),
-    wire.Stay(),
+    membership.Resume((), 7),
+    membership.Republish((), 7),
+    membership.Claim("", Bid(CLAIM, ("a", "ü-1"))),
+    membership.Agree((), 7, NONCE),
+    membership.Resign(""),
+    membership.Stay(""),
     wire.Redirect("[fe80::1]:29400", PROOF),
     wire.Redirect("node-1.cluster_a.local:29400", PROOF),
     wire.Redirect("", PROOF),
     DoorAnswer(False, False, "", "h1:29400", True, ("h1:29400", "[fe80::1]:29400")),
     DoorAnswer(True, True, "", "", False, ()),
-    wire.Evicted("silent for 2.1 s"),
-    wire.Failed("w raised E: m", PROOF),
-    wire.Evicted("hung", hung=True),
-    wire.Straggler(slow=True, ratio=0.4, waiting=0.55),
+    wire.Eviction("silent for 2.1 s"),
+    wire.Aborted(membership.Abort("", "w raised E: m"), PROOF),
+    wire.Eviction("hung", hung=True),
+    StragglerReport("", slow=True, ratio=0.4, waiting=0.55),
     Room(Demand(7, 2, 4), nodes=3, spares=1, newcomers=0, min_nodes=1, max_nodes=8, stragglers=("a", "ü-1")),
     Room(Demand(), nodes=1, spares=0, newcomers=0, min_nodes=1, max_nodes=10**6, stragglers=()),
     wire.Error("authentication", ""),
@@ -104,7 +108,7 @@ def test_message_of_a_worker_comes_back_as_it_was(message):
 
 @pytest.mark.parametrize("claim", ["000000007-" + "0f" * 15 + "..", "../000007-" + "0f" * 16, "000000007-", "x" * 42])
 def test_claim_with_a_name_of_another_form_raises_a_protocol_error(claim):
-    line = wire.encode(wire.Claim(CLAIM, ("a",)))[:-1].replace(CLAIM.encode(), claim.encode())
+    line = wire.encode(membership.Claim("", Bid(CLAIM, ("a",))))[:-1].replace(CLAIM.encode(), claim.encode())
     with pytest.raises(ProtocolError, match="claim"):
         wire.decode_from_coordinator(line)
 
@@ -309,14 +313,14 @@ def test_encode_largest_hello_fits_the_bound_of_a_stranger():
 
 
 def test_encode_long_reason_is_cut():
-    line = wire.encode(wire.NewView(0, ViewPatch(1, (), reason="r" * 50_000)))
-    assert len(wire.decode_from_coordinator(line[:-1]).patch.reason) == fields.MAX_REASON_CHARS
+    line = wire.encode(wire.NewView(0, ViewPatch(View(1, (), reason="r" * 50_000), ())))
+    assert len(wire.decode_from_coordinator(line[:-1]).patch.rest.reason) == fields.MAX_REASON_CHARS
 
 
 def test_encode_failure_is_cut_and_printable_and_fits_the_bound_of_a_stranger():
-    line = wire.encode(wire.Failed("\U0001f4a5\n" * 1000, PROOF))[:-1]
+    line = wire.encode(wire.Aborted(membership.Abort("", "\U0001f4a5\n" * 1000), PROOF))[:-1]
     failed = wire.decode_from_coordinator(line, max_bytes=wire.MAX_STRANGER_BYTES)
-    assert failed.why == "\U0001f4a5 " * (fields.MAX_FAILURE_CHARS // 2)
+    assert failed.abort.why == "\U0001f4a5 " * (fields.MAX_FAILURE_CHARS // 2)
 
 
 @given(st.binary(max_size=200))
@@ -371,7 +375,7 @@ def test_views_that_a_worker_tells_come_back_as_they_were_whatever_changes(data)
 
 def test_view_that_names_a_member_twice_raises_protocol_error():
     with pytest.raises(ProtocolError, match="different ids"):
-        ViewPatch(8, (Span(0, 2), MEMBERS[1])).onto(VIEWS[0])
+        ViewPatch(View(8, ()), (Span(0, 2), MEMBERS[1])).onto(VIEWS[0])
 
 
 @pytest.mark.parametrize(
@@ -401,14 +405,14 @@ def test_too_many_views_raise_protocol_error():
 
 def test_decode_return_with_too_many_views_raises_protocol_error():
     names = tuple(ViewName(index, NONCE, over=False, agreed=False) for index in range(6, fields.MAX_LINKS + 7))
-    message = wire.Return("member", 5000, 5, names, False, False, False, "", None)
+    message = wire.Return(Returned(NOBODY, Phase.MEMBER, 5000, 5), names)
     assert wire.decode_from_worker(wire.encode(replace(message, received=names[1:]))[:-1])
     with pytest.raises(ProtocolError, match=r"return\.received.*at most 2048 views"):
         wire.decode_from_worker(wire.encode(message)[:-1])
 
 
 def test_decode_return_with_views_in_another_order_raises_protocol_error():
-    message = wire.Return("member", 9, 7, NAMES[::-1], False, False, False, "", None)
+    message = wire.Return(Returned(NOBODY, Phase.MEMBER, 9, 7), NAMES[::-1])
     with pytest.raises(ProtocolError, match=r"return\.received.*growing generations"):
         wire.decode_from_worker(wire.encode(message)[:-1])
 

@@ -19,9 +19,9 @@ from ef_common.core.membership import (
     Outranked,
     Phase,
     Ready,
-    Redirect,
     Refused,
     Returned,
+    SendAway,
     Settled,
     Suspected,
     Tick,
@@ -136,7 +136,7 @@ def test_12_newcomer_that_returns_with_an_exception_ends_nobody_else(job: Coordi
     standby = Coordinator()
     standby.state = Idle()
     standby(Returned(member("c"), Phase.READY, failed="boom"))
-    assert standby.actions == (Redirect("c"),)
+    assert standby.actions == (SendAway("c"),)
 
 
 def test_12_newcomer_that_was_admitted_without_knowing_it_ends_the_job(job: Coordinator) -> None:
@@ -150,7 +150,7 @@ def test_12_standby_sends_an_agent_to_the_one_that_leads() -> None:
     standby = Coordinator()
     standby.state = Idle()
     standby(Failed("agent", "boom", fatal=True))
-    assert standby.actions == (Redirect("agent"),)
+    assert standby.actions == (SendAway("agent"),)
     assert not standby.state.failed
 
 

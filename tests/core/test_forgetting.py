@@ -34,7 +34,7 @@ from ef_common.core.membership import (
     Stored,
     decide,
 )
-from ef_common.core.quorum import ChainLink, digest_of_ids
+from ef_common.core.quorum import ChainLink
 from ef_common.core.resume_state import ResumeState
 from ef_common.core.view import Member, View
 from ef_common.protocol import wire
@@ -80,11 +80,9 @@ class Job:
                     self.note(wire.NewView(0, ViewPatch.between(NO_VIEW, view)))
                     for worker in view.ids:
                         self.resume_states[worker] = self.resume_states.get(worker, ResumeState()).received(view)
-                case Agree(view):
-                    for worker in view.ids:
-                        self.resume_states[worker] = self.resume_states[worker].agreed(
-                            view.generation, digest_of_ids(view.ids)
-                        )
+                case Agree(workers, generation, members):
+                    for worker in workers:
+                        self.resume_states[worker] = self.resume_states[worker].agreed(generation, members)
                 case Claim(worker, bid):
                     self.num_claims += 1
                     self(Claimed(worker, bid.claim, bid.members))
@@ -104,7 +102,7 @@ class Job:
         for worker in self.state.view.ids:
             self(Settled(worker, self.state.view.generation))
             self(Stored(worker, STORE))
-            self.resume_states[worker] = self.resume_states[worker].told("settled", self.state.view.generation)
+            self.resume_states[worker] = self.resume_states[worker].told(Settled(worker, self.state.view.generation))
             self.note(self.report_of(worker))
 
     def report_of(self, worker: str) -> wire.Return:
@@ -113,7 +111,7 @@ class Job:
             ViewName(link.view.generation, digest_of_view(link.view), link.over, link.agreed)
             for link in report.received
         )
-        return wire.Return.of(report, tuple(names))
+        return wire.Return(report, tuple(names))
 
     def change(self, how: str) -> None:
         """The first member is lost, and a newcomer takes its place: two views."""
@@ -189,7 +187,7 @@ def test_store_of_a_lost_member_counts_as_long_as_its_view_does() -> None:
 def test_lost_member_that_comes_back_when_it_is_forgotten_is_out_and_leaves_no_trace() -> None:
     job = Job()
     first, *others = job.state.view.members
-    resume_state = job.resume_states[first.id].told("settled", 1)
+    resume_state = job.resume_states[first.id].told(Settled(first.id, 1))
     job.change("silent")
     before = job.measure()
     job(resume_state.report(first))
@@ -237,7 +235,7 @@ def test_views_that_a_worker_has_settled_in_are_forgotten_by_it() -> None:
     resume_state = ResumeState()
     member = Member("a", "a", "")
     for generation in range(1, 1000):
-        resume_state = resume_state.received(View(generation, (member,))).told("settled", generation)
+        resume_state = resume_state.received(View(generation, (member,))).told(Settled(member.id, generation))
     assert (resume_state.heard_here, len(resume_state.links)) == ({999}, 1)
     parted = resume_state.parted(over=True)
     assert [link.over for link in parted.links] == [True]

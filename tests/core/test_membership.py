@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ef_common.core.membership import (
+    Accept,
     Action,
     Announce,
     Arrived,
@@ -29,7 +30,6 @@ from ef_common.core.membership import (
     Straggler,
     Suspected,
     Tick,
-    Welcome,
     decide,
     next_deadline,
     phase_of,
@@ -92,7 +92,7 @@ def started(*names: str, settings: Settings = SETTINGS) -> Coordinator:
 def test_rule_1_arrival_before_the_first_view_waits() -> None:
     job = Coordinator().arrive("a")
 
-    assert job.actions == (Welcome("a", warm_up=False),)
+    assert job.actions == (Accept("a", warm_up=False),)
     assert phase_of(job.state, "a") is Phase.EARLY
     assert job.state.view is None
 
@@ -118,7 +118,7 @@ def test_rule_1_first_view_comes_at_once_when_as_many_are_there_as_start(names: 
 def test_rule_1_first_view_comes_at_once_when_max_nodes_are_there() -> None:
     job = Coordinator(Settings(max_nodes=2)).arrive("a", "b")
 
-    assert job.actions[0] == Welcome("b", warm_up=False)
+    assert job.actions[0] == Accept("b", warm_up=False)
     assert job.installed.view.ids == ("a", "b")
 
 
@@ -150,7 +150,7 @@ def test_rule_1_node_above_max_nodes_becomes_a_spare_and_warms_up() -> None:
     job = Coordinator(Settings(max_nodes=1)).arrive("a0", of=2).arrive("b").arrive("a1", of=2)
 
     assert job.view.ids == ("a0", "a1")
-    assert job.actions[-1] == Welcome("b", warm_up=True)
+    assert job.actions[-1] == Accept("b", warm_up=True)
     assert phase_of(job.state, "b") is Phase.WARMING
 
 
@@ -160,14 +160,14 @@ def test_rule_1_node_above_max_nodes_becomes_a_spare_and_warms_up() -> None:
 def test_rule_2_arrival_after_the_first_view_warms_up() -> None:
     job = started("a").arrive("b")
 
-    assert job.actions == (Welcome("b", warm_up=True),)
+    assert job.actions == (Accept("b", warm_up=True),)
     assert phase_of(job.state, "b") is Phase.WARMING
     assert job.view.ids == ("a",)
 
 
 def test_rule_2_ready_worker_is_announced_once() -> None:
     job = started("a", "b").join("c")
-    assert job.actions == (Announce(job.view),)
+    assert job.actions == (Announce(job.view.ids, job.view.generation),)
 
     job.join("d")
     assert job.actions == ()
@@ -208,7 +208,7 @@ def test_rule_2_change_agreed_for_a_joiner_that_died_gives_a_view_all_the_same()
 
 def test_rule_2_leaver_is_dropped_at_the_boundary() -> None:
     job = started("a", "b", "c")(Leaving("b"))
-    assert job.actions == (Announce(job.view),)
+    assert job.actions == (Announce(job.view.ids, job.view.generation),)
 
     job.at_boundary("a", "b", "c")
     assert job.installed == Install(job.view, ("b",))
@@ -264,8 +264,8 @@ def in_training(training: int, *names: str, settings: Settings = SETTINGS) -> Co
 
 
 def test_rule_2_newcomer_hears_which_training_the_members_are_in() -> None:
-    assert started("a").arrive("b").actions == (Welcome("b", warm_up=True, training=1),)
-    assert in_training(3, "a").arrive("b").actions == (Welcome("b", warm_up=True, training=3),)
+    assert started("a").arrive("b").actions == (Accept("b", warm_up=True, training=1),)
+    assert in_training(3, "a").arrive("b").actions == (Accept("b", warm_up=True, training=3),)
 
 
 def test_rule_2_training_begins_with_the_first_member_that_comes_to_it() -> None:
@@ -283,7 +283,7 @@ def test_rule_2_newcomer_that_waits_for_a_training_that_is_over_has_to_warm_up_a
 
     job(Begun("b", 2)).at_boundary("a", "b")  # as was announced
     assert job.view.ids == ("a", "b")
-    assert job(Ready("c", 2)).actions == (Announce(job.view),)
+    assert job(Ready("c", 2)).actions == (Announce(job.view.ids, job.view.generation),)
     assert job.at_boundary("a", "b").view.ids == ("a", "b", "c")
 
 
@@ -292,7 +292,7 @@ def test_rule_2_newcomer_that_is_ready_for_a_training_that_is_over_hears_so() ->
 
     assert job.actions == (Skip("b", 2),)
     assert job.at_boundary("a").view.ids == ("a",)
-    assert job(Ready("b", 2)).actions == (Announce(job.view),)
+    assert job(Ready("b", 2)).actions == (Announce(job.view.ids, job.view.generation),)
 
 
 def test_rule_2_newcomer_that_is_ahead_waits_until_the_members_come_to_its_training() -> None:
@@ -300,7 +300,7 @@ def test_rule_2_newcomer_that_is_ahead_waits_until_the_members_come_to_its_train
     assert job.actions == ()
     assert job.at_boundary("a").view.ids == ("a",)
 
-    assert job(Begun("a", 2)).actions == (Announce(job.view),)
+    assert job(Begun("a", 2)).actions == (Announce(job.view.ids, job.view.generation),)
     assert job.at_boundary("a").view.ids == ("a", "b")
 
 
@@ -314,11 +314,11 @@ def test_rule_2_only_members_begin_trainings() -> None:
 
 def test_rule_4_those_of_the_earliest_training_begin_anew_and_others_wait_for_them() -> None:
     job = in_training(2, "a").arrive("b")(Ready("b", 2), Gone("a", "crash"))
-    assert job.arrive("c").actions == (Welcome("c", warm_up=True, training=1),)  # there are no members
+    assert job.arrive("c").actions == (Accept("c", warm_up=True, training=1),)  # there are no members
 
     job(Ready("c", 1))(Tick(), at=5.0)
     assert (job.view.ids, job.state.training) == (("c",), 1)
-    assert job(Begun("c", 2)).actions == (Announce(job.view),)
+    assert job(Begun("c", 2)).actions == (Announce(job.view.ids, job.view.generation),)
     assert job.at_boundary("c").view.ids == ("c", "b")
 
 
@@ -700,7 +700,7 @@ FULL = Settings(max_nodes=3)
 def test_rule_9_spare_comes_in_before_the_straggler_goes() -> None:
     job = started("a", "b", "c", settings=FULL).join("d")
     assert job.actions == ()
-    assert job(Straggler("b")).actions == (Announce(job.view),)
+    assert job(Straggler("b")).actions == (Announce(job.view.ids, job.view.generation),)
 
     job.at_boundary("a", "b", "c")
     assert (job.view.ids, job.installed.dropped, job.view.pending) == (("a", "b", "c", "d"), (), False)
@@ -718,7 +718,7 @@ def test_rule_9_straggler_stays_until_a_spare_is_ready() -> None:
     assert phase_of(job.state, "b") is Phase.MEMBER
 
     job.arrive("d")(Ready("d"))
-    assert job.actions == (Announce(job.view),)
+    assert job.actions == (Announce(job.view.ids, job.view.generation),)
     assert job.at_boundary("a", "b", "c").view.ids == ("a", "b", "c", "d")
 
 

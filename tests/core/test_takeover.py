@@ -25,9 +25,10 @@ from ef_common.core.membership import (
     Outranked,
     Phase,
     Ready,
-    Redirect,
     Refused,
+    Republish,
     Returned,
+    SendAway,
     Settings,
     Settled,
     Silent,
@@ -54,6 +55,10 @@ def member(name: str) -> Member:
 
 def view(generation: int, names: str, **fields: object) -> View:
     return View(generation, tuple(map(member, names)), **fields)
+
+
+def agree(view: View) -> Agree:
+    return Agree(view.ids, view.generation, digest_of_ids(view.ids))
 
 
 class Coordinator:
@@ -210,7 +215,7 @@ def test_takeover_learns_the_training_and_tells_newcomers():
     assert Skip("x", 2) in job.actions
     job.returns("b", view(5, "ab"), training=2)
     assert job.state.training == 2
-    assert job.of(Announce) == [Announce(view(5, "ab"))]
+    assert job.of(Announce) == [Announce(("a", "b"), 5)]
     job(AtBoundary("a", 5), AtBoundary("b", 5))
     assert job.views == [(6, "aby")]
 
@@ -242,7 +247,7 @@ def test_takeover_counts_a_member_that_came_and_died_as_gone():
 
 def test_standby_redirects_newcomers():
     job = Coordinator()(Arrived(member("n")), Returned(member("m"), Phase.WARMING))
-    assert job.actions == [Redirect("n"), Redirect("m")]
+    assert job.actions == [SendAway("n"), SendAway("m")]
     assert job.state == Idle()
 
 
@@ -342,6 +347,12 @@ def test_member_that_lost_its_line_comes_back_and_gets_a_view_if_it_has_missed_o
     assert job.state.workers["b"].phase is Phase.MEMBER
 
 
+def test_others_publish_again_for_a_member_that_comes_back_and_has_not_settled():
+    job = Coordinator(idle=False, max_nodes=3)(*(Arrived(member(name)) for name in "abc"))
+    assert job.returns("b", view(1, "abc"), settled=0).of(Republish) == [Republish(("a", "c"), 1)]
+    assert founded("abc").returns("b", view(1, "abc")).of(Republish) == []
+
+
 def test_member_that_comes_back_too_late_is_dismissed():
     job = founded("abc")(Gone("b", "silent", silent=True)).returns("b", view(1, "abc"))
     assert job.of(Dismiss) == [Dismiss("b", "it was away for too long")]
@@ -416,12 +427,12 @@ def test_members_are_told_when_all_of_them_have_one_store():
     job = founded("abc")
     assert job.of(Agree) == []
     job = founded("abc", "d1")
-    assert job.of(Agree) == [Agree(job.state.view)]
-    assert job(Suspected("a", 1), Suspected("b", 1), Suspected("c", 1)).of(Agree)[1:] == [Agree(job.state.view)]
+    assert job.of(Agree) == [agree(job.state.view)]
+    assert job(Suspected("a", 1), Suspected("b", 1), Suspected("c", 1)).of(Agree)[1:] == [agree(job.state.view)]
     job.settings = replace(job.settings, max_nodes=4)
     job(Arrived(member("n")), Ready("n"), *(AtBoundary(name, 2) for name in "abc"))
     assert len(job.of(Agree)) == 2
-    assert job(Stored("n", "d1")).of(Agree)[2:] == [Agree(job.state.view)]
+    assert job(Stored("n", "d1")).of(Agree)[2:] == [agree(job.state.view)]
 
 
 def test_newcomer_whose_first_view_went_on_without_it_is_no_member_wherever_the_others_come():
@@ -445,11 +456,11 @@ def test_members_are_told_so_again_when_one_comes_back_or_all_come_to_a_successo
     """The one may not have heard it; of the others, some may not, and their coordinator is no more."""
     job = founded("abc", "d1")
     job.returns("b", view(1, "abc"), store="d1", over=False)
-    assert job.of(Agree) == [Agree(job.state.view)] * 2
+    assert job.of(Agree) == [agree(job.state.view)] * 2
     successor = Coordinator().returns("ab", view(5, "abc"), store="d1")
     assert successor.of(Agree) == []
     successor.returns("c", view(5, "abc"), store="d1", agreed=True)
-    assert successor.of(Agree) == [Agree(view(5, "abc"))]
+    assert successor.of(Agree) == [agree(view(5, "abc"))]
 
 
 @pytest.mark.parametrize("proof", [(Refused("b"),), ()])
@@ -530,7 +541,7 @@ def test_silences_that_are_noticed_together_are_decided_on_together():
 
 def test_view_of_which_a_claim_may_exist_does_not_go_on_as_it_is():
     """Whom the claim leaves out could save nothing in it, and would be left out for good if the others were lost."""
-    asked = ResumeState().received(view(5, "ab")).told("settled", 5).claiming()
+    asked = ResumeState().received(view(5, "ab")).told(Settled("a", 5)).claiming()
     assert asked.report(member("b")).suspects
     assert Coordinator().returns("a", view(5, "ab")).returns("b", view(5, "ab"), suspects=True).views == [(6, "ab")]
 
@@ -549,7 +560,7 @@ def test_worker_that_knows_only_of_views_that_never_came_about_hears_that_it_is_
 
 def test_wish_to_leave_before_the_view_is_received_is_told_to_a_successor():
     """The coordinator that heard of it may have let the worker go."""
-    resume_state = ResumeState().told("leave", 0).received(view(1, "ab"))
+    resume_state = ResumeState().told(Leaving("a")).received(view(1, "ab"))
     assert resume_state.report(member("a")).phase is Phase.LEAVING
 
 

@@ -99,9 +99,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="successor-is-not-told-of-the-boundary",
-        file="ef_common/protocol/wire.py",
-        old="            at_boundary=state.at_boundary,\n",
-        new="            at_boundary=False,\n",
+        file="ef_common/core/resume_state.py",
+        old="            at_boundary=bool(newest) and self.boundary == newest,\n",
+        new="",
         harm="If the coordinator is lost while workers wait at a boundary for newcomers, they wait there for ever.",
     ),
     Mutant(
@@ -122,7 +122,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="failure-is-believed-without-a-proof",
         file="ef_common/protocol/introduction.py",
         old="if not proves(expected, message.proof):",
-        new="if not isinstance(message, wire.Failed) and not proves(expected, message.proof):",
+        new="if not isinstance(message, wire.Aborted) and not proves(expected, message.proof):",
         harm="A stranger who listens at the address of a coordinator can end the workers by saying that the job has "
         "failed.",
     ),

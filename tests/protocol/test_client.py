@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import pytest
 
+from ef_common.core import membership
 from ef_common.core.membership import Idle, Leaving, Membership, Phase, Settings, Wanted
 from ef_common.core.progress import Limits
 from ef_common.core.room import Demand, Room
@@ -18,9 +19,9 @@ from ef_common.protocol.auth import Token
 from ef_common.protocol.client import Client
 from ef_common.protocol.client_outputs import (
     ClientOutput,
-    Close,
     Connect,
     CoordinatorLink,
+    Disconnect,
     EndSending,
     Leave,
     Replaced,
@@ -112,9 +113,9 @@ def test_attempt_that_takes_too_long_is_given_up_and_closed_if_it_succeeds_later
     client = make(standby=1000)
     first = drain(client, Connect)[0]
     client.tick(first.timeout_s)
-    assert drain(client, Close)[0].link is first.link
+    assert drain(client, Disconnect)[0].link is first.link
     client.connected(first.link, first.timeout_s + 0.1)
-    assert [close.link for close in drain(client, Close)] == [first.link]
+    assert [close.link for close in drain(client, Disconnect)] == [first.link]
 
 
 def test_client_of_an_impostor_looks_no_further_at_its_start() -> None:
@@ -122,7 +123,7 @@ def test_client_of_an_impostor_looks_no_further_at_its_start() -> None:
     link = drain(client, Connect)[0].link
     client.connected(link, 0.0)
     client.receive(link, wire.encode(wire.Challenge("0f" * 16)), 0.0)
-    client.receive(link, wire.encode(wire.Welcome(False, 4.0, "0" * 64, ())), 0.0)
+    client.receive(link, wire.encode(wire.Welcome(membership.Accept("w0", False), 4.0, "0" * 64, ())), 0.0)
     with pytest.raises(AuthenticationError, match="impostor"):
         client.started()
     assert client.is_over
@@ -130,7 +131,7 @@ def test_client_of_an_impostor_looks_no_further_at_its_start() -> None:
 
 def test_messages_that_come_in_pieces_are_taken_when_they_are_whole() -> None:
     client, link = member()
-    data = wire.encode(wire.Announce(1)) + wire.encode(wire.Evicted("silent"))
+    data = wire.encode(membership.Announce((), 1)) + wire.encode(wire.Eviction("silent"))
     for index in range(len(data) - 1):
         client.receive(link, data[index : index + 1], 1.0)
     assert client.change_pending
@@ -234,7 +235,7 @@ def test_worker_tells_where_it_stands_before_anything_else() -> None:
 
 def test_collectives_in_flight_have_a_moment_to_end_when_the_job_has_failed() -> None:
     client, link = member()
-    client.receive(link, wire.encode(wire.Failed("w1 raised", "0" * 64)), 1.0)
+    client.receive(link, wire.encode(wire.Aborted(membership.Abort("", "w1 raised"), "0" * 64)), 1.0)
     assert client.change_pending
     client.tick(1.4)
     assert drain(client, Replaced) == []
@@ -244,7 +245,7 @@ def test_collectives_in_flight_have_a_moment_to_end_when_the_job_has_failed() ->
 
 def test_they_have_none_when_the_coordinator_ends_the_link() -> None:
     client, link = member()
-    client.receive(link, wire.encode(wire.Failed("w1 raised", "0" * 64)), 1.0)
+    client.receive(link, wire.encode(wire.Aborted(membership.Abort("", "w1 raised"), "0" * 64)), 1.0)
     client.ended(link, in_order=True, now=1.1)
     assert len(drain(client, Replaced)) == 1
     assert client.is_over
@@ -266,7 +267,7 @@ def test_client_that_is_stopped_ends_its_link_in_order_and_goes_nowhere() -> Non
 
 def said(client: Client) -> list[wire.FromWorker]:
     lines = [line for sent in drain(client, Send) for line in sent.data.splitlines()]
-    return [wire.decode_from_worker(line, worker="w") for line in lines]
+    return [wire.decode_from_worker(line, sender=client.member) for line in lines]
 
 
 def test_what_is_wanted_is_said_and_numbered_in_each_view() -> None:
@@ -309,21 +310,21 @@ def test_newest_demand_is_told_to_the_next_coordinator() -> None:
 
 def test_member_that_is_asked_to_leave_says_that_it_does() -> None:
     client, link = member()
-    client.receive(link, wire.encode(wire.Resign()), 0.0)
+    client.receive(link, wire.encode(membership.Resign("")), 0.0)
     assert said(client) == [Leaving("w")]
 
 
 def test_member_that_was_asked_to_leave_may_be_told_to_stay() -> None:
     client, link = member()
-    client.receive(link, wire.encode(wire.Resign()) + wire.encode(wire.Stay()), 0.0)
+    client.receive(link, wire.encode(membership.Resign("")) + wire.encode(membership.Stay("")), 0.0)
     assert said(client) == [Leaving("w")]
     assert (client.resume_state.leaving, client.resume_state.phase) == (False, Phase.MEMBER)
 
 
 def test_member_that_wants_to_leave_itself_does_not_stay() -> None:
     client, link = member()
-    client.receive(link, wire.encode(wire.Resign()), 0.0)
+    client.receive(link, wire.encode(membership.Resign("")), 0.0)
     client.send("leave")
-    client.receive(link, wire.encode(wire.Stay()), 0.0)
+    client.receive(link, wire.encode(membership.Stay("")), 0.0)
     assert said(client) == [Leaving("w")] * 3
     assert (client.resume_state.leaving, client.resume_state.phase) == (True, Phase.LEAVING)

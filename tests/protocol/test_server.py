@@ -323,7 +323,7 @@ def test_demand_is_told_to_all_members_as_they_report_it_to_a_standby() -> None:
     job.want(2)
     told = job.take(1.0)
     known = room(Demand(5, 1, 2))
-    assert [told[name] for name in "abc"] == [[known], [known], [wire.Resign(), known]]
+    assert [told[name] for name in "abc"] == [[known], [known], [membership.Resign(""), known]]
     job.say(job.peers["c"], membership.Leaving(""))
     for name in "abc":
         job.say(job.peers[name], membership.AtBoundary("", 5))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ef_common.core import membership
 from ef_common.core.view import Member, View
 from ef_common.protocol import fields, sessions, wire
 from ef_common.protocol.peer import Peer, PeerRefusal
@@ -57,9 +58,9 @@ def test_worker_that_is_suspended_is_told_once_and_only_if_others_go_on_without_
     known, peers = connected(*MEMBERS)
     for peer in peers:
         assert known.forget(peer)
-    assert known.suspend(peers[0], "silent") == [Close(peers[0], wire.encode(wire.Evicted("silent")))]
+    assert known.suspend(peers[0], "silent") == [Close(peers[0], wire.encode(wire.Eviction("silent")))]
     assert [known.suspend(peer, "silent") for peer in peers[1::2]] == [[], []]
-    assert known.tell_out(View(4, MEMBERS[:2])) == [WriteOrReset(peers[3], wire.encode(wire.Evicted("silent")))]
+    assert known.tell_out(View(4, MEMBERS[:2])) == [WriteOrReset(peers[3], wire.encode(wire.Eviction("silent")))]
     assert known.tell_out() == []
     assert [known.is_out(peer) for peer in peers] == [False, True, False, True]
     assert [known.discard(peer) for peer in (peers[3], peers[3])] == [True, False]
@@ -77,8 +78,10 @@ def test_worker_that_is_gone_before_it_is_told_is_told_nothing() -> None:
 
 def test_message_goes_to_those_who_are_connected() -> None:
     known, peers = connected(*MEMBERS[:2])
-    line = wire.encode(wire.Resign())
-    assert known.tell(wire.Resign(), "w0", "w3", "w1", can_wait=True) == [Write(peer, line, True) for peer in peers]
+    line = wire.encode(membership.Resign(""))
+    assert known.tell(membership.Resign(""), "w0", "w3", "w1", can_wait=True) == [
+        Write(peer, line, True) for peer in peers
+    ]
     assert [known.proof_to(worker) for worker in ("w1", "w3")] == ["proof of w1", "0" * 64]
 
 

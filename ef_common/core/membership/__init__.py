@@ -69,6 +69,7 @@ and not on how many workers and views there have been.
 
 from ef_common.core.membership.actions import (
     Abort,
+    Accept,
     Action,
     Agree,
     Announce,
@@ -76,14 +77,13 @@ from ef_common.core.membership.actions import (
     Dismiss,
     Finish,
     Install,
-    Redirect,
     Republish,
     Resign,
     Resume,
+    SendAway,
     Skip,
     Stay,
     StepDown,
-    Welcome,
 )
 from ef_common.core.membership.events import (
     Arrived,
@@ -134,5 +134,5 @@ __all__ += ["Shortage", "Phase"]
 __all__ += ["Arrived", "AtBoundary", "Begun", "Challenged", "Claimed", "Closed", "Event", "Failed", "FailedElsewhere"]
 __all__ += ["Gone", "Leaving", "Outranked", "Ready", "Refused", "Returned", "Settled", "Silent", "Slow", "Stored"]
 __all__ += ["Straggler", "Suspected", "Tick", "Wanted"]
-__all__ += ["Abort", "Action", "Agree", "Announce", "Claim", "Dismiss", "Finish", "Install", "Redirect", "Republish"]
-__all__ += ["Resign", "Resume", "Skip", "Stay", "StepDown", "Welcome"]
+__all__ += ["Abort", "Accept", "Action", "Agree", "Announce", "Claim", "Dismiss", "Finish", "Install", "Republish"]
+__all__ += ["Resign", "Resume", "SendAway", "Skip", "Stay", "StepDown"]

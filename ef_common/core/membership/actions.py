@@ -1,4 +1,7 @@
-"""What is to be done: the actions of the membership machine."""
+"""What is to be done: the actions of the membership machine.
+
+Most of them tell a worker something. What it is told is the action itself, without whom it tells.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,8 @@ class Action:
 
 
 @dataclass(frozen=True, slots=True)
-class Welcome(Action):
-    """Tell a worker how to start: to warm up (the job already runs), or to wait for the first view.
+class Accept(Action):
+    """Take a worker in, and tell it to warm up (the job already runs), or to wait for the first view.
 
     `training`: the one that the members are in, so that a newcomer's program passes over those before it.
     """
@@ -36,9 +39,10 @@ class Install(Action):
 
 @dataclass(frozen=True, slots=True)
 class Announce(Action):
-    """Tell the members of this view that a change is pending."""
+    """Tell the members of the view of `generation` that a change is pending."""
 
-    view: View
+    workers: tuple[str, ...]
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,37 +62,33 @@ class Finish(Action):
 
 @dataclass(frozen=True, slots=True)
 class Dismiss(Action):
-    """Tell a worker that the others continue without it."""
+    """End what a worker takes part in: the others continue without it."""
 
     worker: str
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Redirect(Action):
-    """Tell a worker that this coordinator is a standby, and where the coordinator is."""
+class SendAway(Action):
+    """End the connection of a worker that belongs to another coordinator, as this one is a standby."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class Republish(Action):
-    """Tell the other members of this view that a member is back, and may lack what they have published to it.
+    """Tell members of the view of `generation` to publish again: another one is back, and may lack what they have."""
 
-    Args:
-        view: The view.
-        worker: The member.
-    """
-
-    view: View
-    worker: str
+    workers: tuple[str, ...]
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class Resume(Action):
-    """Tell the members of this view that it continues under this coordinator."""
+    """Tell the members of the view of `generation` that it continues under this coordinator."""
 
-    view: View
+    workers: tuple[str, ...]
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +114,14 @@ class Claim(Action):
 
 @dataclass(frozen=True, slots=True)
 class Agree(Action):
-    """Tell the members of this view that all of them have the same store."""
+    """Tell the members of the view of `generation` that all of them have the same store.
 
-    view: View
+    `members`: a digest of them (:func:`~ef_common.core.quorum.digest_of_ids`), as another view may have its generation.
+    """
+
+    workers: tuple[str, ...]
+    generation: int
+    members: str
 
 
 @dataclass(frozen=True, slots=True)

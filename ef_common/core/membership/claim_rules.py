@@ -11,7 +11,8 @@ from ef_common.core.membership import roster
 from ef_common.core.membership.actions import Action, Agree, Claim
 from ef_common.core.membership.events import Claimed, Stored
 from ef_common.core.membership.model import Active, AnyActive, Gathering, Leading, Membership, Serving
-from ef_common.core.quorum import Bid, bids, generation_of
+from ef_common.core.quorum import Bid, bids, digest_of_ids, generation_of
+from ef_common.core.view import View
 from ef_common.errors import ProtocolError
 
 _Value = TypeVar("_Value")
@@ -92,7 +93,12 @@ def agree(before: Membership, state: Membership) -> tuple[Membership, tuple[Acti
         return state, ()
     newest = state.chain[-1].view if chain[-1].agreed and not state.chain[-1].agreed else None
     state = replace(state, chain=chain)
-    return state, () if newest is None or newest is not state.view else (Agree(newest),)
+    return state, () if newest is None or newest is not state.view else (agreement(newest),)
+
+
+def agreement(view: View) -> Agree:
+    """What tells the members of this view that all of them have reported one store."""
+    return Agree(view.ids, view.generation, digest_of_ids(view.ids))
 
 
 def wanted(state: Serving) -> tuple[tuple[Bid, ...], bool]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ef_common.core.membership import roster
-from ef_common.core.membership.actions import Abort, Dismiss, Redirect
+from ef_common.core.membership.actions import Abort, Dismiss, SendAway
 from ef_common.core.membership.events import Arrived, Event, Failed, FailedElsewhere, Returned
 from ef_common.core.membership.model import Active, Decision, Ended, Idle, Membership
 from ef_common.core.membership.phase import MEMBERS, NEWCOMERS
@@ -23,7 +23,7 @@ def react(state: Membership, event: Event) -> Decision | None:
         case _, Returned(member, phase, failed=why) if why and (phase in MEMBERS or _is_admitted(state, member.id)):
             return _fail(state, member.id, why)
         case Idle(), Failed(worker):
-            return state, (Redirect(worker),), ""
+            return state, (SendAway(worker),), ""
         case Active(), Returned(member, failed=why) if why:
             return _dismiss(state, member.id, why)
         case Active(), Failed(worker, why, fatal):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ef_common.core.membership import claim_rules, events, failure, newcomers, roster, rules, size, takeover
-from ef_common.core.membership.actions import Redirect
+from ef_common.core.membership.actions import SendAway
 from ef_common.core.membership.model import (
     Active,
     Decision,
@@ -70,7 +70,7 @@ def _contest(state: Membership, event: events.Event, now: float) -> Membership:
 def _react(state: Membership, event: events.Event, now: float, settings: Settings) -> Decision:
     match state, event:
         case Idle(), events.Arrived(member):
-            return state, (Redirect(member.id),), ""
+            return state, (SendAway(member.id),), ""
         case Active(), events.Arrived(member):
             return newcomers.arrived(state, member, now)
         case ((Idle() | Active()), events.Returned()):

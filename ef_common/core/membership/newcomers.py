@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ef_common.core.membership import replacement, roster, rules
-from ef_common.core.membership.actions import Action, Finish, Welcome
+from ef_common.core.membership.actions import Accept, Action, Finish
 from ef_common.core.membership.events import Ready, Returned
 from ef_common.core.membership.model import Active, Decision, Forming, Serving, Settings
 from ef_common.core.membership.phase import Phase
@@ -25,7 +25,7 @@ def arrived(state: Active, member: Member, now: float) -> Decision:
     # A warming worker does not delay the next view: only `Ready` counts as its arrival.
     arrival = state.last_arrival if warm_up else now
     after = replace(state, workers=roster.placed(state, member, phase), last_arrival=arrival)
-    return after, (Welcome(member.id, warm_up, _training_of(state)),), f"{member.id} arrived, {phase.value}"
+    return after, (Accept(member.id, warm_up, _training_of(state)),), f"{member.id} arrived, {phase.value}"
 
 
 def _training_of(state: Active) -> int:
@@ -40,11 +40,11 @@ def returned(state: Active, event: Returned, now: float, settings: Settings) -> 
         return replace(state, dismissed=state.dismissed | {worker}), (Finish(worker),), f"{worker} came after the end"
     # It may not have heard of a training that it was told to go to.
     state = replace(state, workers=roster.placed(state, event.member, Phase.WARMING))
-    welcome = Welcome(worker, warm_up=True, training=_training_of(state))
+    accept = Accept(worker, warm_up=True, training=_training_of(state))
     if event.phase is Phase.WARMING:
-        return state, (welcome,), f"{worker} is back, warming"
+        return state, (accept,), f"{worker} is back, warming"
     after, actions, reason = ready(state, Ready(worker, event.training), now, settings)
-    return after, (welcome, *actions), reason
+    return after, (accept, *actions), reason
 
 
 def ready(state: Active, event: Ready, now: float, settings: Settings) -> Decision:
@@ -147,6 +147,6 @@ def _form(state: Forming, now: float, settings: Settings) -> Decision | None:
     else:  # Whoever finds no room waits as a spare; it must do its slow work meanwhile.
         spare = [m.id for m in members if m.node not in taken]
         state = replace(state, workers=roster.moved(state, spare, Phase.WARMING))
-        told = tuple(Welcome(worker, warm_up=True) for worker in spare)
+        told = tuple(Accept(worker, warm_up=True) for worker in spare)
     after, actions, reason = rules.install(state, chosen, settings, planned=True, reason=f"{len(chosen)} workers start")
     return after, (*actions, *told), reason

@@ -68,7 +68,7 @@ def announce(state: Active, reason: str) -> Decision:
     """Tell the members once that a change is pending."""
     if not isinstance(state, Serving) or state.announced:
         return state, (), reason
-    return replace(state, announced=True), (Announce(state.view),), reason
+    return replace(state, announced=True), (Announce(state.view.ids, state.view.generation),), reason
 
 
 def begun(state: Active, worker: str, training: int, settings: Settings) -> Decision:

@@ -80,7 +80,7 @@ def follow(before: Membership, state: Membership, settings: Settings) -> tuple[M
     if leavers:
         state = replace(state, asked=state.asked.union(leavers))
     if state.asked and not state.announced and not roster.is_awaited(state) and _anybody_leaves(state):
-        return replace(state, announced=True), (*actions, Announce(state.view))
+        return replace(state, announced=True), (*actions, Announce(state.view.ids, state.view.generation))
     return state, actions
 
 

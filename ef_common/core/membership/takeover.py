@@ -7,16 +7,15 @@ from types import MappingProxyType
 
 from ef_common.core.membership import claim_rules, newcomers, roster, rules, size
 from ef_common.core.membership.actions import (
+    Accept,
     Action,
-    Agree,
     Announce,
     Dismiss,
-    Redirect,
     Republish,
     Resign,
     Resume,
+    SendAway,
     StepDown,
-    Welcome,
 )
 from ef_common.core.membership.events import AtBoundary, Returned, Settled, Stored, Suspected, Wanted
 from ef_common.core.membership.model import (
@@ -86,7 +85,7 @@ def _returned(state: Idle | Active, event: Returned, now: float, settings: Setti
     admitted = state.view is not None and state.view.rank_of(worker) is not None
     if event.phase in NEWCOMERS and not admitted:
         if isinstance(state, Idle):
-            return state, (Redirect(worker),), ""
+            return state, (SendAway(worker),), ""
         return newcomers.returned(state, event, now, settings)
     if not event.received and not admitted:
         raise ProtocolError(f"worker {worker} returns as a member, but it knows no view")
@@ -99,15 +98,15 @@ def _returned(state: Idle | Active, event: Returned, now: float, settings: Setti
         workers = roster.placed(state, event.member, event.phase)
         closed, training = state.closed or event.closed, max(state.training, event.training)
         state = replace(state, generation=generation, workers=workers, closed=closed, training=training)
-        return _noted(state, event), (Welcome(worker, False),), f"{worker} has come from another coordinator"
+        return _noted(state, event), (Accept(worker, False),), f"{worker} has come from another coordinator"
     if is_news(state, event.received, event.settled):
         after, actions, _ = step_down(state)
         return after, actions, f"{worker} knows view {_newest(event)} of another coordinator"
     if not isinstance(state, Serving) or not admitted:
         gone = Dismiss(worker, "it was away for too long")
-        return state, (Welcome(worker, False), gone), f"{worker} came back too late"
+        return state, (Accept(worker, False), gone), f"{worker} came back too late"
     after, actions, reason = _readmitted(_readmit(replace(state, generation=generation), event), event, now, settings)
-    return after, (Welcome(worker, False), *actions), reason or f"{worker} is back"
+    return after, (Accept(worker, False), *actions), reason or f"{worker} is back"
 
 
 def _readmitted(state: Serving, event: Returned, now: float, settings: Settings) -> Decision:
@@ -117,9 +116,10 @@ def _readmitted(state: Serving, event: Returned, now: float, settings: Settings)
         return (state, (), "") if state.held else rules.install_present(state, settings, f"{worker} is back")
     if event.suspects and not state.held:
         return rules.suspected(state, worker, view.generation, now, settings)
-    announce = (Announce(view),) if state.announced else ()
+    announce = (Announce(view.ids, view.generation),) if state.announced else ()
     # What the others have published for it, so that it can build its group, may be lost with its old connection.
-    again = () if worker in state.settled else (Republish(view, worker),)
+    others = tuple(other for other in view.ids if other != worker)
+    again = () if worker in state.settled else (Republish(others, view.generation),)
     after, actions, reason = rules.plan(state, settings) if event.at_boundary else (state, (), "")
     return after, (*announce, *_agreed(state), *again, *actions), reason
 
@@ -255,12 +255,16 @@ def _go_on(state: Serving, settings: Settings) -> Decision:
     if leaving or roster.admissible(state, roster.remaining(state), settings):
         after = rules.announce(state, reason)
     planned, install, why = rules.plan(after[0], settings)
-    return planned, (Resume(state.view), *_agreed(state), *after[1], *install), why or reason
+    return planned, (Resume(state.view.ids, state.view.generation), *_agreed(state), *after[1], *install), why or reason
 
 
 def _agreed(state: Serving) -> tuple[Action, ...]:
     """Tell the members that all have one store, as some may not have heard so before."""
-    return (Agree(state.view),) if any(link.agreed and link.view == state.view for link in state.chain) else ()
+    return (
+        (claim_rules.agreement(state.view),)
+        if any(link.agreed and link.view == state.view for link in state.chain)
+        else ()
+    )
 
 
 def try_again(state: Serving, now: float, settings: Settings) -> Decision:

@@ -25,7 +25,7 @@ from typing import Annotated, Any
 
 from ef_common.errors import ProtocolError
 from ef_common.protocol.fields import Bytes, Count, Failure, FieldCodec, Name
-from ef_common.protocol.objects import dump, fields_of, kind_of, load, parse
+from ef_common.protocol.objects import kind_of, layout_of, parse
 
 BEAT_S = 2.0
 """How often the launcher gives a sign of life."""
@@ -167,13 +167,13 @@ _ANSWERS: Mapping[str, type[Answer]] = {
     "refused": NodeRefused,
 }
 _NAMES = {kind: name for name, kind in _ANSWERS.items()}
-_FIELDS = {kind: fields_of(kind) for kind in _NAMES}
+_LAYOUTS = {kind: layout_of(kind) for kind in _NAMES}
 
 
 def answer_line(answer: Answer) -> str:
     """A line of the far side."""
     kind = type(answer)
-    return json.dumps({_MARK: _NAMES[kind], **dump(answer, _FIELDS[kind])}) + "\n"
+    return json.dumps({_MARK: _NAMES[kind], **_LAYOUTS[kind].dump(answer)}) + "\n"
 
 
 def read_answer(line: str) -> Answer | None:
@@ -186,5 +186,5 @@ def read_answer(line: str) -> Answer | None:
         return None
     record = parse(line.encode())
     name = record.pop(_MARK)
-    kind = kind_of(name, _ANSWERS)
-    return kind(**load(record, _FIELDS[kind], name=name))
+    answer: Answer = _LAYOUTS[kind_of(name, _ANSWERS)].load(record, name=name)
+    return answer

@@ -16,9 +16,9 @@ from ef_common.protocol.client import Client
 from ef_common.protocol.client_outputs import (
     AskForClaim,
     ClientOutput,
-    Close,
     Connect,
     CoordinatorLink,
+    Disconnect,
     EndSending,
     Hung,
     Leave,
@@ -256,7 +256,7 @@ class Channel:
             case Send(link, data):
                 if link in self._streams:
                     self._streams[link].up(data)
-            case Close(link):
+            case Disconnect(link):
                 self._part(link, End.CLOSED)
             case Leave(link, word):
                 wordless = self._scheduler.chance(_WORDLESS)
