@@ -25,9 +25,10 @@ class Returns:
 
     ::
 
-        returning --hear: all views are known-----------------------> reported
-                  --hear: some are not--> waiting --learn, ready--> reported
-                                                  --forget--> gone, and others are asked in its place
+        returning → reported   `hear`: all views that it names are known
+        returning → waiting    `hear`: some are not, and are asked for
+        waiting → reported     `ready`: they have been told since (`learn`)
+        waiting → gone         `forget`: others are asked in its place
 
     N workers that name the same views cost three answers, and share one chain in memory.
     """

@@ -23,14 +23,17 @@ class Sessions:
 
     ::
 
-        connect            adopt           forget, and evict or suspend       discard
-        -------> stranger -------> worker -----------------------------> out --------> gone
-                     |                |
-                     +---- forget ----+-------------------------------------> gone
+        stranger → worker    `adopt`: it has proved that it is this worker
+        stranger → gone      `forget`
+        worker → gone        `forget`; likewise `evict` and `suspend`, if its node has no standby
+        worker → out         `forget` and `evict`, if its node has a standby
+        worker → suspended   `forget` and `suspend`, if its node has a standby
+        suspended → out      `tell_out`: others go on without it
+        suspended → gone     `discard`, `discard_all`
+        out → gone           likewise
 
-    A worker is out if its node has a standby, else it is gone at once. Its connection is kept, because its end tells
-    when the worker is gone for good. One that is suspended learns that it is out only when others go on without it
-    (`tell_out`): if it is we who are cut off, it must live, to go on with the others.
+    The connection of a worker that is out is kept, because its end tells when the worker is gone for good. One that is
+    suspended is not told yet: if it is we who are cut off, it must live, to go on with the others.
 
     Attributes:
         workers: The connections of workers that count, by id.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from ef_common.core.watermark import Watermark
 from ef_common.protocol import wire
 from ef_common.protocol.peer import Peer
 from ef_common.protocol.returns import Returns, is_elsewhere, is_in_order
+from tests.diagrams import rows
 from tests.protocol.returning import returning
 
 MEMBERS = tuple(Member(name, f"n{name}", "") for name in "ab")
@@ -81,3 +83,68 @@ def test_views_that_nobody_needs_are_not_kept() -> None:
     returns, peer, (report, told) = Returns(), Peer("", 0.0), returning([LINK])
     assert not returns.learn(peer, told.views)
     assert len(returns.hear(peer, report, Idle())) == 1
+
+
+def state(returns: Returns, peer: Peer) -> str:
+    if peer.reported and peer.report is None:
+        return "reported"
+    if not peer.reported:
+        return "returning"
+    return "waiting" if peer in returns._waiting else "gone"
+
+
+REPORT, TOLD = returning([LINK])
+
+
+def reports(returns: Returns, peer: Peer) -> None:
+    returns.hear(peer, REPORT, Idle())
+
+
+def is_known(returns: Returns, peer: Peer) -> None:
+    assert returns.hear(peer, REPORT, STATE) == []
+
+
+def tells(returns: Returns, peer: Peer) -> None:
+    assert returns.learn(peer, TOLD.views)
+    assert list(returns.ready()) == [(peer, REPORT)]
+
+
+def another_tells(returns: Returns, peer: Peer) -> None:
+    other = Peer("", 0.0)
+    reports(returns, other)
+    assert returns.learn(other, TOLD.views)
+    assert [one for one, _ in returns.ready()] == [peer, other]
+
+
+def goes(returns: Returns, peer: Peer) -> None:
+    """Three have been asked; when one of them goes, the fourth is."""
+    others = [Peer("", 0.0) for _ in range(3)]
+    for other in others:
+        reports(returns, other)
+    assert [other.recalled != () for other in others] == [True, True, False]
+    assert [write.peer for write in returns.forget(peer)] == [others[2]]
+
+
+WITNESSES: dict[str, tuple[tuple[Callable[[Returns, Peer], None], ...], ...]] = {
+    "returning → reported": ((is_known,),),
+    "returning → waiting": ((reports,),),
+    "waiting → reported": ((reports, tells), (reports, another_tells)),
+    "waiting → gone": ((reports, goes),),
+}
+
+
+def test_diagram_has_a_witness_for_each_row() -> None:
+    assert rows(Returns) == list(WITNESSES)
+
+
+@pytest.mark.parametrize(
+    ("row", "case"), [(row, number) for row, cases in WITNESSES.items() for number in range(len(cases))]
+)
+def test_each_row_of_the_diagram_is_true(row: str, case: int) -> None:
+    returns, peer = Returns(), Peer("", 0.0)
+    *first, last = WITNESSES[row][case]
+    for act in first:
+        act(returns, peer)
+    before = state(returns, peer)
+    last(returns, peer)
+    assert row == f"{before} → {state(returns, peer)}"
