@@ -789,6 +789,7 @@ PHASES: dict[str, tuple[Job, ...]] = {
     "PENDING → SUSPENDED": (job(suspended=True),),
     "RUNNING → SUSPENDED": (running("a", 1, 4, 0, suspended=True),),
     "SUSPENDED → PENDING": (job(record=Record(JobPhase.SUSPENDED)),),
+    "SUSPENDED → RUNNING": (job(record=Record(JobPhase.SUSPENDED), pods=pods(1)),),
     "any → SUCCEEDED": (
         running("a", 1, 4, 0, pods=(pod(0, ended=True, status=FINISHED), pod(1))),
         job(pods=(pod(0, ended=True, status=FINISHED),)),

@@ -25,6 +25,7 @@ A job is in one of these phases, and in the last two it stays::
     PENDING → SUSPENDED   the user wants no pods, and none is left
     RUNNING → SUSPENDED   likewise
     SUSPENDED → PENDING   the user wants pods again
+    SUSPENDED → RUNNING   likewise, and another controller has started the minimum of pods meanwhile
     any → SUCCEEDED       a pod says that the training is over
     any → FAILED          a pod says that the training has failed, pods are lost too often in a row, or the job is wrong
 """
