@@ -437,9 +437,9 @@ class Client:
         logger.info("%s has lost its coordinator, and looks for another one", self.member.id)
         self.resume_state = self.resume_state.parted(over=over)
         self._old = link
+        self.state = ClientState.SEARCHING if self._search.sent_away else ClientState.RETURNING
         if self._search.sent_away:
             self._leave_old()
-        self.state = ClientState.SEARCHING if self._old is None else ClientState.RETURNING
         self._try(self._search.lose(self.resume_state, since=link.since, now=self._now))
 
     def _leave_old(self) -> None:

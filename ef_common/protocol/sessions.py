@@ -7,7 +7,7 @@ from itertools import takewhile
 from ef_common.core.view import Member, View
 from ef_common.protocol import fields, wire
 from ef_common.protocol.auth import new_nonce
-from ef_common.protocol.peer import Peer, PeerRefusal
+from ef_common.protocol.peer import Coming, Peer, PeerRefusal
 from ef_common.protocol.server_outputs import Close, Output, Write, WriteOrReset
 
 MAX_STRANGERS = 512
@@ -88,7 +88,7 @@ class Sessions:
         """A stranger has proved to be this worker, and is sent our proof; it may come back from another coordinator."""
         self._strangers.pop(peer, None)
         peer.worker, peer.member, peer.standby = member.id, member, member.standby
-        peer.proof, peer.returning = proof, returning
+        peer.proof, peer.coming = proof, Coming.RETURNING if returning else Coming.NEW
         peer.lines.max_bytes = wire.MAX_LINE_BYTES
         self.workers[member.id] = peer
         self._members_bytes += fields.size_of(member)

@@ -13,9 +13,12 @@ from ef_common.core.quorum import ChainLink
 from ef_common.core.view import Member, View
 from ef_common.core.watermark import Watermark
 from ef_common.protocol import wire
-from ef_common.protocol.peer import Peer
+from ef_common.protocol.peer import Coming, Peer
 from ef_common.protocol.returns import Returns, is_elsewhere, is_in_order
-from tests.diagrams import rows
+from ef_common.protocol.sessions import Sessions
+from ef_common.testing.simulation.schedule import FAMILIES
+from ef_common.testing.simulation.simulation import simulate
+from tests.diagrams import rows, states, watch
 from tests.protocol.returning import returning
 
 MEMBERS = tuple(Member(name, f"n{name}", "") for name in "ab")
@@ -54,7 +57,7 @@ def test_order_of_what_a_worker_that_comes_back_may_say() -> None:
         True,
         True,
     ]
-    peer.returning = True
+    peer.coming = Coming.RETURNING
     assert [is_in_order(peer, one) for one in (report, told, heartbeat, wire.Relay(3, "k", b"v"))] == [
         True,
         False,
@@ -86,11 +89,7 @@ def test_views_that_nobody_needs_are_not_kept() -> None:
 
 
 def state(returns: Returns, peer: Peer) -> str:
-    if peer.reported and peer.report is None:
-        return "reported"
-    if not peer.reported:
-        return "returning"
-    return "waiting" if peer in returns._waiting else "gone"
+    return "gone" if peer.coming is Coming.WAITING and peer not in returns._waiting else peer.coming.name
 
 
 REPORT, TOLD = returning([LINK])
@@ -125,16 +124,23 @@ def goes(returns: Returns, peer: Peer) -> None:
     assert [write.peer for write in returns.forget(peer)] == [others[2]]
 
 
+def comes(returns: Returns, peer: Peer) -> None:
+    Sessions().adopt(peer, MEMBERS[0], proof="", returning=True)
+
+
 WITNESSES: dict[str, tuple[tuple[Callable[[Returns, Peer], None], ...], ...]] = {
-    "returning → reported": ((is_known,),),
-    "returning → waiting": ((reports,),),
-    "waiting → reported": ((reports, tells), (reports, another_tells)),
-    "waiting → gone": ((reports, goes),),
+    "NEW → RETURNING": ((comes,),),
+    "RETURNING → HEARD": ((comes, is_known),),
+    "RETURNING → WAITING": ((comes, reports),),
+    "WAITING → HEARD": ((comes, reports, tells), (comes, reports, another_tells)),
+    "WAITING → gone": ((comes, reports, goes),),
+    "HEARD → BACK": ((comes, is_known, Returns.accept),),
 }
 
 
 def test_diagram_has_a_witness_for_each_row() -> None:
     assert rows(Returns) == list(WITNESSES)
+    assert states(Returns) == set(Coming.__members__)
 
 
 @pytest.mark.parametrize(
@@ -148,3 +154,10 @@ def test_each_row_of_the_diagram_is_true(row: str, case: int) -> None:
     before = state(returns, peer)
     last(returns, peer)
     assert row == f"{before} → {state(returns, peer)}"
+
+
+def test_nothing_leads_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = watch(monkeypatch, Peer, "coming")
+    for seed in range(15):
+        assert simulate(FAMILIES["failover"](seed)).violation is None
+    assert set(changes) == {row for row in WITNESSES if "gone" not in row}

@@ -8,7 +8,7 @@ import pytest
 
 from ef_common.core.view import Member, View
 from ef_common.protocol import fields, sessions, wire
-from ef_common.protocol.peer import Peer, PeerRefusal
+from ef_common.protocol.peer import Coming, Peer, PeerRefusal
 from ef_common.protocol.server_outputs import Close, Write, WriteOrReset
 from ef_common.protocol.sessions import Sessions
 from tests.diagrams import rows
@@ -89,7 +89,7 @@ def test_most_members_are_here_if_more_than_half_are_and_have_told_where_they_st
     known, peers = connected(*MEMBERS[:3])
     assert not known.has_most_of(None)
     assert known.has_most_of(VIEW)
-    peers[0].returning = True
+    peers[0].coming = Coming.RETURNING
     assert not known.has_most_of(VIEW)
 
 
