@@ -22,8 +22,8 @@ from ef_common.core.progress import Progress
 _LEAST_S = 1e-6
 
 
-class Pace(Enum):
-    """Of a member, beside that of the others."""
+class StragglerState(Enum):
+    """Of a member, by its pace beside that of the others."""
 
     WELL = auto()
     SLOW = auto()  # for a moment
@@ -57,7 +57,7 @@ class Track:
         num_samples: Fading sum of the samples that it has trained on.
         computing_s: Fading sum of the time that took.
         waiting_s: Fading sum of its waiting meanwhile.
-        pace: Its pace.
+        state: Whether it is slow, and for how long.
         slow_since: Since when it is below the ratio.
     """
 
@@ -66,13 +66,13 @@ class Track:
     num_samples: float = 0.0
     computing_s: float = 0.0
     waiting_s: float = 0.0
-    pace: Pace = Pace.WELL
+    state: StragglerState = StragglerState.WELL
     slow_since: float | None = None
 
     @property
     def is_straggler(self) -> bool:
         """Whether it is a straggler."""
-        return self.pace is Pace.STRAGGLER
+        return self.state is StragglerState.STRAGGLER
 
     @property
     def throughput(self) -> float:
@@ -135,11 +135,11 @@ def judge_pace(
             break
         ratio = track.throughput / _median_without(throughputs, index)
         is_slow = ratio < (pacing.well if track.is_straggler else pacing.slow)
-        pace, since = _pace_after(track, now, pacing, is_slow=is_slow)
-        if pace is track.pace:
+        state, since = _state_after(track, now, pacing, is_slow=is_slow)
+        if state is track.state:
             continue
-        after[member] = replace(track, pace=pace, slow_since=since)
-        is_straggler = pace is Pace.STRAGGLER
+        after[member] = replace(track, state=state, slow_since=since)
+        is_straggler = state is StragglerState.STRAGGLER
         if is_straggler != track.is_straggler:
             others = [other for other, name in known if name != member]  # never a difference of sums, which may be 0
             wait_s = sum(other.waiting_s for other in others)
@@ -148,13 +148,13 @@ def judge_pace(
     return after, tuple(reports)
 
 
-def _pace_after(track: Track, now: float, pacing: Pacing, *, is_slow: bool) -> tuple[Pace, float | None]:
-    """The pace, and since when a member is slow."""
+def _state_after(track: Track, now: float, pacing: Pacing, *, is_slow: bool) -> tuple[StragglerState, float | None]:
+    """The state of a member, and since when it is slow."""
     if not is_slow:
-        return Pace.WELL, None
+        return StragglerState.WELL, None
     since = now if track.slow_since is None else track.slow_since
     is_straggler = track.is_straggler or now - since >= pacing.after_s
-    return Pace.STRAGGLER if is_straggler else Pace.SLOW, since
+    return StragglerState.STRAGGLER if is_straggler else StragglerState.SLOW, since
 
 
 def _median_without(ordered: Sequence[float], index: int) -> float:
