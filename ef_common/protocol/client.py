@@ -17,9 +17,9 @@ tells it where the worker stands (:mod:`ef_common.core.resume_state`)::
     SERVED → DISMISSED      nothing more will come: this worker is out, or the job has ended or failed
     SERVED → ENDING         `stop`: nothing more is said
     DISMISSED → ENDING      likewise
-    ENDING → OVER           the link ends
+    ENDING → OVER           the link ends; `break_off`
     DISMISSED → OVER        likewise
-    SERVED → OVER           likewise, and no other coordinator could take this worker; `break_off`
+    SERVED → OVER           the link ends, and no other coordinator could take this worker; `break_off`
     SEARCHING → OVER        for too long; the job has ended or failed; `stop`, `break_off`
     RETURNING → OVER        the job has failed; `stop`, `break_off`
     OUTSIDE → OVER          `stop`
