@@ -28,6 +28,14 @@ _LINGER_S = 1.0
 class LinkedGroup:
     """The part of a group that is the same for each engine.
 
+    ::
+
+        sound → broken     a call has found a broken connection, or members in different calls
+        sound → aborted    `abort`: all connections end
+        broken → aborted   likewise
+
+    From then on, each call raises `GroupBroken`.
+
     Args:
         view: The members.
         links: To the other members.

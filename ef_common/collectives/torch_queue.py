@@ -58,7 +58,14 @@ class Queue:
 
 
 class QueuedSum:
-    """A sum that begins when those before it have begun, and all have met."""
+    """A sum that begins when those before it have begun, and all have met.
+
+    ::
+
+        queued → begun     `Queue.begin` of another one, `Queue.flush`
+        queued → failed    likewise, and it cannot begin: `wait` raises why
+        queued → dropped   likewise, and the group is broken
+    """
 
     def __init__(self, queue: Queue, meeting: RollCall | None, act: Callable[[], Pending]) -> None:
         self._queue = queue

@@ -5,12 +5,11 @@ knows, over and over. Whoever leads, or knows who leads, says so, and is followe
 that have answered in the last `FRESH_S` is the candidate. It founds the job with the support of a majority of the
 doors:
 
-1. *Promise.* An agent supports one candidate at a time. The promise ends if the candidate does not renew it for
-   `PROMISE_S`; the candidate itself counts it for `FRESH_S` only.
-2. *Commit.* A candidate with the promises of a majority asks for commits. An agent whose promise it has commits itself,
-   and from then on, until its process ends, it answers that this candidate leads the job. The candidate leads as soon
-   as a majority has committed itself at the same time. A candidate that has asked for a commit remains one: it may have
-   commits of which it does not know.
+1. *Promise.* The candidate asks for promises, and counts each of them for `FRESH_S`.
+2. *Commit.* With those of a majority it asks for commits, and leads as soon as a majority has committed itself at the
+   same time. It remains the candidate until then, because it may have commits of which it does not know.
+
+An agent has two parts. :class:`Supporter` is asked, and supports one candidate at a time; :class:`Seeker` asks.
 
 Two majorities of the same doors have one in common, and it commits itself once: a job is founded a second time only if
 so many of those that had committed themselves have ended since that the others are no majority, and nobody who knows of
@@ -25,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from math import inf
 
 PROMISE_S = 15.0
@@ -62,8 +62,28 @@ class DoorAnswer:
     doors: tuple[str, ...] = ()
 
 
+class Support(Enum):
+    """Whom an agent supports."""
+
+    FREE = auto()  # nobody
+    PROMISED = auto()  # a candidate, for a while
+    COMMITTED = auto()  # a candidate, until this process ends
+    FOLLOWING = auto()  # the leader
+
+
 class Supporter:
     """The part of an agent that is asked.
+
+    ::
+
+        FREE → PROMISED         `hear`: a candidate asks for a promise or a commit
+        PROMISED → FREE         the candidate has not renewed the promise for `PROMISE_S`
+        PROMISED → COMMITTED    `hear`: the same candidate asks for a commit
+        FREE → FOLLOWING        `follow`
+        PROMISED → FOLLOWING    likewise
+        COMMITTED → FOLLOWING   likewise: perhaps another one leads by now
+
+    Whoever is committed, or follows, answers that the candidate or the leader leads the job.
 
     Example:
         >>> supporter = Supporter()
@@ -97,7 +117,8 @@ class Supporter:
         if door and (door in self._asked or len(self._asked) < MAX_DOORS):
             self._asked[door] = now
         supports = self._promised[0] if now < self._until else ""
-        if door and wish != LOOK and not self.leader and supports in ("", candidate):
+        is_bound = self.support(now) in (Support.COMMITTED, Support.FOLLOWING)
+        if door and wish != LOOK and not is_bound and supports in ("", candidate):
             if wish == COMMIT and supports:
                 self._founder = (candidate, door)
             self._promised, self._until = (candidate, door), now + PROMISE_S
@@ -105,6 +126,14 @@ class Supporter:
         granted = wish != LOOK and candidate == (self._founder[0] if self.leader or wish == COMMIT else supports)
         promised = self._promised[1] if supports else ""
         return DoorAnswer(leader=self.leader, promised=promised, granted=granted, doors=tuple(self._asked))
+
+    def support(self, now: float) -> Support:
+        """Whom it supports."""
+        if self._leader:
+            return Support.FOLLOWING
+        if self._founder[1]:
+            return Support.COMMITTED
+        return Support.PROMISED if now < self._until else Support.FREE
 
     def follow(self, leader: str) -> None:
         """This agent follows the one that leads at this address."""
@@ -164,6 +193,19 @@ Decision = FollowDoor | Lead | JobIsOver | WaitForDoors
 
 class Seeker:
     """The part of an agent that asks, until it knows what to do.
+
+    ::
+
+        LOOK → PROMISE       it is the candidate: its door is the first that answers, and nobody names a leader
+        PROMISE → LOOK       it is the candidate no more
+        PROMISE → COMMIT     a majority has promised to support it
+        COMMIT → Lead        a majority has committed itself
+        LOOK → FollowDoor    a door leads the job, or an address that was named
+        PROMISE → FollowDoor likewise
+        COMMIT → FollowDoor  likewise
+        LOOK → JobIsOver     somebody says that the training is over
+        PROMISE → JobIsOver  likewise
+        COMMIT → JobIsOver   likewise
 
     Args:
         settle_s: How long the doors must have been the same before they count.

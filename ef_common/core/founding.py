@@ -1,13 +1,13 @@
 """Who founds a job that has a name: a pure rule, for agents that share a place with exclusive creation.
 
 A job is started for the n-th time by whoever creates the record of that start, which only one agent can. The agent that
-leads leaves signs of life there. Whoever comes follows the leader of the newest start. It makes the next start only if
-that one has ended as its leader has said, or has left no sign of life for `LEASE_S`, and nobody of it answers.
+leads leaves signs of life there.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum, auto
 
 BEAT_S = 3.0
 """How often the leader leaves a sign of life."""
@@ -65,8 +65,25 @@ class Wait:
 Decision = Found | FollowStart | Over | Wait
 
 
+class FoundingState(Enum):
+    """Of an agent that comes to a job."""
+
+    LOOKING = auto()  # it knows of no leader that does not answer
+    WAITING = auto()  # it watches the signs of life of a leader that does not answer
+
+
 class Founding:
     """An agent that comes to a job, and looks until it knows what to do.
+
+    ::
+
+        LOOKING → Found         there is no start, or the newest one has ended as its leader has said
+        LOOKING → Over          the training is over
+        LOOKING → FollowStart   the leader of the newest start answers
+        LOOKING → WAITING       it does not
+        WAITING → Found         the newest start has ended, or its leader has left no sign of life for `LEASE_S`
+        WAITING → Over          the training is over
+        WAITING → FollowStart   the leader answers
 
     Example:
         >>> founding = Founding()
@@ -80,6 +97,11 @@ class Founding:
         self._seen: Start | None = None
         self._since = 0.0
         self._signs = False
+
+    @property
+    def state(self) -> FoundingState:
+        """What it does."""
+        return FoundingState.LOOKING if self._seen is None else FoundingState.WAITING
 
     def decide(self, start: Start | None, *, answered: bool, now: float) -> Decision:
         """What to do.

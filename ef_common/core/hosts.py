@@ -3,15 +3,23 @@
 A connection is less than a node: a node that is cut off trains on, and is found again when its host is called again.
 Each host that is or was wanted is in one of these states::
 
-    state      is called  runs      connection is lost  node has ended
-    WAITING    CALLED
-    CALLED                RUNNING   WAITING             WAITING
-    RUNNING                         CUT                 WAITING
-    CUT        RECALLED
-    RECALLED              RUNNING   CUT                 WAITING
+    WAITING → CALLED        `decide`: it is due, so a connection is made, which starts a node
+    CALLED → RUNNING        `runs`
+    CALLED → WAITING        `lost`: no connection could be made; `ended`
+    RUNNING → CUT           `lost`
+    RUNNING → WAITING       `ended`
+    CUT → RECALLED          `decide`: it is due, so a connection to that node is made
+    RECALLED → RUNNING      `runs`
+    RECALLED → CUT          `lost`
+    RECALLED → WAITING      `ended`
+    WAITING → FORGOTTEN     `decide`: the host is not wanted any more, or the job ends
+    CALLED → FORGOTTEN      `ended`, if it leaves; `decide`: the job has ended, and the node is not reached for `LAST_S`
+    RUNNING → FORGOTTEN     `ended`, if it leaves
+    CUT → FORGOTTEN         `decide`: the job has ended, and the node is not reached for `LAST_S`
+    RECALLED → FORGOTTEN    `ended`, if it leaves; `decide`: the job has ended, and the node is not reached for `LAST_S`
 
-A host that is no longer wanted, or not with so many workers, is *leaving*: its node is told to leave, and when it has
-ended, the host is forgotten. If it is wanted with another number of workers, it is called again then.
+A host that is no longer wanted, or not with so many workers, *leaves*: its node is told to leave. If the host is wanted
+with another number of workers, it is called again when it has been forgotten.
 """
 
 from __future__ import annotations
@@ -68,6 +76,8 @@ class HostsVerdict(Enum):
 _CALL = {HostState.WAITING: HostState.CALLED, HostState.CUT: HostState.RECALLED}
 _LOSE = {HostState.CALLED: HostState.WAITING, HostState.RUNNING: HostState.CUT, HostState.RECALLED: HostState.CUT}
 _RUN = (HostState.CALLED, HostState.RECALLED)
+_CONNECTED = (HostState.CALLED, HostState.RUNNING, HostState.RECALLED)
+_THERE = (HostState.RUNNING, HostState.CUT, HostState.RECALLED)
 
 
 @dataclass(slots=True)
@@ -218,7 +228,7 @@ class HostStates:
             now: The time.
         """
         node = self._nodes.get(name)
-        if node is None:
+        if node is None or node.state not in _CONNECTED:
             return
         if status == 0:  # one that leaves has another status
             self.close(HostsVerdict.FINISHED, now)
@@ -242,7 +252,7 @@ class HostStates:
         nodes = self._nodes.values()
         if self._closing is not None:
             return None if self._nodes else self._closing[0]
-        if any(node.state in (HostState.RUNNING, HostState.CUT, HostState.RECALLED) for node in nodes):
+        if any(node.state in _THERE for node in nodes):
             self._ran_at = now
         elif now >= self._ran_at + self._patience_s:
             return HostsVerdict.NOBODY

@@ -1,8 +1,13 @@
 """Finds members that are slower than the others, by their smoothed throughput.
 
 The throughput of a member is samples per second of computing, without waiting, over about the last 20 s: sums that
-fade as ``exp(-t / 20 s)``. A member below 0.8 of the median of the others' for 30 s is a straggler (the ratio of
-Or, Zhang and Freedman, *Resource Elasticity in Distributed Deep Learning*, 2020), until it is above 0.9.
+fade as ``exp(-t / 20 s)``. Its ratio is that to the median of the others' (as in Or, Zhang and Freedman, *Resource
+Elasticity in Distributed Deep Learning*, 2020)::
+
+    WELL → SLOW        the ratio is below 0.8
+    SLOW → WELL        it is not
+    SLOW → STRAGGLER   it has been below 0.8 for 30 s
+    STRAGGLER → WELL   it is 0.9 or more
 """
 
 from __future__ import annotations
@@ -10,10 +15,19 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 
 from ef_common.core.progress import Progress
 
 _LEAST_S = 1e-6
+
+
+class StragglerState(Enum):
+    """Of a member, by its pace beside that of the others."""
+
+    WELL = auto()
+    SLOW = auto()  # for a moment
+    STRAGGLER = auto()  # for long
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +57,8 @@ class Track:
         num_samples: Fading sum of the samples that it has trained on.
         computing_s: Fading sum of the time that took.
         waiting_s: Fading sum of its waiting meanwhile.
-        slow_since: Since when it is slow.
-        is_straggler: Whether it is a straggler.
+        state: Whether it is slow, and for how long.
+        slow_since: Since when it is below the ratio.
     """
 
     told: Progress
@@ -52,8 +66,13 @@ class Track:
     num_samples: float = 0.0
     computing_s: float = 0.0
     waiting_s: float = 0.0
+    state: StragglerState = StragglerState.WELL
     slow_since: float | None = None
-    is_straggler: bool = False
+
+    @property
+    def is_straggler(self) -> bool:
+        """Whether it is a straggler."""
+        return self.state is StragglerState.STRAGGLER
 
     @property
     def throughput(self) -> float:
@@ -116,17 +135,26 @@ def judge_pace(
             break
         ratio = track.throughput / _median_without(throughputs, index)
         is_slow = ratio < (pacing.well if track.is_straggler else pacing.slow)
-        since = None if not is_slow else now if track.slow_since is None else track.slow_since
-        is_straggler = since is not None and (track.is_straggler or now - since >= pacing.after_s)
-        if (since, is_straggler) == (track.slow_since, track.is_straggler):
+        state, since = _state_after(track, now, pacing, is_slow=is_slow)
+        if state is track.state:
             continue
-        after[member] = replace(track, slow_since=since, is_straggler=is_straggler)
+        after[member] = replace(track, state=state, slow_since=since)
+        is_straggler = state is StragglerState.STRAGGLER
         if is_straggler != track.is_straggler:
             others = [other for other, name in known if name != member]  # never a difference of sums, which may be 0
             wait_s = sum(other.waiting_s for other in others)
             waiting = wait_s / (wait_s + sum(other.computing_s for other in others))
             reports.append(StragglerReport(member, is_straggler, ratio, waiting))
     return after, tuple(reports)
+
+
+def _state_after(track: Track, now: float, pacing: Pacing, *, is_slow: bool) -> tuple[StragglerState, float | None]:
+    """The state of a member, and since when it is slow."""
+    if not is_slow:
+        return StragglerState.WELL, None
+    since = now if track.slow_since is None else track.slow_since
+    is_straggler = track.is_straggler or now - since >= pacing.after_s
+    return StragglerState.STRAGGLER if is_straggler else StragglerState.SLOW, since
 
 
 def _median_without(ordered: Sequence[float], index: int) -> float:

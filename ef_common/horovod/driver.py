@@ -133,7 +133,7 @@ class Driver:
             return self._look() or rounds.RoundTick()
 
     def _look(self) -> rounds.Event | None:
-        if self._state.waiting or self._state.homeless:
+        if self._state.waiting or self._state.stage is rounds.RoundStage.HOMELESS:
             return None
         try:
             return rounds.Called() if self._store.get(CALL_KEY) else None

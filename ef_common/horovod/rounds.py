@@ -3,19 +3,29 @@
 The driver counts. It starts processes for new hosts, and gives up hosts on which a process has failed, when *all*
 processes that it counts on have either ended or said READY. Then a *round* is complete, and the answer to each READY is
 the slot that the process has from then on. Horovod's own workers stop for that; ours say READY in a thread and continue
-to train. Rules:
+to train::
+
+    TRAINING → WAITING      it calls a round, or answers a call: READY
+    TRAINING → LEAVING      likewise, but the driver gives up its host: it leaves the view first
+    WAITING → TRAINING      the round is complete, or there is no answer
+    WAITING → HOMELESS      the round is complete, and this worker has no slot any more: it leaves
+    LEAVING → PARTING       it is out of the view, and the process ends: READY
+    PARTING → LEAVING       the round is complete, or there is no answer
+    PARTING → HOMELESS      the round is complete, and this worker has no slot any more
+
+Rules:
 
 1. A worker that learns of a reason *calls* a round: a host has come or gone (the driver tells its rank 0), or a member
    is lost. A call is a key in the driver's store, which every worker polls; the driver clears the store when the round
    is complete. A worker that sees a call answers it with READY, once, because the driver would count a second one.
 2. After a loss the driver gives up the whole host and kills what is left on it, perhaps by stopping it first, which
-   would make the others wait. Members on that host therefore leave at a boundary, and say READY when they are out.
-   Losses often come together, so nothing follows from one before a moment has passed.
+   would make the others wait. Members on that host therefore leave at a boundary. Losses often come together, so
+   nothing follows from one before a moment has passed.
 3. If the hosts of all members have lost somebody, a round would end the job. The members then train on to the end, and
    the driver reports the failure.
 4. The end of a worker that is given up with its host is no news. A host is as good as new once a newcomer on it is
    admitted.
-5. A worker without a slot leaves. A newcomer's slot is asked for after its admission.
+5. A newcomer without a slot leaves after its admission.
 6. If some processes are missing for long, and nobody is known to be lost, they may have died before they came, so there
    is a round.
 7. When the program ends, known losses are reported at once; after that nobody calls a round. A worker that ends looks
@@ -26,6 +36,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import Enum
+
+
+class RoundStage(Enum):
+    """Where a worker stands with the driver."""
+
+    TRAINING = "training"  # it has a slot, as far as it knows, and has said nothing
+    WAITING = "waiting"  # READY is said and not answered, while it trains
+    LEAVING = "leaving"  # it is to leave, or has
+    PARTING = "parting"  # it has left, and READY is said and not answered
+    HOMELESS = "homeless"  # it no longer has a slot, and is to leave, or has
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +59,7 @@ class Rounds:
         member: This worker is one.
         failed: Hosts that have lost a member.
         due: When something follows from a loss.
-        waiting: READY is said and not answered.
-        leaving: This worker is to leave, or has.
-        homeless: It no longer has a slot.
+        stage: Where it stands with the driver.
         closed: The program ends, with its trainings complete.
         ending: The process is about to end.
         short_since: Since when there are fewer members than processes.
@@ -53,12 +71,20 @@ class Rounds:
     member: bool = False
     failed: frozenset[str] = frozenset()
     due: float | None = None
-    waiting: bool = False
-    leaving: bool = False
-    homeless: bool = False
+    stage: RoundStage = RoundStage.TRAINING
     closed: bool = False
     ending: bool = False
     short_since: float | None = None
+
+    @property
+    def waiting(self) -> bool:
+        """Whether READY is said and not answered."""
+        return self.stage in (RoundStage.WAITING, RoundStage.PARTING)
+
+    @property
+    def leaving(self) -> bool:
+        """Whether this worker is to leave, or has."""
+        return self.stage in (RoundStage.LEAVING, RoundStage.PARTING, RoundStage.HOMELESS)
 
 
 class RoundAction(Enum):
@@ -111,6 +137,8 @@ class RoundTick:
     """Time has passed."""
 
 
+_AFTER = {RoundStage.WAITING: RoundStage.TRAINING, RoundStage.PARTING: RoundStage.LEAVING}
+"""What follows from an answer that leaves a slot, or from none."""
 Event = Viewed | HostsChanged | Called | Answered | RoundClosed | Ending | RoundTick
 Decision = tuple[Rounds, tuple[RoundAction, ...], str]
 
@@ -162,7 +190,7 @@ def _viewed(state: Rounds, view: Viewed, due: float) -> Decision:
 
 
 def _may_speak(state: Rounds) -> bool:
-    return not (state.waiting or state.leaving or state.homeless or _is_last(state))
+    return state.stage is RoundStage.TRAINING and not _is_last(state)
 
 
 def _is_last(state: Rounds) -> bool:
@@ -174,8 +202,9 @@ def _speak(state: Rounds, actions: tuple[RoundAction, ...], reason: str) -> Deci
     if not _may_speak(state):
         return state, (), ""
     if state.host in state.failed and not state.closed:
-        return replace(state, leaving=True, due=None), (RoundAction.LEAVE,), f"{reason}: the driver gives up this host"
-    return replace(state, waiting=True, due=None, short_since=None), actions, reason
+        leaves = replace(state, stage=RoundStage.LEAVING, due=None)
+        return leaves, (RoundAction.LEAVE,), f"{reason}: the driver gives up this host"
+    return replace(state, stage=RoundStage.WAITING, due=None, short_since=None), actions, reason
 
 
 def _call(state: Rounds, reason: str) -> Decision:
@@ -187,15 +216,16 @@ def _answer(state: Rounds) -> Decision:
 
 
 def _answered(state: Rounds, size: int | None) -> Decision:
-    state = replace(state, waiting=False, short_since=None)
+    was_leaving = state.leaving
+    state = replace(state, stage=_AFTER.get(state.stage, state.stage), short_since=None)
     if size is None:
         return state, (), "the driver gives no answer"
     if size:
         due = None if size == len(state.members) else state.due  # nobody is missing: it knows of each loss
         state = replace(state, num_assigned=size, due=due)
         return state, (RoundAction.PUBLISH,), f"the driver counts on {size} processes"
-    leave = (RoundAction.LEAVE,) if state.member and not state.leaving else ()
-    return replace(state, homeless=True, leaving=True), leave, "the driver has no slot for this worker any more"
+    leave = (RoundAction.LEAVE,) if state.member and not was_leaving else ()
+    return replace(state, stage=RoundStage.HOMELESS), leave, "the driver has no slot for this worker any more"
 
 
 def _closed(state: Rounds) -> Decision:
@@ -204,14 +234,15 @@ def _closed(state: Rounds) -> Decision:
     if state.due is None or not _may_speak(state):
         return after, (RoundAction.PUBLISH,), reason
     if state.host in state.failed:
-        return replace(after, leaving=True), (RoundAction.PUBLISH,), reason  # there are no boundaries any more
-    return replace(after, waiting=True), (RoundAction.PUBLISH, RoundAction.CALL, RoundAction.READY), reason
+        # There are no boundaries any more.
+        return replace(after, stage=RoundStage.LEAVING), (RoundAction.PUBLISH,), reason
+    return replace(after, stage=RoundStage.WAITING), (RoundAction.PUBLISH, RoundAction.CALL, RoundAction.READY), reason
 
 
 def _ending(state: Rounds) -> Decision:
     state = replace(state, ending=True)
-    if state.leaving and not state.homeless and not state.waiting:
-        return replace(state, waiting=True), (RoundAction.READY,), "out of the view"
+    if state.stage is RoundStage.LEAVING:
+        return replace(state, stage=RoundStage.PARTING), (RoundAction.READY,), "out of the view"
     return state, (), ""
 
 

@@ -13,7 +13,10 @@ from ef_common.protocol.peer import PeerRefusal
 class Admission:
     """Admits whoever knows the job token, and is the one that came under its name before.
 
-    ``unknown --remember--> known by its key --forget, unless it may come back--> unknown``
+    ::
+
+        unknown → known   `remember`: by its key
+        known → unknown   `forget`, unless it may come back
     """
 
     def __init__(self, token: Token | None) -> None:

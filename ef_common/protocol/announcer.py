@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from ef_common.core.membership import Membership, Serving
 from ef_common.protocol import wire
@@ -21,6 +22,14 @@ class _News:
     failed: str = ""
 
 
+class Hearer(Enum):
+    """Whether an address has heard the news."""
+
+    FRESH = auto()  # it has not been tried with this news
+    TRIED = auto()  # it has, in vain so far
+    TOLD = auto()  # it has heard it
+
+
 def _contested_at(state: Membership) -> float | None:
     return state.contested_at if isinstance(state, Serving) else None
 
@@ -28,12 +37,19 @@ def _contested_at(state: Membership) -> float | None:
 class Announcer:
     """Chooses among the standbys of all nodes, and the coordinators at the endpoints.
 
-    It repeats the news every 5 s for some minutes after the newest sign that others lead or look for a quorum, because
-    workers may turn to a standby at any time meanwhile. Later it tries only the standbys that it has not reached so
-    far, every 15 s: a node may be cut off for hours. A standby that gathers members announces that, which is such a
-    sign again. A standby whose port is closed is gone for good; at an endpoint another agent may come up. A
-    coordinator that has never taken over from another one, and never lost a worker without a word, has no news unless
-    the job has failed.
+    ::
+
+        FRESH → TRIED    `next`: it is the turn of this address
+        TRIED → TOLD     `told`
+        TRIED → FRESH    `next`: there is other news, or the address was not among those that are known
+        TOLD → FRESH     likewise
+
+    An address that is fresh is due at once. For some minutes after the newest sign that others lead or look for a
+    quorum, the others are due every 5 s, because workers may turn to a standby at any time. Later, those that were
+    tried in vain are due every 15 s: a node may be cut off for hours. A standby that gathers members announces that,
+    which is such a sign again. An endpoint is always due every 5 s, and at once if its port is closed, because another
+    agent may come up there; a standby whose port is closed is gone for good. A coordinator that has never taken over
+    from another one, and never lost a worker without a word, has no news unless the job has failed.
 
     Args:
         port: On which the coordinator listens.
@@ -84,13 +100,20 @@ class Announcer:
                 return address
         return None
 
-    def _is_due(self, address: Address, now: float, *, in_doubt: bool) -> bool:
+    def hearer(self, address: Address) -> Hearer:
+        """Whether an address has heard the news."""
         if address not in self._tried:
+            return Hearer.FRESH
+        return Hearer.TOLD if address in self._heard else Hearer.TRIED
+
+    def _is_due(self, address: Address, now: float, *, in_doubt: bool) -> bool:
+        hearer = self.hearer(address)
+        if hearer is Hearer.FRESH:
             return True
         since_s = now - self._tried[address]
         if in_doubt or address in self.endpoints:
             return since_s >= _AGAIN_S
-        return address not in self._heard and since_s >= _RARELY_S
+        return hearer is Hearer.TRIED and since_s >= _RARELY_S
 
     def told(self, address: Address) -> None:
         """It has been told."""

@@ -5,9 +5,24 @@ threads, the simulator over a simulated network) reports what has happened, with
 in order. The worker's own thread waits until one of :meth:`~Client.started`, :meth:`~Client.newer_view` and
 :meth:`~Client.value` has an answer.
 
-If nodes keep standbys, a link that ends is no loss: the client looks for a coordinator, at the old address, at those
-that its newest view names, and at that of its own node, until one takes it. There it tells where the worker stands
-(:mod:`ef_common.core.resume_state`).
+If nodes keep standbys, a link that ends is no loss: the client looks for a coordinator (:mod:`coordinator_search`), and
+tells it where the worker stands (:mod:`ef_common.core.resume_state`)::
+
+    OUTSIDE → SEARCHING     `start`
+    SEARCHING → SERVED      a coordinator has proved itself, and takes this worker
+    SERVED → RETURNING      the link ends, or the coordinator is silent for too long
+    SERVED → SEARCHING      likewise, and the coordinator has sent this worker away, which leaves it
+    RETURNING → SERVED      the same coordinator takes this worker back
+    RETURNING → SEARCHING   it does not, so this worker leaves it
+    SERVED → DISMISSED      nothing more will come: this worker is out, or the job has ended or failed
+    SERVED → ENDING         `stop`: nothing more is said
+    DISMISSED → ENDING      likewise
+    ENDING → OVER           the link ends; `break_off`
+    DISMISSED → OVER        likewise
+    SERVED → OVER           the link ends, and no other coordinator could take this worker; `break_off`
+    SEARCHING → OVER        for too long; the job has ended or failed; `stop`, `break_off`
+    RETURNING → OVER        the job has failed; `stop`, `break_off`
+    OUTSIDE → OVER          `stop`
 """
 
 from __future__ import annotations
@@ -16,7 +31,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from enum import Enum, auto
 
 from ef_common.core import membership
 from ef_common.core.membership import Phase
@@ -39,8 +54,9 @@ from ef_common.errors import (
     TrainingOver,
 )
 from ef_common.protocol import fields, wire
-from ef_common.protocol.addresses import LOOPBACK, Address, format_address, named_by
+from ef_common.protocol.addresses import Address, format_address
 from ef_common.protocol.auth import Token, new_nonce
+from ef_common.protocol.claim_requests import ClaimRequests
 from ef_common.protocol.client_outputs import (
     AskForClaim,
     ClientOutput,
@@ -54,6 +70,7 @@ from ef_common.protocol.client_outputs import (
     Send,
     TrustLeader,
 )
+from ef_common.protocol.coordinator_search import Attempt, CoordinatorSearch, SearchState
 from ef_common.protocol.introduction import HELP, Answer, Introduction
 from ef_common.protocol.view_patch import NO_VIEW, ViewName, ViewPatch
 
@@ -61,9 +78,6 @@ logger = logging.getLogger(__name__)
 
 BEATS_PER_TIMEOUT = 4
 """Number of heartbeats that a worker sends within the heartbeat timeout."""
-_FIRST_ATTEMPT_S, _ATTEMPT_S = 10.0, 1.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S, _PAUSE_S = 0.02, 1.0, 0.1
-_CLAIM_AGAIN_S = 1.0
 _SILENT_TIMEOUTS = 1.5
 """A worker leaves a coordinator after this many heartbeat timeouts without an answer: it is evicted by then."""
 _ABOVE_ALL = 1 << 60  # a generation that is newer than any view
@@ -82,24 +96,16 @@ _MESSAGES: Mapping[str, Callable[[str, int], wire.Reported | wire.Bye]] = {
 }
 
 
-@dataclass(slots=True)
-class _Search:
-    """A search for a coordinator that takes this worker."""
+class ClientState(Enum):
+    """Where a worker's end of the control plane stands."""
 
-    until: float
-    pause_s: float
-    longest_pause_s: float
-    attempt: int = 0  # number of the next one
-    round_began: int = 0  # number of the first attempt since the last pause
-    attempt_s: float = _ATTEMPT_S
-
-    def be_patient(self) -> None:
-        """A coordinator has accepted a connection, and was too busy to answer in time.
-
-        It works off the connections in their order: if thousands come at once, and each is given up while it waits, all
-        that it comes to are dead, for ever.
-        """
-        self.attempt_s = min(2 * self.attempt_s, _FIRST_ATTEMPT_S)
+    OUTSIDE = auto()  # has not looked for a coordinator yet
+    SEARCHING = auto()  # looks for a coordinator that takes it
+    SERVED = auto()  # has one
+    RETURNING = auto()  # the link has ended, and the same coordinator is tried once more
+    DISMISSED = auto()  # has one, which has said that nothing more will come: it is out, or the job is over
+    ENDING = auto()  # says nothing more, and hears until the link ends
+    OVER = auto()  # neither says nor hears anything more
 
 
 class Client:
@@ -118,6 +124,7 @@ class Client:
     Attributes:
         outputs: What is to be done, the oldest first; whoever does it removes it.
         member: This worker.
+        state: Where it stands.
         resume_state: What it has heard and told.
         change_pending: A change of the members is planned, or this worker is out: it must ask at its next boundary.
         watermark: The watermark of the members, as far as it is known.
@@ -138,18 +145,17 @@ class Client:
     ) -> None:
         self.outputs: deque[ClientOutput] = deque()
         self.member = member
+        self.state = ClientState.OUTSIDE
         self.resume_state = ResumeState()
         self.change_pending = False
         self.watermark: Watermark | None = None
         self.training = 1
         self.room: Room | None = None
         self.end: Exception | None = None
-        self._address = address
         self._token = token
         self._key = new_nonce()
         self._connect_timeout_s = connect_timeout_s
         self._progress = progress
-        self._chance = chance or random.Random()
         self._now = self._ticked_at = 0.0
         self._view: View | None = None
         self._values: dict[str, bytes] = {}
@@ -162,16 +168,12 @@ class Client:
         self._link: CoordinatorLink | None = None  # to the coordinator that has taken it
         self._old: CoordinatorLink | None = None  # the one before, until the first attempt to come back has ended
         self._trying: CoordinatorLink | None = None
-        self._tried_until = 0.0
-        self._search: _Search | None = None
-        self._try_at: float | None = None
-        self._hint: Address | None = None  # where the coordinator is, as a standby has said
-        self._sent_away = False  # the coordinator that it has no longer wants it
-        self._taken = True  # not known to be in vain: the coordinator that it has, or had last, leads
+        self._search = CoordinatorSearch(
+            address, member.standby, timeout_s=connect_timeout_s, chance=chance or random.Random()
+        )
+        self._claims = ClaimRequests()
         self._replace_at: float | None = None  # when to end the group of a job that has failed
-        self._stopped = False
         self._wants_to_leave = False  # itself; it may also be asked to
-        self._claims: dict[Bid, float | None] = {}  # that are asked for, and when to ask again
 
     @property
     def generation(self) -> int:
@@ -181,19 +183,23 @@ class Client:
     @property
     def deadline(self) -> float | None:
         """When :meth:`tick` is to be called, or None; it may be called earlier, too."""
-        trying = None if self._trying is None else self._tried_until
-        times = (self._beat_at, self._try_at, trying, self._replace_at, *self._claims.values())
-        return None if self._stopped else min((time for time in times if time is not None), default=None)
+        times = (self._beat_at, self._search.due, self._replace_at, self._claims.due)
+        return None if self.stopped else min((time for time in times if time is not None), default=None)
 
     @property
     def stopped(self) -> bool:
         """Whether nothing more will be said."""
-        return self._stopped
+        return self.state in (ClientState.ENDING, ClientState.OVER)
 
     @property
     def is_over(self) -> bool:
         """Whether nothing more will be said or heard: there will be no connection any more."""
-        return self._stopped and self._link is None
+        return self.state is ClientState.OVER
+
+    @property
+    def candidates(self) -> list[Address]:
+        """Where it would look for a coordinator now."""
+        return self._search.candidates(self.resume_state)
 
     # ------------------------------------------------------------ what the worker waits for
 
@@ -246,9 +252,8 @@ class Client:
     def start(self, now: float) -> None:
         """Look for the coordinator, and introduce this worker."""
         self._now = self._ticked_at = now
-        longest_pause_s = _PAUSE_S if self.member.standby else _LONGEST_PAUSE_S
-        self._search = _Search(now + self._connect_timeout_s, _FIRST_PAUSE_S, longest_pause_s)
-        self._try_next()
+        self.state = ClientState.SEARCHING
+        self._try(self._search.begin(self.resume_state, now))
 
     def send(self, kind: str, generation: int = 0) -> None:
         """Tell the coordinator something; see :class:`~ef_common.session.ports.ControlChannel`."""
@@ -295,7 +300,7 @@ class Client:
 
     def stop(self) -> None:
         """Nothing more will be said. May be repeated."""
-        if not self._stopped:
+        if not self.stopped:
             self._finish(CoordinatorLost("this worker has closed its line to the coordinator"))
             if self._link is not None:
                 self.outputs.append(EndSending(self._link))
@@ -306,17 +311,17 @@ class Client:
         The end of the link tells the coordinator. It may count as the end of this process, because this worker goes to
         no other coordinator any more.
         """
+        link, self._link = self._link, None
         self._finish(error)
-        if self._link is not None:
-            self.outputs.append(Disconnect(self._link))
-            self._link = None
+        if link is not None:
+            self.outputs.append(Disconnect(link))
         self._put_out(error)
 
     def _finish(self, end: Exception) -> None:
         """Nothing more will be said, and no coordinator is sought."""
-        self._stopped = True
+        self.state = ClientState.OVER if self._link is None else ClientState.ENDING
         self.end = self.end or end
-        self._search = self._try_at = None
+        self._search.rest()
         self._replace()
         if self._trying is not None:
             self.outputs.append(Disconnect(self._trying))
@@ -380,12 +385,9 @@ class Client:
     def claimed(self, bid: Bid, named: tuple[str, ...] | None, now: float) -> None:
         """The store has said who has a claim; None: it has not said, and is asked again."""
         self._now = now
-        if bid not in self._claims:
-            return
         if named is None:
-            self._claims[bid] = now + _CLAIM_AGAIN_S
-        else:
-            del self._claims[bid]
+            self._claims.put_off(bid, now)
+        elif self._claims.settle(bid):
             logger.warning("the claim %s is of %s", bid.claim, ", ".join(named))
             self._say(membership.Claimed(self.member.id, bid.claim, named))
 
@@ -394,27 +396,20 @@ class Client:
         slept_s, self._now, self._ticked_at = now - self._ticked_at, now, now
         if self._replace_at is not None and now >= self._replace_at:
             self._replace()
-        if self._stopped:
+        if self.stopped:
             return
-        if self._trying is not None and now >= self._tried_until:
-            if self._trying.reached and self._search is not None:
-                self._search.be_patient()
-            self._fail_attempt("timed out")
-        if self._try_at is not None and now >= self._try_at:
-            self._try_next()
+        if self._search.due is not None and now >= self._search.due:
+            self._search_on()
         if self._beat_at is not None and now >= self._beat_at:
             self._beat_at = now + self._period_s
             self._say(wire.Heartbeat(self._own_watermark, self._progress()))
-        for bid, due in self._claims.items():
-            if due is not None and now >= due:
-                self._claims[bid] = None
-                self.outputs.append(AskForClaim(bid))
+        self.outputs.extend(map(AskForClaim, self._claims.again(now)))
         link = self._link
         if link is None:
             return
         if slept_s > 2 * self._period_s:
             link.heard = now  # it was us who did not listen
-        elif self._can_return and now - link.heard > _SILENT_TIMEOUTS * self._timeout_s:
+        elif self._search.can_return(self.resume_state) and now - link.heard > _SILENT_TIMEOUTS * self._timeout_s:
             self._lose("the coordinator is silent", over=False)
 
     @property
@@ -422,81 +417,52 @@ class Client:
         return self._timeout_s / BEATS_PER_TIMEOUT
 
     def _say(self, message: wire.FromWorker) -> None:
-        if self._link is not None and not self._stopped:
+        if self._link is not None and self.state in (ClientState.SERVED, ClientState.DISMISSED):
             self.outputs.append(Send(self._link, wire.encode(message)))
 
     # ------------------------------------------------------------ from one coordinator to another
-
-    @property
-    def _can_return(self) -> bool:
-        """Whether another coordinator may accept this worker."""
-        if self.resume_state.phase is Phase.EARLY:  # nothing has begun that it could go on with
-            return self._hint is not None
-        return bool(self.member.standby or self.resume_state.successors)
 
     def _lose(self, why: str, *, over: bool) -> None:
         """The link has ended, or is given up; `over`: the coordinator has ended it."""
         link, self._link = self._link, None
         if link is None:
             return
-        if self._stopped or self.end is not None or not self._can_return:
+        if self.state is not ClientState.SERVED or not self._search.can_return(self.resume_state):
             self.outputs.append(Disconnect(link))
             self._finish(CoordinatorLost(why))
             return
         logger.info("%s has lost its coordinator, and looks for another one", self.member.id)
         self.resume_state = self.resume_state.parted(over=over)
         self._old = link
-        if self._sent_away:
-            self._search_on()
-        if self._now < link.since + _PAUSE_S:  # whoever took this worker did not want it
-            self._try_at = self._now + self._pause(_PAUSE_S)
-        else:
-            self._try_next()
-
-    def _search_on(self) -> None:
-        """The coordinator that this worker had does not take it back: search for another one."""
-        self._leave_old()
-        skip = 0 if self._taken else self._chance.randrange(8)  # who knows different standbys meets by chance
-        if self._sent_away and skip % len(self._candidates()) == 0:
-            skip += 1  # the first one is the one that has sent it away
-        self._taken = self._sent_away = False
-        self._search = _Search(self._now + self._connect_timeout_s, _PAUSE_S, _PAUSE_S, skip, skip)
+        self.state = ClientState.SEARCHING if self._search.sent_away else ClientState.RETURNING
+        if self._search.sent_away:
+            self._leave_old()
+        self._try(self._search.lose(self.resume_state, since=link.since, now=self._now))
 
     def _leave_old(self) -> None:
+        """The coordinator that this worker had does not take it back."""
         link, self._old = self._old, None
         if link is not None:
             self.outputs.append(Leave(link, wire.encode(wire.Moved())))
 
-    def _pause(self, typical_s: float) -> float:
-        return typical_s * self._chance.uniform(0.5, 1.5)
+    def _search_on(self) -> None:
+        """An attempt has taken too long, or a pause is over."""
+        link = self._trying
+        if link is None:
+            self._try(self._search.go_on(self.resume_state, self._now))
+            return
+        if link.reached:
+            self._search.be_patient()
+        self._fail_attempt("timed out")
 
-    def _candidates(self) -> list[Address]:
-        own = [(LOOPBACK, self.member.standby)] if self.member.standby else []
-        hint = [] if self._hint is None else [self._hint]
-        return list(dict.fromkeys([*hint, self._address, *self.resume_state.successors, *own]))
-
-    def _try_next(self) -> None:
-        """Try the next address."""
-        self._try_at = None
-        search = self._search
-        if self._old is not None:  # it may be the connection alone that broke
-            address = self._address
-        elif search is not None:
-            candidates = self._candidates()
-            address = candidates[search.attempt % len(candidates)]
-            search.attempt += 1
-            if self._hint is not None:
-                address, self._hint = self._hint, None
-        else:
+    def _try(self, attempt: Attempt | None) -> None:
+        """Connect to a coordinator, if that is to be tried now."""
+        if attempt is None:
             return
         begun = self.resume_state.phase is not Phase.EARLY
-        introduction = Introduction(self.member, self._token, key=self._key, address=address, returning=begun)
-        timeout_s = _ATTEMPT_S if search is None else search.attempt_s
-        if search is not None and not begun and not self.member.standby:
-            timeout_s = max(0.1, min(search.until - self._now, _FIRST_ATTEMPT_S))
-        self._trying = CoordinatorLink(address, introduction, wire.MAX_STRANGER_BYTES, self._now)
-        self._tried_until = self._now + timeout_s
-        self.outputs.append(Connect(self._trying, timeout_s))
+        introduction = Introduction(self.member, self._token, key=self._key, address=attempt.address, returning=begun)
+        self._trying = CoordinatorLink(attempt.address, introduction, wire.MAX_STRANGER_BYTES, self._now)
+        self.outputs.append(Connect(self._trying, attempt.timeout_s))
 
     def _fail_attempt(self, problem: str) -> None:
         """An attempt has come to nothing."""
@@ -506,19 +472,12 @@ class Client:
         self.outputs.append(Disconnect(link))
         where = format_address(link.address)
         logger.debug("%s does not take us: %s", where, problem)
-        search = self._search
-        if search is None:
-            self._search_on()
-            self._try_next()
-        elif self._now > search.until:
+        self._leave_old()
+        self.state = ClientState.SEARCHING
+        self._try(self._search.fail(self.resume_state, self._now))
+        if self._search.state is SearchState.RESTING:
             within = f"within {self._connect_timeout_s:g} s"
             self._finish(CoordinatorLost(f"no coordinator at {where} {within} ({problem}). {HELP}"))
-        elif search.attempt - search.round_began >= len(self._candidates()):
-            search.round_began = search.attempt
-            self._try_at = self._now + self._pause(search.pause_s)
-            search.pause_s = min(2 * search.pause_s, search.longest_pause_s)
-        else:
-            self._try_next()
 
     def _replace(self) -> None:
         """Let the group of a job that has failed end."""
@@ -548,7 +507,7 @@ class Client:
                 where = format_address(link.address)
                 self._finish(CoordinatorLost(f"a standby listens at {where}, and this node has none"))
                 return
-            self._redirect(link.address, answer)
+            self._search.redirect(link.address, answer.address)
             self._fail_attempt("it is a standby")
         elif isinstance(answer, wire.Aborted):
             self._finish(JobFailed(answer.abort.why))
@@ -561,11 +520,10 @@ class Client:
 
     def _take_up(self, link: CoordinatorLink, welcome: wire.Welcome) -> None:
         """Use a new link: tell where this worker stands before anything else."""
-        self._trying, self._search, self._sent_away = None, None, False
+        self._search.find(link.address)
         self._timeout_s = welcome.heartbeat_timeout_s
         self._beat_at = self._now + self._period_s
-        self._address = link.address
-        self._link = link
+        self.state, self._trying, self._link = ClientState.SERVED, None, link
         link.since = self._now
         link.lines.max_bytes = wire.MAX_LINE_BYTES
         self.outputs.append(TrustLeader(link, self._timeout_s))
@@ -594,10 +552,6 @@ class Client:
         for message in self._relayed:
             self._say(message)
 
-    def _redirect(self, by: Address, redirect: wire.Redirect) -> None:
-        if redirect.address:
-            self._hint = named_by(by, redirect.address)
-
     # ------------------------------------------------------------ messages
 
     def _hear(self, message: wire.FromCoordinator) -> None:
@@ -618,15 +572,13 @@ class Client:
                     self.resume_state = self.resume_state.warming(standbys)
                     self._warm_up = True
             case membership.Resume():
-                self._taken = True
+                self._search.led = True
             case membership.Republish(generation=generation):
                 if generation == self.generation:
                     self._publish_again()
             case membership.Claim(bid=bid):
                 self.resume_state = self.resume_state.claiming()
-                if bid not in self._claims:  # else a coordinator that asks again gets the answer, too
-                    self._claims[bid] = None
-                    self.outputs.append(AskForClaim(bid))
+                self.outputs.extend(map(AskForClaim, self._claims.want(bid)))
             case membership.Agree(generation=generation, members=members):
                 self.resume_state = self.resume_state.agreed(generation, members)
             case membership.Resign():
@@ -636,8 +588,8 @@ class Client:
             case membership.Stay():
                 self.resume_state = self.resume_state.staying()
             case wire.Redirect():
-                self._sent_away = True
-                self._redirect(self._address, message)
+                self._search.sent_away = True
+                self._search.redirect(self._search.address, message.address)
             case wire.Alive():
                 pass
             case wire.JobWatermark(watermark):
@@ -646,13 +598,13 @@ class Client:
                 self.resume_state = self.resume_state.behind()
                 self.training = training
             case wire.Finished():
-                self.end = self.end or JobFinished("the job has ended")
+                self._dismiss(JobFinished("the job has ended"))
             case wire.Eviction(reason, hung):
                 self._put_out(Evicted(f"the others went on without worker {self.member.id}: {reason}"))
                 if hung:
                     self.outputs.append(Hung(reason))
             case wire.Aborted(abort):
-                self.end = self.end or JobFailed(abort.why)
+                self._dismiss(JobFailed(abort.why))
                 self.change_pending = True
                 self._replace_at = self._now + _IN_FLIGHT_S
             case StragglerReport():
@@ -661,12 +613,18 @@ class Client:
                 self.resume_state = self.resume_state.wanting(message.demand)
                 self.room = message
             case wire.Error(reason=reason):
-                self.end = self.end or CoordinatorLost(f"the coordinator closed the connection: {reason}")
+                self._dismiss(CoordinatorLost(f"the coordinator closed the connection: {reason}"))
             case wire.Challenge():
                 self._refuse(self._link, ProtocolError("a second challenge"))
 
-    def _put_out(self, end: Exception) -> None:
+    def _dismiss(self, end: Exception) -> None:
+        """Nothing more will come; the first reason counts."""
         self.end = self.end or end
+        if self.state is ClientState.SERVED:
+            self.state = ClientState.DISMISSED
+
+    def _put_out(self, end: Exception) -> None:
+        self._dismiss(end)
         # A world of one has no peers whose loss would tell it: it must ask at its next boundary.
         self.change_pending = True
         self.outputs.append(Replaced(_ABOVE_ALL))
@@ -684,7 +642,7 @@ class Client:
 
     def _hear_view(self, view: View) -> None:
         if view.rank_of(self.member.id) is None:
-            self.end = self.end or Left(view.reason, last=not view.members)
+            self._dismiss(Left(view.reason, last=not view.members))
         elif view.generation <= self.generation:
             self._refuse(self._link, ProtocolError(f"view {view.generation} came after view {self.generation}"))
             return
@@ -692,7 +650,7 @@ class Client:
             self.change_pending = False
             self.resume_state = self.resume_state.received(view)
             self._relayed = []
-            self._taken = True
+            self._search.led = True
             self._view = view
             self._values = {}
         self.outputs.append(Replaced(view.generation))

@@ -22,6 +22,14 @@ HELP = (
 class Introduction:
     """Introduces somebody to a coordinator, which must prove itself, too.
 
+    ::
+
+        connected → challenged           the coordinator's challenge is answered with a proof
+        challenged → answered            the coordinator has proved itself
+        connected → ProtocolError        it is no coordinator
+        challenged → ProtocolError       likewise, or it has refused this member
+        challenged → AuthenticationError the token is missing on one side, or they differ
+
     Args:
         member: Who is introduced. The address in its proof is the one that is sent, even if it is empty.
         token: The job token, or None.

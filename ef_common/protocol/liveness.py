@@ -25,6 +25,11 @@ _LARGEST_RATIO = 1e6
 class Liveness:
     """Judges the workers now and then.
 
+    ::
+
+        attentive → absent   `sweep` comes late, or not at all: it was us who did not listen
+        absent → attentive   a heartbeat timeout has passed, in which we have listened
+
     Args:
         timeout_s: A worker that is silent for longer is lost.
         limits: When a worker counts as hung.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import Enum, auto
 
 from ef_common.core.view import Member, View
 from ef_common.core.watermark import Watermark
@@ -17,6 +17,16 @@ class End(Enum):
     RESET = "reset"  # by the peer's system, or by what lies between; the process may live
     BROKEN = "broken"  # no answer, or no way
     UNSENT = "unsent"  # we have reset it, as the peer had not read all that it must know first
+
+
+class Coming(Enum):
+    """Whether a worker comes from another coordinator: the states of :class:`~ef_common.protocol.returns.Returns`."""
+
+    NEW = auto()  # it has not said so
+    RETURNING = auto()  # it has, and is about to tell where it stands
+    WAITING = auto()  # it has told that, with names of views that are not known yet
+    HEARD = auto()  # likewise, and they are known
+    BACK = auto()  # what it has told counts
 
 
 class PeerRefusal(Exception):
@@ -48,9 +58,8 @@ class Peer:
         self.worker: str | None = None  # likewise
         self.member: Member | None = None  # likewise
         self.standby = 0  # port of the standby on the worker's node
-        self.returning = False  # it has said that it comes back, and it is not known from where so far
-        self.report: wire.Return | None = None  # from where, with names of views that are not known yet
-        self.reported = False  # it has said so
+        self.coming = Coming.NEW
+        self.report: wire.Return | None = None  # where it stands, while it waits
         self.told = False  # it has told the views that it has named
         self.recalled: tuple[str, ...] = ()  # digests of views that it has been asked for
         self.later: list[bytes] = []  # lines that it has sent after its report
@@ -64,3 +73,8 @@ class Peer:
         self.moved = False  # it lives, and has gone to another coordinator
         self.dropped = False  # nothing of this peer counts any more
         self.lines = Lines(wire.MAX_STRANGER_BYTES)
+
+    @property
+    def returning(self) -> bool:
+        """Whether it comes back, and what it tells does not count so far."""
+        return self.coming in (Coming.RETURNING, Coming.WAITING, Coming.HEARD)

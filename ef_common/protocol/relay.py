@@ -25,7 +25,10 @@ Passed = tuple[wire.Relayed, tuple[str, ...]]
 class Relaying:
     """Gathers values, and passes them on to all members of the view in one message.
 
-    ``empty --publish--> gathering --pass_on, or clear if the view is new--> empty``
+    ::
+
+        empty → gathering   `publish`, if the view is large
+        gathering → empty   `pass_on`; `clear`: there is a new view
 
     N members that publish a value each cost N messages of N values, and not N² messages.
 

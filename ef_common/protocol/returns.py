@@ -10,7 +10,7 @@ from ef_common.core.membership import Membership, Settings
 from ef_common.core.view import View
 from ef_common.protocol import wire
 from ef_common.protocol.known_views import KnownViews
-from ef_common.protocol.peer import Peer, PeerRefusal
+from ef_common.protocol.peer import Coming, Peer, PeerRefusal
 from ef_common.protocol.relay import MAX_RELAYED_BYTES
 from ef_common.protocol.server_outputs import Write
 
@@ -26,9 +26,12 @@ class Returns:
 
     ::
 
-        returning --hear: all views are known-----------------------> reported
-                  --hear: some are not--> waiting --learn, ready--> reported
-                                                  --forget--> gone, and others are asked in its place
+        NEW → RETURNING       it introduces itself as one that comes back
+        RETURNING → HEARD     `hear`: all views that it names are known
+        RETURNING → WAITING   `hear`: some are not, and are asked for
+        WAITING → HEARD       `ready`: they have been told since (`learn`)
+        WAITING → gone        `forget`: others are asked in its place
+        HEARD → BACK          `accept`: it is not refused
 
     N workers that name the same views cost three answers, and share one chain in memory.
     """
@@ -44,11 +47,11 @@ class Returns:
 
     def hear(self, peer: Peer, report: wire.Return, state: Membership) -> list[Write]:
         """A worker tells where it stands; its report waits if a view that it names is not known, which is asked for."""
-        peer.reported = True
         self._views.add(link.view for link in state.chain)
         if not self._views.missing(report.received):
+            peer.coming = Coming.HEARD
             return []
-        peer.report = report
+        peer.coming, peer.report = Coming.WAITING, report
         self._waiting[peer] = None
         return self._recall(peer, report)
 
@@ -81,7 +84,7 @@ class Returns:
             report = peer.report
             if peer in self._waiting and report is not None and not self._views.missing(report.received):
                 del self._waiting[peer]
-                peer.report = None
+                peer.coming, peer.report = Coming.HEARD, None
                 yield peer, report
 
     def event(self, report: wire.Return) -> membership.Returned:
@@ -91,6 +94,10 @@ class Returns:
             ProtocolError: A view is named by another generation.
         """
         return replace(report.event, received=self._views.chain(report.received))
+
+    def accept(self, peer: Peer) -> None:
+        """What a worker has told counts."""
+        peer.coming = Coming.BACK
 
     def forget(self, peer: Peer) -> list[Write]:
         """A worker is gone; if it may have been asked for views, others that name them are asked."""
@@ -121,7 +128,7 @@ class Returns:
 def is_in_order(peer: Peer, message: wire.FromWorker) -> bool:
     """Whether only a returning worker reports its resume state and its views, once and before almost anything else."""
     if isinstance(message, wire.Told):
-        return peer.reported and not peer.told
+        return peer.coming not in (Coming.NEW, Coming.RETURNING) and not peer.told
     if peer.returning:
         return isinstance(message, _BEFORE_RETURN)
     return not isinstance(message, (wire.Return, wire.Follow))

@@ -18,7 +18,10 @@ _NOTHING: _ToldToAll = (0, NO_DEMAND, ())
 class RoomNews:
     """Tells rank 0 how much room there is, and the others what is wanted and who is slow, if that has changed.
 
-    ``up to date --decided--> due within a second --tell--> up to date``
+    ::
+
+        resting → due   `decided`: something may have changed, and is told within a second
+        due → resting   `tell`
 
     The others are told when the demand or the stragglers have changed, and, in a job with a demand or a straggler, when
     the view has.

@@ -29,7 +29,7 @@ from ef_common.protocol.journal import Journal
 from ef_common.protocol.known_standbys import KnownStandbys
 from ef_common.protocol.leadership import Leadership, why_out
 from ef_common.protocol.liveness import Liveness
-from ef_common.protocol.peer import End, Peer, PeerRefusal
+from ef_common.protocol.peer import Coming, End, Peer, PeerRefusal
 from ef_common.protocol.relay import Relaying
 from ef_common.protocol.returns import Returns
 from ef_common.protocol.room_news import RoomNews
@@ -242,7 +242,7 @@ class CoordinatorServer:
         try:
             if peer.worker is None:
                 self._introduce(peer, message)
-            elif peer.report is None or isinstance(message, (wire.Told, *returns.AT_ANY_TIME)):
+            elif peer.coming is not Coming.WAITING or isinstance(message, (wire.Told, *returns.AT_ANY_TIME)):
                 self._hear(peer, peer.worker, message)
             else:
                 self._returns.put_off(peer, line)
@@ -288,7 +288,7 @@ class CoordinatorServer:
                 raise PeerRefusal("wrong order", f"{type(message).__name__} is not expected now")
             case wire.Return():
                 self._emit(self._returns.hear(peer, message, self.state))
-                if peer.report is None:  # it need not wait
+                if peer.coming is not Coming.WAITING:
                     self._take_back(peer, message)
             case wire.Told(views):
                 self._hear_views(peer, views)
@@ -347,7 +347,7 @@ class CoordinatorServer:
             self._journal.notice("impossible", "worker %s names views that nobody can have issued", peer.worker)
             self._depart(peer, "it has come back with impossible news", silent=True)
         else:
-            peer.returning = False
+            self._returns.accept(peer)
             if peer.view is None and event.received:  # else it has been told a newer one meanwhile
                 peer.view = event.received[-1].view
             self._room.returned()

@@ -7,7 +7,7 @@ from itertools import takewhile
 from ef_common.core.view import Member, View
 from ef_common.protocol import fields, wire
 from ef_common.protocol.auth import new_nonce
-from ef_common.protocol.peer import Peer, PeerRefusal
+from ef_common.protocol.peer import Coming, Peer, PeerRefusal
 from ef_common.protocol.server_outputs import Close, Output, Write, WriteOrReset
 
 MAX_STRANGERS = 512
@@ -23,14 +23,17 @@ class Sessions:
 
     ::
 
-        connect            adopt           forget, and evict or suspend       discard
-        -------> stranger -------> worker -----------------------------> out --------> gone
-                     |                |
-                     +---- forget ----+-------------------------------------> gone
+        stranger → worker    `adopt`: it has proved that it is this worker
+        stranger → gone      `forget`
+        worker → gone        `forget`; likewise `evict` and `suspend`, if its node has no standby
+        worker → out         `forget` and `evict`, if its node has a standby
+        worker → suspended   `forget` and `suspend`, if its node has a standby
+        suspended → out      `tell_out`: others go on without it
+        suspended → gone     `discard`, `discard_all`
+        out → gone           likewise
 
-    A worker is out if its node has a standby, else it is gone at once. Its connection is kept, because its end tells
-    when the worker is gone for good. One that is suspended learns that it is out only when others go on without it
-    (`tell_out`): if it is we who are cut off, it must live, to go on with the others.
+    The connection of a worker that is out is kept, because its end tells when the worker is gone for good. One that is
+    suspended is not told yet: if it is we who are cut off, it must live, to go on with the others.
 
     Attributes:
         workers: The connections of workers that count, by id.
@@ -85,7 +88,7 @@ class Sessions:
         """A stranger has proved to be this worker, and is sent our proof; it may come back from another coordinator."""
         self._strangers.pop(peer, None)
         peer.worker, peer.member, peer.standby = member.id, member, member.standby
-        peer.proof, peer.returning = proof, returning
+        peer.proof, peer.coming = proof, Coming.RETURNING if returning else Coming.NEW
         peer.lines.max_bytes = wire.MAX_LINE_BYTES
         self.workers[member.id] = peer
         self._members_bytes += fields.size_of(member)

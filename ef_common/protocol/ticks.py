@@ -14,7 +14,10 @@ _PROBE_S = 0.1
 class Ticks:
     """Lets the machine look once at each of its deadlines, and soon after arrivals, so that it sees several at once.
 
-    ``resting --arm, arrived--> due --take--> resting``
+    ::
+
+        resting → due   the newest deadline has come (`arm`); `arrived`, before the first view
+        due → resting   `take`; `arm`, if the machine has another deadline by now
 
     Attributes:
         due: The newest deadline of the machine, until it is taken; inf for none.
@@ -48,7 +51,10 @@ class Ticks:
 class Probes:
     """While members are missing, asks now and then whether their processes still listen.
 
-    ``idle --look: some are missing--> probing --look: none is--> idle``
+    ::
+
+        idle → probing   `look`: some are missing
+        probing → idle   `look`: none is
 
     Attributes:
         due: When to look again; inf while nobody is missing.

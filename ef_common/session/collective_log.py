@@ -20,9 +20,8 @@ class CollectiveLog:
 
     ::
 
-        in flight   run in view after view, until one of them completes it
-        complete    here, or in another member, which hands the result on
-        confirmed   the next one is complete, so everybody has completed it, and it survives any loss
+        in_flight → complete   `complete`: in this view, or in another member, which hands the result on
+        complete → confirmed   `confirm`: everybody has completed it, since the next one is complete, so it survives
 
     Args:
         completed: Number of collectives that this worker has completed; `FRESH` as long as it holds no state.

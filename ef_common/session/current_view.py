@@ -15,9 +15,10 @@ class CurrentView:
 
     ::
 
-        entered   `view` is set, and the group is still that of the view before
-        built     `set`: the group is that of the view
-        replaced  `replace`: a newer view is known, and the group is aborted
+        entered → built         `set`: the group is that of the view
+        entered → GroupBroken   `set`, and a newer view is known already
+        built → replaced        `replace`: a newer view is known, so the group is aborted
+        replaced → entered      `view` is set, and the group is still that of the view before
 
     Args:
         worker: This worker.

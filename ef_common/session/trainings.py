@@ -18,9 +18,8 @@ class Trainings:
 
     ::
 
-        under way   `begin`: members tell the coordinator, newcomers do so when they are ready
-        over        `end`: until the next one, the program may take any time
-        skipped     `skip`, in a newcomer that is behind
+        over → under_way   `begin`: members tell the coordinator, newcomers do so when they are ready
+        under_way → over   `end`: until the next one, the program may take any time
 
     Args:
         context: Line of this worker, and the record of its progress, on which nobody relies between two trainings.

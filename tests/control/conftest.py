@@ -17,6 +17,7 @@ from ef_common.core.room import Room
 from ef_common.core.view import Member
 from ef_common.protocol import wire
 from ef_common.protocol.auth import Token, new_nonce, worker_proof
+from ef_common.protocol.client import ClientState
 
 GUARD_S = 30.0
 
@@ -95,12 +96,19 @@ def line_of(client: CoordinatorClient) -> ControlConnection:
 
 def fall_silent(client: CoordinatorClient) -> None:
     """Let a client say nothing more, and go to no other coordinator; it listens."""
-    client._protocol._stopped = True
+    client._protocol.state = ClientState.ENDING
 
 
 def in_loop(coordinator: Coordinator, act: Callable[[float], object]) -> None:
     """Let the thread of a coordinator do something, which is given the time, and what the server asks for then."""
-    coordinator._loop.call_soon_threadsafe(coordinator._serving._report, act)
+    done = threading.Event()
+
+    def run() -> None:
+        coordinator._serving._report(act)
+        done.set()
+
+    coordinator._loop.call_soon_threadsafe(run)
+    assert done.wait(10.0)
 
 
 @pytest.fixture

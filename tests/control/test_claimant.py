@@ -37,7 +37,7 @@ class Store:
 
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ef_common.protocol.client._CLAIM_AGAIN_S", 0.01)
+    monkeypatch.setattr("ef_common.protocol.claim_requests.AGAIN_S", 0.01)
 
 
 @pytest.fixture

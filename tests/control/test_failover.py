@@ -233,14 +233,14 @@ def test_client_that_is_sent_to_another_coordinator_does_not_try_the_old_one_fir
     first._leader = format_address(coordinators[1].address)
     in_loop(coordinators[0], lambda now: first._redirect("w1"))
     poll_until(lambda: "w1" in coordinators[1]._server.state.workers)
-    assert client._protocol._address == coordinators[1].address
+    assert client._protocol._search.address == coordinators[1].address
 
 
 def test_client_that_is_sent_away_looks_elsewhere_though_its_coordinator_would_take_it_again(job, monkeypatch):
     """Where that one's node was cut off, it stays a minority for good."""
     coordinators, workers, _ = job(3, heartbeat_timeout_s=0.5)
     client = workers[2].client
-    client._protocol._address = coordinators[2].address  # it has gone there while it could reach nobody else
+    client._protocol._search.address = coordinators[2].address  # it has gone there while it could reach nobody else
     asked, line = [], line_of(client)
 
     class Unreached(ControlConnection):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import replace
+from importlib import import_module
+from typing import Any
 
 import pytest
 
@@ -23,7 +26,9 @@ from ef_common.core.cluster import (
 )
 from ef_common.core.cluster.decide import END_S, LOST_S, RELEASE_S, RETRY_S, STEADY_S, TRY_S
 from ef_common.core.cluster.state import FAILED, FINISHED, LEFT
+from tests.core import cluster_model
 from tests.core.cluster_model import EXITS, GPU, ONE, Cluster, Controller, Served
+from tests.diagrams import rows, states
 
 NUM_SCHEDULES = 30
 MANY = 500
@@ -360,7 +365,7 @@ def test_what_has_become_of_a_lost_pod_is_told_until_as_many_run_as_before() -> 
 
 def test_pod_that_cannot_start_is_told() -> None:
     there = (pod(1, running=False, problem="ErrImagePull: b"), pod(0, running=False, problem="ErrImagePull: a"))
-    assert (decision.record.cause, decision.record.why) == (Cause.NONE, "its user wants no pods")
+    lost = Record(JobPhase.RUNNING, lost="a-2 was lost")
     record = one(running("a", 1, 3, 0, pods=(*there, pod(2)), record=lost), nodes(3)).record
     assert (record.why, record.lost) == ("a-0 cannot start: ErrImagePull: a", "a-2 was lost")
     assert record.cause is Cause.CANNOT_START
@@ -789,3 +794,71 @@ def test_every_job_ends_however_small_the_cluster_is() -> None:
             cluster.now += 5.0
         phases = {served.job.record.phase for served in cluster.jobs.values()}
         assert phases == {JobPhase.SUCCEEDED}, (seed, [served.job.record for served in cluster.jobs.values()])
+
+
+# ---------------------------------------------------------------- the diagram of the phases
+
+rules = import_module("ef_common.core.cluster.decide")
+OFTEN = Record(JobPhase.PENDING, crashes=7, lost="a-1 was lost")
+PHASES: dict[str, tuple[Job, ...]] = {
+    "PENDING → RUNNING": (job("a", 2, 4, pods=pods(2)),),
+    "RUNNING → PENDING": (running("a", 2, 4, 0), running("a", 2, 4, 0, pods=(pod(0, ended=True, status=LEFT),))),
+    "PENDING → SUSPENDED": (job(suspended=True),),
+    "RUNNING → SUSPENDED": (running("a", 1, 4, 0, suspended=True),),
+    "SUSPENDED → PENDING": (job(record=Record(JobPhase.SUSPENDED)),),
+    "SUSPENDED → RUNNING": (job(record=Record(JobPhase.SUSPENDED), pods=pods(1)),),
+    "any → SUCCEEDED": (
+        running("a", 1, 4, 0, pods=(pod(0, ended=True, status=FINISHED), pod(1))),
+        job(pods=(pod(0, ended=True, status=FINISHED),)),
+        job(pods=(pod(0, ended=True, status=FINISHED),), record=Record(JobPhase.SUSPENDED)),
+    ),
+    "any → FAILED": (
+        running("a", 1, 4, 0, pods=(pod(0, ended=True, status=FAILED), pod(1))),
+        job(record=OFTEN),
+        job(problem="it makes no sense"),
+        job(problem="it makes no sense", record=Record(JobPhase.SUSPENDED)),
+    ),
+}
+
+
+def phase_change(before: Job, decision: Decision) -> str:
+    return f"{before.record.phase.name} → {decision.record.phase.name}"
+
+
+def test_diagram_has_a_witness_for_each_row() -> None:
+    assert rows(rules) == list(PHASES)
+    assert states(rules) == set(JobPhase.__members__)
+
+
+@pytest.mark.parametrize(
+    ("row", "case"), [(row, number) for row, jobs in PHASES.items() for number in range(len(jobs))]
+)
+def test_each_row_of_the_diagram_is_true(row: str, case: int) -> None:
+    before = PHASES[row][case]
+    assert phase_change(before, one(before, nodes(4))) == row.replace("any", before.record.phase.name)
+
+
+@pytest.mark.parametrize("phase", [JobPhase.SUCCEEDED, JobPhase.FAILED])
+def test_job_that_is_over_stays_so(phase: JobPhase) -> None:
+    for before in (one for jobs in PHASES.values() for one in jobs):
+        over = replace(before, record=replace(before.record, phase=phase, ended_at=0.0))
+        assert one(over, nodes(4)).record.phase is phase
+
+
+def test_no_schedule_leads_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = set()
+
+    def watched(jobs: list[Job], *rest: Any, **more: Any) -> Mapping[str, Decision]:
+        decisions = decide(jobs, *rest, **more)
+        found.update(phase_change(job, decisions[job.key]) for job in jobs)
+        return decisions
+
+    monkeypatch.setattr(cluster_model, "decide", watched)
+    for seed in range(10):
+        cluster = Cluster(seed, {"n0": 2, "n1": 3, "n2": 1}, num_controllers=1, policy=SharePolicy.FAIR)
+        for _ in range(150):
+            one_event(cluster)
+    over = ("SUCCEEDED", "FAILED")
+    changes = {row for row in found if len(set(row.split(" → "))) == 2}
+    assert {row for row in changes if not row.endswith(over)} == {row for row in PHASES if not row.endswith(over)}
+    assert not any(row.startswith(over) for row in changes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,10 +23,12 @@ from ef_common.core.doors import (
     JobIsOver,
     Lead,
     Seeker,
+    Support,
     Supporter,
     WaitForDoors,
 )
 from tests.core.timeline import Timeline
+from tests.diagrams import rows, states
 
 NUM_SCHEDULES = 3000
 PATIENCE_S = 60.0
@@ -445,3 +449,134 @@ def test_simulator_finds_commits_that_are_not_kept(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Supporter, "hear", forgetting)
     with pytest.raises(AssertionError, match="founded twice"):
         test_no_schedule_founds_a_job_twice_while_a_majority_remembers_it(0)
+
+
+# ---------------------------------------------------------------- the diagrams
+
+
+def asked(wish: str, now: float, candidate: str = "a") -> Callable[[Supporter], None]:
+    return lambda supporter: supporter.hear(candidate, f"{candidate}:1", wish, now) and None
+
+
+def follows(supporter: Supporter) -> None:
+    supporter.follow("h9:1")
+
+
+def nothing(supporter: Supporter) -> None: ...
+
+
+SUPPORTS: dict[str, tuple[tuple[Callable[[Supporter], None], ...], ...]] = {
+    "FREE → PROMISED": ((asked(PROMISE, 0.0),), (asked(COMMIT, 0.0),), (asked(LOOK, 0.0), asked(PROMISE, 0.0))),
+    "PROMISED → FREE": ((asked(PROMISE, 0.0), nothing),),
+    "PROMISED → COMMITTED": ((asked(PROMISE, 0.0), asked(COMMIT, 1.0)),),
+    "FREE → FOLLOWING": ((follows,),),
+    "PROMISED → FOLLOWING": ((asked(PROMISE, 0.0), follows),),
+    "COMMITTED → FOLLOWING": ((asked(PROMISE, 0.0), asked(COMMIT, 1.0), follows),),
+}
+
+
+def test_diagram_of_the_supporter_has_a_witness_for_each_row() -> None:
+    assert rows(Supporter) == list(SUPPORTS)
+    assert states(Supporter) == set(Support.__members__)
+
+
+@pytest.mark.parametrize(
+    ("row", "case"), [(row, number) for row, cases in SUPPORTS.items() for number in range(len(cases))]
+)
+def test_each_row_of_the_diagram_of_the_supporter_is_true(row: str, case: int) -> None:
+    supporter = Supporter()
+    *first, last = SUPPORTS[row][case]
+    for act in first:
+        act(supporter)
+    now = PROMISE_S - 0.1
+    before = supporter.support(now)
+    last(supporter)
+    later = supporter.support(PROMISE_S if last is nothing else now)
+    assert row == f"{before.name} → {later.name}"
+
+
+@pytest.mark.parametrize("acts", [(asked(PROMISE, 0.0), asked(COMMIT, 1.0, "b")), (asked(COMMIT, 0.0), follows)])
+def test_supporter_is_bound_to_nobody_else(acts: tuple[Callable[[Supporter], None], ...]) -> None:
+    supporter = Supporter()
+    for act in acts:
+        act(supporter)
+    before = supporter.support(2.0)
+    asked(COMMIT, 2.0, "b")(supporter)
+    assert supporter.support(2.0) is before
+
+
+MINE, NOT_MINE = heard(h2=IDLE, h3=IDLE), heard(h1=IDLE, h2=IDLE, h3=IDLE)
+SUPPORTED, LED = heard(h2=GRANTED, h3=GRANTED), heard(h2=GRANTED, h3=DoorAnswer(leads=True))
+IS_OVER = heard(h2=GRANTED, h3=DoorAnswer(leads=True, over=True))
+SEEKS: dict[str, tuple[dict[str, DoorHeard], ...]] = {
+    "LOOK → PROMISE": (MINE,),
+    "PROMISE → LOOK": (MINE, NOT_MINE),
+    "PROMISE → COMMIT": (MINE, SUPPORTED),
+    "COMMIT → Lead": (MINE, SUPPORTED, SUPPORTED),
+    "LOOK → FollowDoor": (LED,),
+    "PROMISE → FollowDoor": (MINE, LED),
+    "COMMIT → FollowDoor": (MINE, SUPPORTED, LED),
+    "LOOK → JobIsOver": (IS_OVER,),
+    "PROMISE → JobIsOver": (MINE, IS_OVER),
+    "COMMIT → JobIsOver": (MINE, SUPPORTED, IS_OVER),
+}
+
+
+def change(seeker: Seeker, answers: dict[str, DoorHeard]) -> str:
+    """What a round leads to: another wish, or a decision."""
+    before = seeker.wish
+    decision = seeker.decide("h2:1", DOORS, answers, 0.0)
+    after = seeker.wish if isinstance(decision, WaitForDoors) else type(decision).__name__
+    return f"{before.upper()} → {after.upper() if after == seeker.wish else after}"
+
+
+def test_diagram_of_the_seeker_has_a_witness_for_each_row() -> None:
+    assert rows(Seeker) == list(SEEKS)
+    assert states(Seeker) == {wish.upper() for wish in (LOOK, PROMISE, COMMIT)}
+
+
+@pytest.mark.parametrize("row", SEEKS)
+def test_each_row_of_the_diagram_of_the_seeker_is_true(row: str) -> None:
+    seeker = Seeker()
+    *first, last = SEEKS[row]
+    for answers in first:
+        seeker.decide("h2:1", DOORS, answers, 0.0)
+    assert change(seeker, last) == row
+
+
+def test_no_sequence_of_answers_leads_elsewhere() -> None:
+    found = set()
+    some = (MINE, NOT_MINE, SUPPORTED, LED, IS_OVER, heard(h2=IDLE, h3=DoorAnswer(leader="x:9")), {})
+    for answers in itertools.product(some, repeat=4):
+        seeker = Seeker()
+        found |= {change(seeker, one) for one in answers}
+    assert {row for row in found if len(set(row.split(" → "))) == 2} == set(SEEKS)
+
+
+def test_no_schedule_leads_a_supporter_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = set()
+    last: dict[int, Support] = {}
+
+    def watched(act: Callable[..., Any]) -> Callable[..., Any]:
+        def noting(self: Supporter, *args: Any) -> Any:
+            now = args[-1] if isinstance(args[-1], float) else world.now
+            before = self.support(now)
+            found.add((last.get(id(self), Support.FREE), before))  # by the time alone
+            answer = act(self, *args)
+            last[id(self)] = self.support(now)
+            found.add((before, last[id(self)]))
+            return answer
+
+        return noting
+
+    monkeypatch.setattr(Supporter, "hear", watched(Supporter.hear))
+    monkeypatch.setattr(Supporter, "follow", watched(Supporter.follow))
+    for seed in range(60):
+        last.clear()
+        world = World(seed)
+        for _ in range(4):
+            world.after(3.0 * world.random.random(), world.arrive)
+        for _ in range(6):
+            world.after(60.0 * world.random.random(), world.random.choice([world.kill, world.arrive, world.cut]))
+        world.run(60.0)
+    assert {f"{before.name} → {after.name}" for before, after in found if before is not after} == set(SUPPORTS)

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 import pytest
 
 from ef_common.core import founding
-from ef_common.core.founding import BEAT_S, FINISHED, LEASE_S, LEFT, FollowStart, Found, Founding, Over, Start, Wait
+from ef_common.core.founding import (
+    BEAT_S,
+    FINISHED,
+    LEASE_S,
+    LEFT,
+    FollowStart,
+    Found,
+    Founding,
+    FoundingState,
+    Over,
+    Start,
+    Wait,
+)
 from tests.core.timeline import Timeline
+from tests.diagrams import rows, states
 
 NUM_SCHEDULES = 3000
 
@@ -164,3 +178,54 @@ def test_simulator_finds_a_lease_that_is_too_short(lease_s: float, monkeypatch: 
     monkeypatch.setattr(founding, "LEASE_S", lease_s)
     with pytest.raises(AssertionError, match=r"lead|lives"):
         test_no_schedule_of_starts_deaths_and_cuts_gives_two_trainings(0)
+
+
+# ---------------------------------------------------------------- the diagram
+
+Look = tuple[Start | None, bool, float]
+SILENT: Look = (Start(1, 7), False, 0.0)
+WITNESSES: dict[str, tuple[tuple[Look, ...], ...]] = {
+    "LOOKING → Found": (((None, False, 0.0),), ((Start(1, 7, LEFT), False, 0.0),)),
+    "LOOKING → Over": (((Start(1, 7, FINISHED), False, 0.0),),),
+    "LOOKING → FollowStart": (((Start(1, 7), True, 0.0),),),
+    "LOOKING → WAITING": ((SILENT,),),
+    "WAITING → Found": ((SILENT, (Start(1, 7), False, LEASE_S)), (SILENT, (Start(1, 7, LEFT), False, 1.0))),
+    "WAITING → Over": ((SILENT, (Start(1, 7, FINISHED), False, 1.0)),),
+    "WAITING → FollowStart": ((SILENT, (Start(1, 7), True, 1.0)),),
+}
+
+
+def change(agent: Founding, look: Look) -> str:
+    """What a look leads to: another state, or a decision."""
+    start, answered, now = look
+    before = agent.state
+    decision = agent.decide(start, answered=answered, now=now)
+    return f"{before.name} → {agent.state.name if isinstance(decision, Wait) else type(decision).__name__}"
+
+
+def test_diagram_has_a_witness_for_each_row() -> None:
+    assert rows(Founding) == list(WITNESSES)
+    assert states(Founding) == set(FoundingState.__members__)
+
+
+@pytest.mark.parametrize(
+    ("row", "case"), [(row, number) for row, cases in WITNESSES.items() for number in range(len(cases))]
+)
+def test_each_row_of_the_diagram_is_true(row: str, case: int) -> None:
+    agent = Founding()
+    *first, last = WITNESSES[row][case]
+    for start, answered, now in first:
+        agent.decide(start, answered=answered, now=now)
+    assert change(agent, last) == row
+
+
+def test_no_sequence_of_looks_leads_elsewhere() -> None:
+    found = set()
+    some = (None, *(Start(number, beats, end) for number in (1, 2) for beats in (7, 8) for end in ("", LEFT, FINISHED)))
+    looks = [(start, answered, pause_s) for start in some for answered in (False, True) for pause_s in (1.0, LEASE_S)]
+    for several in itertools.product(looks, repeat=2):
+        agent, now = Founding(), 0.0
+        for start, answered, pause_s in several:
+            now += pause_s
+            found.add(change(agent, (start, answered, now)))
+    assert found - {"WAITING → WAITING"} == set(WITNESSES)

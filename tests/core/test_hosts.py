@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import random
-import re
+from collections.abc import Callable
 
 import pytest
 
 from ef_common.core import hosts as rules
 from ef_common.core.hosts import AFTER_END_S, LAST_S, STEADY_S, Host, HostState, HostStates, HostsVerdict, shares
+from tests.diagrams import rows, states
 
 A, B, C = Host("a", 1), Host("b", 2), Host("c", 4)
 
@@ -28,24 +29,6 @@ def called_again(hosts: HostStates, after: float, until: float = 200.0) -> float
         now += 0.5
         assert now < until
     return now
-
-
-def test_states_are_those_of_the_table() -> None:
-    table = (rules.__doc__ or "").partition("::")[2].partition("A host that")[0]
-    rows = [re.split(r" {2,}", line.strip()) for line in table.strip().splitlines()]
-    assert {row[0] for row in rows[1:]} == {state.name for state in HostState}
-    events = {
-        "is called": rules._CALL,
-        "runs": dict.fromkeys(rules._RUN, HostState.RUNNING),
-        "connection is lost": rules._LOSE,
-    }
-    header, columns = table.strip("\n").splitlines()[0], list(events)
-    for line in table.strip("\n").splitlines()[1:]:
-        state = HostState[line.split()[0]]
-        for event, cells in ((event, events[event]) for event in columns):
-            column = header.index(event)
-            cell = line[column : column + 10].split(" ")[0] if len(line) > column else ""
-            assert cell == (cells[state].name if state in cells else ""), (state, event)
 
 
 def test_first_hosts_of_the_list_have_the_workers_that_are_allowed() -> None:
@@ -266,3 +249,127 @@ def test_after_any_events_exactly_the_wanted_hosts_have_a_node(seed: int) -> Non
     assert nodes == {host.name: host.slots for host in wanted}
     assert connected == set(nodes)
     assert hosts.num_workers == sum(nodes.values())
+
+
+# ---------------------------------------------------------------- the diagram
+
+
+def called() -> HostStates:
+    hosts = HostStates(patience_s=600.0, now=0.0)
+    hosts.want([A])
+    hosts.decide(0.0)
+    return hosts
+
+
+def lost(hosts: HostStates) -> HostStates:
+    hosts.lost("a", 1.0)
+    return hosts
+
+
+def recalled() -> HostStates:
+    hosts = lost(running(A))
+    hosts.decide(2.0)
+    return hosts
+
+
+def leaving(hosts: HostStates) -> HostStates:
+    hosts.want([])
+    hosts.decide(3.0)
+    return hosts
+
+
+def closing(hosts: HostStates) -> HostStates:
+    hosts.close(HostsVerdict.FAILED, 4.0)
+    hosts.decide(4.0)
+    return hosts
+
+
+def decides(hosts: HostStates) -> None:
+    hosts.decide(5.0)
+
+
+def decides_at_last(hosts: HostStates) -> None:
+    hosts.decide(4.0 + LAST_S)
+
+
+def runs(hosts: HostStates) -> None:
+    hosts.runs("a", 5.0)
+
+
+def loses(hosts: HostStates) -> None:
+    hosts.lost("a", 5.0)
+
+
+def ends(hosts: HostStates) -> None:
+    hosts.ended("a", 75, 5.0)
+
+
+def is_not_wanted(hosts: HostStates) -> None:
+    hosts.want([])
+    hosts.decide(5.0)
+
+
+def job_ends(hosts: HostStates) -> None:
+    hosts.close(HostsVerdict.FAILED, 5.0)
+    hosts.decide(5.0)
+
+
+WITNESSES: dict[str, tuple[tuple[Callable[[], HostStates], Callable[[HostStates], None]], ...]] = {
+    "WAITING → CALLED": ((lambda: lost(called()), decides),),
+    "CALLED → RUNNING": ((called, runs),),
+    "CALLED → WAITING": ((called, loses), (called, ends)),
+    "RUNNING → CUT": ((lambda: running(A), loses),),
+    "RUNNING → WAITING": ((lambda: running(A), ends),),
+    "CUT → RECALLED": ((lambda: lost(running(A)), decides),),
+    "RECALLED → RUNNING": ((recalled, runs),),
+    "RECALLED → CUT": ((recalled, loses),),
+    "RECALLED → WAITING": ((recalled, ends),),
+    "WAITING → FORGOTTEN": ((lambda: lost(called()), is_not_wanted), (lambda: lost(called()), job_ends)),
+    "CALLED → FORGOTTEN": ((lambda: leaving(called()), ends), (lambda: closing(called()), decides_at_last)),
+    "RUNNING → FORGOTTEN": ((lambda: leaving(running(A)), ends),),
+    "CUT → FORGOTTEN": ((lambda: lost(closing(running(A))), decides_at_last),),
+    "RECALLED → FORGOTTEN": ((lambda: leaving(recalled()), ends), (lambda: closing(recalled()), decides_at_last)),
+}
+
+
+def state_of(hosts: HostStates, name: str) -> str:
+    state = hosts.state_of(name)
+    return "FORGOTTEN" if state is None else state.name
+
+
+def test_diagram_has_a_witness_for_each_row() -> None:
+    assert rows(rules) == list(WITNESSES)
+    assert states(rules) == {*HostState.__members__, "FORGOTTEN"}
+
+
+@pytest.mark.parametrize(
+    ("row", "case"), [(row, number) for row, cases in WITNESSES.items() for number in range(len(cases))]
+)
+def test_each_row_of_the_diagram_is_true(row: str, case: int) -> None:
+    make, act = WITNESSES[row][case]
+    hosts = make()
+    before = state_of(hosts, "a")
+    act(hosts)
+    assert row == f"{before} → {state_of(hosts, 'a')}"
+
+
+def test_nothing_leads_elsewhere() -> None:
+    """Whatever is reported, and whenever."""
+    rng, found = random.Random(0), set()
+    for _ in range(300):
+        hosts, now = HostStates(patience_s=600.0, now=0.0), 0.0
+        acts: list[Callable[[], object]] = [
+            lambda: hosts.want(rng.choice(([A], [Host("a", 2)], []))),  # noqa: B023
+            lambda: hosts.runs("a", now),  # noqa: B023
+            lambda: hosts.lost("a", now),  # noqa: B023
+            lambda: hosts.ended("a", 75, now),  # noqa: B023
+            lambda: rng.random() < 0.1 and hosts.close(HostsVerdict.FAILED, now),  # noqa: B023
+        ]
+        for _ in range(40):
+            now += rng.choice((0.0, 1.0, LAST_S))
+            for act in (rng.choice(acts), lambda: hosts.decide(now)):  # noqa: B023
+                before = state_of(hosts, "a")
+                act()
+                if state_of(hosts, "a") != before and before != "FORGOTTEN":
+                    found.add(f"{before} → {state_of(hosts, 'a')}")
+    assert found == set(WITNESSES)

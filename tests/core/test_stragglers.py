@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from ef_common.core import stragglers
 from ef_common.core.progress import Progress
-from ef_common.core.stragglers import Pacing, StragglerReport, Track, judge_pace, noted, slowest
+from ef_common.core.stragglers import Pacing, StragglerReport, StragglerState, Track, judge_pace, noted, slowest
+from tests.diagrams import rows, states
 
 PACING = Pacing(smooth_s=60.0, after_s=60.0)
 BEAT_S = 0.5
@@ -137,3 +141,47 @@ def test_whatever_a_member_tells_is_compared(beats: list[tuple[int, float, float
         for report in reports:
             assert 0 <= report.ratio < math.inf
             assert 0 <= report.waiting <= 1
+
+
+DEFAULT = Pacing()
+WITNESSES: dict[str, tuple[tuple[float, float], ...]] = {
+    "WELL → SLOW": ((0.0, 0.79),),
+    "SLOW → WELL": ((0.0, 0.79), (29.0, 0.81)),
+    "SLOW → STRAGGLER": ((0.0, 0.79), (29.9, 0.79), (30.0, 0.79)),
+    "STRAGGLER → WELL": ((0.0, 0.79), (30.0, 0.79), (31.0, 0.89), (32.0, 0.91)),
+}
+"""What the ratio of a member is at which times."""
+
+
+def states_of(*ratios: tuple[float, float]) -> list[StragglerState]:
+    """The states of a member, one after the other, with these ratios at these times."""
+    quiet = Progress(1, 1, False, "step", 0.0)
+    track, found = Track(quiet, 0.0), [StragglerState.WELL]
+    for now, ratio in ratios:
+        tracks = {name: Track(quiet, now, 100.0, 1.0) for name in "bc"}
+        tracks["a"] = replace(track, num_samples=100.0 * ratio, computing_s=1.0)
+        after, _ = judge_pace(tracks, "abc", now, DEFAULT)
+        track = after.get("a", tracks["a"])
+        found.append(track.state)
+    return found
+
+
+def test_diagram_has_a_witness_for_each_row() -> None:
+    assert rows(stragglers) == list(WITNESSES)
+    assert states(stragglers) == set(StragglerState.__members__)
+
+
+@pytest.mark.parametrize("row", WITNESSES)
+def test_each_row_of_the_diagram_is_true(row: str) -> None:
+    *_, before, after = states_of(*WITNESSES[row])
+    assert row == f"{before.name} → {after.name}"
+
+
+def test_nothing_leads_elsewhere() -> None:
+    changes = set()
+    steps = tuple(itertools.product((1.0, 31.0), (0.7, 0.85, 0.95)))
+    for some in itertools.product(steps, repeat=4):
+        times = itertools.accumulate(pause_s for pause_s, _ in some)
+        found = states_of(*zip(times, (ratio for _, ratio in some), strict=True))
+        changes |= {f"{one.name} → {other.name}" for one, other in itertools.pairwise(found) if one is not other}
+    assert changes == set(WITNESSES)

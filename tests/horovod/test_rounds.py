@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
 
+from ef_common.horovod import rounds
 from ef_common.horovod.rounds import (
     Answered,
     Called,
@@ -15,10 +17,12 @@ from ef_common.horovod.rounds import (
     RoundAction,
     RoundClosed,
     Rounds,
+    RoundStage,
     RoundTick,
     Viewed,
     decide,
 )
+from tests.diagrams import rows, states
 
 A0, A1, B0, B1 = ("a0", "a"), ("a1", "a"), ("b0", "b"), ("b1", "b")
 CALL = (RoundAction.CALL, RoundAction.READY)
@@ -183,3 +187,48 @@ def test_state_is_not_changed_in_place() -> None:
     before = replace(state)
     at(state, Called(), 5.0)
     assert state == before
+
+
+# ---------------------------------------------------------------- the diagram
+
+LEAVES = (*LOST_A0[:-1], Called())
+"""In a worker on the host of the one that is lost."""
+WITNESSES: dict[str, tuple[tuple[str, tuple[Event, ...]], ...]] = {
+    "TRAINING → WAITING": (("b", (ALL, HostsChanged())), ("b", (ALL, Called())), ("b", (*LOST_A0[:-1], RoundClosed()))),
+    "TRAINING → LEAVING": (("a", LEAVES), ("a", (*LOST_A0[:-1], RoundClosed()))),
+    "WAITING → TRAINING": (("b", (ALL, Called(), Answered(4))), ("b", (ALL, Called(), Answered(None)))),
+    "WAITING → HOMELESS": (("b", (ALL, Called(), Answered(0))),),
+    "LEAVING → PARTING": (("a", (*LEAVES, Ending())),),
+    "PARTING → LEAVING": (("a", (*LEAVES, Ending(), Answered(3))), ("a", (*LEAVES, Ending(), Answered(None)))),
+    "PARTING → HOMELESS": (("a", (*LEAVES, Ending(), Answered(0))),),
+}
+
+
+def test_diagram_has_a_witness_for_each_row() -> None:
+    assert rows(rounds) == list(WITNESSES)
+    assert states(rounds) == set(RoundStage.__members__)
+
+
+@pytest.mark.parametrize(
+    ("row", "case"), [(row, number) for row, cases in WITNESSES.items() for number in range(len(cases))]
+)
+def test_each_row_of_the_diagram_is_true(row: str, case: int) -> None:
+    host, events = WITNESSES[row][case]
+    before, _ = after(*events[:-1], host=host)
+    state, _ = at(before, events[-1], len(events) - 1)
+    assert row == f"{before.stage.name} → {state.stage.name}"
+
+
+def test_no_sequence_of_events_leads_elsewhere() -> None:
+    rng, found = random.Random(0), set()
+    views = (ALL, view(A1, B0, B1), view(B0, B1), view(A1), view(A0, A1, member=False, planned=True))
+    for _ in range(1500):
+        state = Rounds(rng.choice("ab"), 4)
+        for now in range(10):
+            events: list[Event] = [*views, HostsChanged(), Called(), RoundTick(), RoundClosed(), Ending()]
+            if state.waiting:
+                events += [Answered(None), Answered(0), Answered(4)]
+            before, (state, _) = state, at(state, rng.choice(events), now)
+            if state.stage is not before.stage:
+                found.add(f"{before.stage.name} → {state.stage.name}")
+    assert found == set(WITNESSES)

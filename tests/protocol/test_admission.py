@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from ef_common.core.membership import Forming, Gathering, Membership, Phase, Returned, Serving
@@ -11,6 +13,7 @@ from ef_common.protocol import wire
 from ef_common.protocol.admission import Admission
 from ef_common.protocol.auth import Token, coordinator_proof, worker_proof
 from ef_common.protocol.peer import PeerRefusal
+from tests.diagrams import rows
 
 MEMBER, NONCE = Member("w", "n", ""), "0f" * 16
 VIEW = View(1, (MEMBER,))
@@ -62,3 +65,30 @@ def test_name_is_that_of_the_first_one_as_long_as_it_may_come_back(state: Member
     if may_return:
         with pytest.raises(PeerRefusal, match="worker w is somebody else"):
             admission.prove(NONCE, hello(None, key="4b" * 16))
+
+
+def remembers(admission: Admission) -> None:
+    admission.remember("w", "1e" * 16)
+
+
+def forgets(admission: Admission) -> None:
+    admission.forget(["w"], Forming())
+
+
+WITNESSES: dict[str, tuple[Callable[[Admission], None], ...]] = {
+    "unknown → known": (remembers,),
+    "known → unknown": (remembers, forgets),
+}
+
+
+def test_diagram_has_a_witness_for_each_row() -> None:
+    assert rows(Admission) == list(WITNESSES)
+
+
+@pytest.mark.parametrize("row", WITNESSES)
+def test_each_row_of_the_diagram_is_true(row: str) -> None:
+    admission, shown = Admission(None), ["unknown"]
+    for act in WITNESSES[row]:
+        act(admission)
+        shown.append("known" if "w" in admission.known else "unknown")
+    assert row == " → ".join(shown[-2:])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ef_common.core.membership import Membership, Serving
+import pytest
+
+from ef_common.core.membership import Ended, Membership, Serving
 from ef_common.core.view import Member, View
-from ef_common.protocol.announcer import Announcer
+from ef_common.protocol.announcer import Announcer, Hearer
+from tests.diagrams import rows, states
 
 VIEW = View(3, (Member("a", "a", ""),))
 STATE = Serving(generation=3, view=VIEW, contested_at=1000.0)
@@ -34,15 +37,26 @@ class Play:
         """Whom it has tried to tell, and when."""
         tried = []
         while self._now < 1000.0 + seconds:
-            while (address := self._announcer.next(self.state, self.standbys, self._now)) is not None:
-                tried.append((address[1], self._now - 1000.0))
-                if address[1] in self._refuse:
-                    if self._announcer.refused(address):
-                        del self.standbys[address]
-                elif address[1] not in self._cut:
-                    self._announcer.told(address)
+            while (port := self.look()) is not None:
+                tried.append((port, self._now - 1000.0))
+                self.answer()
             self._now += 0.25
         return tried
+
+    def look(self) -> int | None:
+        """Whose turn it is."""
+        self._tries = self._announcer.next(self.state, self.standbys, self._now)
+        return None if self._tries is None else self._tries[1]
+
+    def answer(self) -> None:
+        """What comes of it."""
+        if self._tries is None:
+            self._now += 0.25
+        elif self._tries[1] not in self._refuse:
+            if self._tries[1] not in self._cut:
+                self._announcer.told(self._tries)
+        elif self._announcer.refused(self._tries):
+            del self.standbys[self._tries]
 
 
 def test_others_are_told_often_while_they_may_come_and_then_no_more() -> None:
@@ -81,3 +95,71 @@ def test_endpoint_where_nobody_listens_is_tried_each_time_and_others_are_not_kep
 
 def test_without_doubt_nobody_is_told() -> None:
     assert Play(1, state=replace(STATE, contested_at=None), endpoints=[("h", 7)]).until(100) == []
+
+
+ONE = ("h", 1)
+
+
+def tries(announcer: Announcer) -> None:
+    assert announcer.next(STATE, [ONE], 1000.0) == ONE
+
+
+def tells(announcer: Announcer) -> None:
+    announcer.told(ONE)
+
+
+def has_other_news(announcer: Announcer) -> None:
+    """The job fails; another address is told of that first."""
+    assert announcer.next(Ended(failed="why"), [ONE, ("h", 2)], 1001.0) == ("h", 2)
+
+
+def forgets(announcer: Announcer) -> None:
+    assert announcer.next(STATE, [], 1001.0) is None
+
+
+WITNESSES: dict[str, tuple[tuple[Callable[[Announcer], None], ...], ...]] = {
+    "FRESH → TRIED": ((tries,),),
+    "TRIED → TOLD": ((tries, tells),),
+    "TRIED → FRESH": ((tries, has_other_news), (tries, forgets)),
+    "TOLD → FRESH": ((tries, tells, has_other_news), (tries, tells, forgets)),
+}
+
+
+def test_diagram_has_a_witness_for_each_row() -> None:
+    assert rows(Announcer) == list(WITNESSES)
+    assert states(Announcer) == set(Hearer.__members__)
+
+
+@pytest.mark.parametrize(
+    ("row", "case"), [(row, number) for row, cases in WITNESSES.items() for number in range(len(cases))]
+)
+def test_each_row_of_the_diagram_is_true(row: str, case: int) -> None:
+    announcer = Announcer(port=1, endpoints=())
+    *first, last = WITNESSES[row][case]
+    for act in first:
+        act(announcer)
+    before = announcer.hearer(ONE)
+    last(announcer)
+    assert row == f"{before.name} → {announcer.hearer(ONE).name}"
+
+
+def test_nothing_leads_elsewhere() -> None:
+    play, found = Play(1, 2, cut=(2,), refuse=(3,), endpoints=[("h", 3)]), set()
+    announcer = play._announcer
+    addresses = [("h", port) for port in (1, 2, 3)]
+    before = dict.fromkeys(addresses, Hearer.FRESH)
+    states_of_the_job = [STATE, replace(STATE, contested_at=None), Ended(failed="why")]
+    for index in range(600):
+        play.state = states_of_the_job[index // 40 % 3]
+        if index % 100 == 90:
+            play.standbys = {}
+        elif index % 100 == 95:
+            play.standbys = dict.fromkeys(addresses[:2])
+        for act in (play.look, play.answer):
+            act()
+            for address in addresses:
+                hearer = announcer.hearer(address)
+                if hearer is not before[address]:
+                    found.add(f"{before[address].name} → {hearer.name}")
+                before[address] = hearer
+    assert found == set(WITNESSES)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import TypeVar
 
 import pytest
 
 from ef_common.core import membership
-from ef_common.core.membership import Idle, Leaving, Membership, Phase, Settings, Wanted
+from ef_common.core.membership import Ended, Idle, Leaving, Membership, Phase, Settings, Wanted
 from ef_common.core.progress import Limits
 from ef_common.core.room import Demand, Room
 from ef_common.core.view import Member, View
-from ef_common.errors import AuthenticationError, CoordinatorLost, Evicted, JobFailed
-from ef_common.protocol import wire
+from ef_common.errors import AuthenticationError, CoordinatorLost, Evicted, JobFailed, ThreadFailed
+from ef_common.protocol import client as module
+from ef_common.protocol import server_outputs, wire
 from ef_common.protocol.addresses import Address
-from ef_common.protocol.auth import Token
-from ef_common.protocol.client import Client
+from ef_common.protocol.auth import Token, coordinator_proof
+from ef_common.protocol.client import Client, ClientState
 from ef_common.protocol.client_outputs import (
     ClientOutput,
     Connect,
@@ -32,6 +34,9 @@ from ef_common.protocol.peer import Peer
 from ef_common.protocol.server import CoordinatorServer
 from ef_common.protocol.server_outputs import Write, WriteOrReset
 from ef_common.protocol.view_patch import NO_VIEW, ViewPatch
+from ef_common.testing.simulation.schedule import FAMILIES
+from ef_common.testing.simulation.simulation import simulate
+from tests.diagrams import rows, states, watch
 
 T = TypeVar("T", bound=ClientOutput)
 
@@ -68,6 +73,8 @@ def introduce(client: Client, server: CoordinatorServer, now: float) -> tuple[Co
             output = server.outputs.popleft()
             if isinstance(output, (Write, WriteOrReset)) and output.peer is peer:
                 client.receive(link, output.data, now)
+            elif isinstance(output, server_outputs.Close):
+                client.receive(link, output.last_words, now)
         for sent in drain(client, Send):
             server.receive(peer, sent.data, now)
     return link, peer
@@ -328,3 +335,153 @@ def test_member_that_wants_to_leave_itself_does_not_stay() -> None:
     client.receive(link, wire.encode(membership.Stay("")), 0.0)
     assert said(client) == [Leaving("w")] * 3
     assert (client.resume_state.leaving, client.resume_state.phase) == (True, Phase.LEAVING)
+
+
+# ---------------------------------------------------------------- the diagram
+
+
+def lost(**how: int) -> Client:
+    """A member whose link has ended: it tries the same coordinator once more."""
+    client, link = member(**how)
+    client.ended(link, in_order=False, now=2.0)
+    return client
+
+
+def trying(client: Client) -> CoordinatorLink:
+    return drain(client, Connect)[-1].link
+
+
+def hears(*messages: wire.FromCoordinator) -> Client:
+    client, link = member()
+    client.receive(link, b"".join(map(wire.encode, messages)), 1.0)
+    return client
+
+
+def after(client: Client, *acts: Callable[[Client], object]) -> Client:
+    for act in acts:
+        act(client)
+    return client
+
+
+def answers(state: Membership | None = None) -> Callable[[Client], object]:
+    """The client is answered where it looks for a coordinator."""
+    return lambda client: introduce(client, serve(state=state), 2.0)
+
+
+def refuses(client: Client) -> None:
+    client.unreached(trying(client), "refused", 2.0)
+
+
+def ends(client: Client) -> None:
+    assert client._link is not None
+    client.ended(client._link, in_order=True, now=2.0)
+
+
+def breaks(client: Client) -> None:
+    client.break_off(ThreadFailed("a thread"))
+
+
+def waits(client: Client) -> None:
+    """Nothing comes until the client does something about it."""
+    before, now = client.state, 2.0
+    while client.state is before:
+        if client._trying is not None and now % 1.0 == 0.5:
+            client.unreached(client._trying, "refused", now)
+        now += 0.25
+        client.tick(now)
+
+
+def sends_away(client: Client) -> None:
+    assert client._link is not None
+    client.receive(client._link, wire.encode(wire.Redirect("", "0" * 64)), 1.0)
+
+
+def stranger(client: Client) -> None:
+    """Whoever answers is no coordinator."""
+    link = trying(client)
+    client.connected(link, 2.0)
+    client.receive(link, wire.encode(wire.Welcome(membership.Accept("", False), 4.0, "0" * 64, ())), 2.0)
+
+
+def unstarted() -> Client:
+    return Client(ENDPOINT, Member("w", "n", ""), None)
+
+
+def hears_of_failure(client: Client) -> None:
+    """The coordinator does not even take the client back."""
+    link = trying(client)
+    client.connected(link, 2.0)
+    client.receive(link, wire.encode(wire.Challenge("0f" * 16)), 2.0)
+    (hello,) = said(client)
+    assert isinstance(hello, wire.Hello)
+    proof = coordinator_proof(None, client_nonce=hello.nonce, server_nonce="0f" * 16)
+    client.receive(link, wire.encode(wire.Aborted(membership.Abort("", "w1 raised"), proof)), 2.0)
+
+
+FAILED = Ended(failed="w1 raised")
+STANDBY = Idle()
+WITHOUT = View(2, VIEW.members[1:])
+WITNESSES: dict[str, tuple[Callable[[], Client], ...]] = {
+    "OUTSIDE → SEARCHING": (make,),
+    "SEARCHING → SERVED": (lambda: after(make(), answers()), lambda: after(lost(), refuses, answers())),
+    "SERVED → RETURNING": (lost, lambda: after(member()[0], waits)),
+    "SERVED → SEARCHING": (lambda: after(member()[0], sends_away, ends),),
+    "RETURNING → SERVED": (lambda: after(lost(), answers()),),
+    "RETURNING → SEARCHING": (
+        lambda: after(lost(), refuses),
+        lambda: after(lost(), stranger),
+        lambda: after(lost(), waits),
+    ),
+    "SERVED → DISMISSED": (
+        lambda: hears(wire.Eviction("silent")),
+        lambda: hears(wire.Finished(membership.Finish(""), "0" * 64)),
+        lambda: hears(wire.Aborted(membership.Abort("", "w1 raised"), "0" * 64)),
+        lambda: hears(wire.Error("protocol", "it is rude")),
+        lambda: hears(wire.NewView(1, ViewPatch.between(VIEW, WITHOUT))),
+    ),
+    "SERVED → ENDING": (lambda: after(member()[0], Client.stop),),
+    "DISMISSED → ENDING": (lambda: after(hears(wire.Eviction("silent")), Client.stop),),
+    "ENDING → OVER": (lambda: after(member()[0], Client.stop, ends), lambda: after(member()[0], Client.stop, breaks)),
+    "DISMISSED → OVER": (
+        lambda: after(hears(wire.Eviction("silent")), ends),
+        lambda: after(hears(wire.Eviction("silent")), breaks),
+    ),
+    "SERVED → OVER": (lambda: after(make(), answers(), ends), lambda: after(member()[0], breaks)),
+    "SEARCHING → OVER": (
+        lambda: after(make(), waits),
+        lambda: after(make(), answers(FAILED)),
+        lambda: after(make(), stranger),
+        lambda: after(make(), answers(STANDBY)),
+        lambda: after(make(), Client.stop),
+        lambda: after(make(), breaks),
+    ),
+    "RETURNING → OVER": (
+        lambda: after(lost(), hears_of_failure),
+        lambda: after(lost(), Client.stop),
+        lambda: after(lost(), breaks),
+    ),
+    "OUTSIDE → OVER": (lambda: after(unstarted(), Client.stop),),
+}
+
+
+def test_diagram_has_a_witness_for_each_row() -> None:
+    assert rows(module) == list(WITNESSES)
+    assert states(module) == set(ClientState.__members__)
+
+
+@pytest.mark.parametrize(
+    ("row", "case"), [(row, number) for row, cases in WITNESSES.items() for number in range(len(cases))]
+)
+def test_each_row_of_the_diagram_is_true(row: str, case: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = watch(monkeypatch, Client)
+    WITNESSES[row][case]()
+    assert changes[-1] == row
+
+
+def test_nothing_leads_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = watch(monkeypatch, Client)
+    for family in ("failover", "handovers"):
+        for seed in range(10):
+            assert simulate(FAMILIES[family](seed)).violation is None
+    assert set(changes) <= set(WITNESSES)
+    assert len(set(changes)) > 8

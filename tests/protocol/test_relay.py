@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 
 import pytest
@@ -10,6 +11,7 @@ from ef_common.core.view import Member, View
 from ef_common.protocol import wire
 from ef_common.protocol.peer import Peer, PeerRefusal
 from ef_common.protocol.relay import MAX_RELAYED_BYTES, MAX_VALUE_BYTES, Relaying
+from tests.diagrams import rows
 
 
 def members_of(number: int, generation: int = 3) -> tuple[View, list[Peer]]:
@@ -61,3 +63,36 @@ def test_member_may_publish_a_bounded_number_of_bytes_in_each_view() -> None:
         relay.publish(peers[1], wire.Relay(3, "k", bytes(MAX_VALUE_BYTES)), view, 0.0)
     after, _ = members_of(2, generation=4)
     assert relay.publish(peers[0], wire.Relay(4, "k", b"v"), after, 0.0)
+
+
+LARGE, PEERS = members_of(20)
+
+
+def publishes(relay: Relaying) -> None:
+    relay.publish(PEERS[0], wire.Relay(3, "k", b"v"), LARGE, 0.0)
+
+
+def passes_on(relay: Relaying) -> None:
+    assert len(relay.pass_on(LARGE)) == 1
+
+
+WITNESSES: dict[str, tuple[tuple[Callable[[Relaying], None], ...], ...]] = {
+    "empty → gathering": ((publishes,),),
+    "gathering → empty": ((publishes, passes_on), (publishes, Relaying.clear)),
+}
+
+
+def test_diagram_has_a_witness_for_each_row() -> None:
+    assert rows(Relaying) == list(WITNESSES)
+
+
+@pytest.mark.parametrize(
+    ("row", "case"), [(row, number) for row, cases in WITNESSES.items() for number in range(len(cases))]
+)
+def test_each_row_of_the_diagram_is_true(row: str, case: int) -> None:
+    relay = Relaying()
+    shown = []
+    for act in WITNESSES[row][case]:
+        shown = ["empty" if relay.due == inf else "gathering"]
+        act(relay)
+    assert row == " → ".join([*shown, "empty" if relay.due == inf else "gathering"])

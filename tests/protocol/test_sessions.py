@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from ef_common.core import membership
 from ef_common.core.view import Member, View
 from ef_common.protocol import fields, sessions, wire
-from ef_common.protocol.peer import Peer, PeerRefusal
+from ef_common.protocol.peer import Coming, Peer, PeerRefusal
 from ef_common.protocol.server_outputs import Close, Write, WriteOrReset
 from ef_common.protocol.sessions import Sessions
+from tests.diagrams import rows
 
 MEMBERS = tuple(Member(f"w{index}", f"n{index}", "10.0.0.1", standby=index % 2) for index in range(4))
 VIEW = View(3, MEMBERS)
@@ -89,7 +92,7 @@ def test_most_members_are_here_if_more_than_half_are_and_have_told_where_they_st
     known, peers = connected(*MEMBERS[:3])
     assert not known.has_most_of(None)
     assert known.has_most_of(VIEW)
-    peers[0].returning = True
+    peers[0].coming = Coming.RETURNING
     assert not known.has_most_of(VIEW)
 
 
@@ -100,3 +103,77 @@ def test_connection_that_another_one_has_replaced_is_none_of_a_worker() -> None:
     known.adopt(second, MEMBERS[0], proof="", returning=True)
     assert not known.forget(peers[0])
     assert known.workers == {"w0": second}
+
+
+ALONE, BACKED = MEMBERS[0], MEMBERS[1]
+"""The node of the second one has a standby."""
+
+
+def state(known: Sessions, peer: Peer) -> str:
+    if peer in known.oldest(9):
+        return "stranger"
+    if peer in known.workers.values():
+        return "worker"
+    if not known.is_out(peer):
+        return "gone"
+    return "suspended" if peer in known._untold else "out"
+
+
+def adopts(member: Member) -> Callable[[Sessions, Peer], object]:
+    return lambda known, peer: known.adopt(peer, member, proof="", returning=False)
+
+
+def evicts(known: Sessions, peer: Peer) -> None:
+    known.forget(peer)
+    known.evict(peer, "silent")
+
+
+def suspends(known: Sessions, peer: Peer) -> None:
+    known.forget(peer)
+    known.suspend(peer, "silent")
+
+
+def discards_all(known: Sessions, peer: Peer) -> None:
+    known.discard_all()
+
+
+def others_go_on(known: Sessions, peer: Peer) -> None:
+    assert known.tell_out(View(4, MEMBERS[:1])) == [WriteOrReset(peer, wire.encode(wire.Eviction("silent")))]
+
+
+WITNESSES: dict[str, tuple[tuple[Callable[[Sessions, Peer], object], ...], ...]] = {
+    "stranger → worker": ((adopts(ALONE),), (adopts(BACKED),)),
+    "stranger → gone": ((Sessions.forget,),),
+    "worker → gone": (
+        (adopts(ALONE), Sessions.forget),
+        (adopts(BACKED), Sessions.forget),
+        (adopts(ALONE), evicts),
+        (adopts(ALONE), suspends),
+    ),
+    "worker → out": ((adopts(BACKED), evicts),),
+    "worker → suspended": ((adopts(BACKED), suspends),),
+    "suspended → out": ((adopts(BACKED), suspends, others_go_on),),
+    "suspended → gone": (
+        (adopts(BACKED), suspends, Sessions.discard),
+        (adopts(BACKED), suspends, discards_all),
+    ),
+    "out → gone": ((adopts(BACKED), evicts, Sessions.discard), (adopts(BACKED), evicts, discards_all)),
+}
+
+
+def test_diagram_has_a_witness_for_each_row() -> None:
+    assert rows(Sessions) == list(WITNESSES)
+
+
+@pytest.mark.parametrize(
+    ("row", "case"), [(row, number) for row, cases in WITNESSES.items() for number in range(len(cases))]
+)
+def test_each_row_of_the_diagram_is_true(row: str, case: int) -> None:
+    known = Sessions()
+    peer = known.connect("10.0.0.9", 0.0)
+    *first, last = WITNESSES[row][case]
+    for act in first:
+        act(known, peer)
+    before = state(known, peer)
+    last(known, peer)
+    assert row == f"{before} → {state(known, peer)}"

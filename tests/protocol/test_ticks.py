@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import inf
+
+import pytest
 
 from ef_common.core.membership import Arrived, Forming, Idle, Serving, Settings, Shortage, decide
 from ef_common.core.quorum import ChainLink
 from ef_common.core.view import Member, View
 from ef_common.protocol.server_outputs import Probe
 from ef_common.protocol.ticks import Probes, Ticks
+from tests.diagrams import rows
 
 SETTINGS = Settings(min_nodes=1, last_call_s=2.0)
 MEMBERS = (Member("a", "na", "", door=9), Member("b", "nb", ""))
@@ -55,3 +59,56 @@ def test_nobody_is_probed_while_nobody_is_missing() -> None:
     probes = Probes()
     assert probes.look(WAITING, 1.0) == []
     assert probes.due == inf
+
+
+def arms(ticks: Ticks) -> None:
+    ticks.arm(WAITING, SETTINGS)
+
+
+def has_another_deadline(ticks: Ticks) -> None:
+    ticks.arm(Idle(), SETTINGS)
+
+
+def somebody_arrives(ticks: Ticks) -> None:
+    ticks.arrived(WAITING)
+
+
+def takes(ticks: Ticks) -> None:
+    assert ticks.take(7.0)
+
+
+WITNESSES: dict[str, tuple[tuple[Callable[[Ticks], None], ...], ...]] = {
+    "resting → due": ((arms,), (somebody_arrives,)),
+    "due → resting": ((arms, takes), (somebody_arrives, takes), (arms, has_another_deadline)),
+}
+
+
+def test_diagram_of_the_ticks_has_a_witness_for_each_row() -> None:
+    assert rows(Ticks) == list(WITNESSES)
+
+
+@pytest.mark.parametrize(
+    ("row", "case"), [(row, number) for row, cases in WITNESSES.items() for number in range(len(cases))]
+)
+def test_each_row_of_the_diagram_of_the_ticks_is_true(row: str, case: int) -> None:
+    ticks, shown = Ticks(), ["resting"]
+    for act in WITNESSES[row][case]:
+        act(ticks)
+        shown.append("due" if ticks.soon or ticks.due <= 7.0 else "resting")
+    assert row == " → ".join(shown[-2:])
+
+
+PROBED = {"idle → probing": (HELD,), "probing → idle": (HELD, LED)}
+
+
+def test_diagram_of_the_probes_has_a_witness_for_each_row() -> None:
+    assert rows(Probes) == list(PROBED)
+
+
+@pytest.mark.parametrize("row", PROBED)
+def test_each_row_of_the_diagram_of_the_probes_is_true(row: str) -> None:
+    probes, shown = Probes(), ["idle"]
+    for state in PROBED[row]:
+        probes.look(state, 1.0)
+        shown.append("idle" if probes.due == inf else "probing")
+    assert row == " → ".join(shown[-2:])

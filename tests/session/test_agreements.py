@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 
 import pytest
 
 from ef_common.core.view import Member, View
 from ef_common.session.agreements import Agreements
+from tests.diagrams import rows
 
 MEMBERS = tuple(Member(name, "n", "") for name in "vw")
 VIEW = View(3, MEMBERS)
@@ -27,13 +28,32 @@ def heard() -> Agreements:
     return agreements
 
 
-def test_diagram_names_what_follows() -> None:
-    assert re.findall(r"\w+ → \w+", str(Agreements.__doc__)) == [
-        "none → agreed",
-        "agreed → none",
-        "none → heard",
-        "heard → none",
-    ]
+NEW = View(4, MEMBERS, admitted_at=4)
+WITNESSES: dict[str, tuple[Callable[[], Agreements], Callable[[Agreements], object]]] = {
+    "none → agreed": (Agreements, lambda agreements: agreements.hear(2.0, 0.0, VIEW)),
+    "agreed → none": (agreed, lambda agreements: agreements.enter(NEW)),
+    "none → heard": (Agreements, lambda agreements: agreements.hear(0.0, 1.0, VIEW)),
+    "heard → none": (heard, lambda agreements: agreements.take_wish(VIEW)),
+}
+
+
+def test_diagram_has_a_witness_for_each_row() -> None:
+    assert rows(Agreements) == list(WITNESSES)
+
+
+@pytest.mark.parametrize("row", WITNESSES)
+def test_each_row_of_the_diagram_is_true(row: str) -> None:
+    make, act = WITNESSES[row]
+    agreements = make()
+    shown = [state(agreements)]
+    act(agreements)
+    assert row == " → ".join([*shown, state(agreements)])
+
+
+def state(agreements: Agreements) -> str:
+    if agreements.change_agreed:
+        return "agreed"
+    return "none" if agreements._wish_in is None else "heard"
 
 
 @pytest.mark.parametrize("num_flags", [0.0, 1.0])

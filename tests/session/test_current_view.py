@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
 
+from ef_common import errors
 from ef_common.core.view import Member, View
 from ef_common.errors import GroupBroken
 from ef_common.session.current_view import CurrentView
+from tests.diagrams import rows
 
 WORKER = Member("w", "n", "")
 
@@ -54,3 +57,49 @@ def test_worker_is_ousted_from_its_world_of_one_by_a_newer_view() -> None:
     assert not current.is_ousted
     current.replace(3)
     assert current.is_ousted
+
+
+def state(current: CurrentView) -> str:
+    if current.view.generation > current._built:
+        return "entered"
+    return "replaced" if current.is_replaced else "built"
+
+
+def builds(current: CurrentView) -> None:
+    current.set(cast(Any, Group()))
+
+
+def hears_of_another(current: CurrentView) -> None:
+    current.replace(3)
+
+
+def enters(current: CurrentView) -> None:
+    current.view = View(3, (WORKER,))
+
+
+WITNESSES: dict[str, tuple[Callable[[CurrentView], None], ...]] = {
+    "entered → built": (builds,),
+    "entered → GroupBroken": (hears_of_another, builds),
+    "built → replaced": (builds, hears_of_another),
+    "replaced → entered": (builds, hears_of_another, enters),
+}
+
+
+def test_diagram_has_a_witness_for_each_row() -> None:
+    assert rows(CurrentView) == list(WITNESSES)
+
+
+@pytest.mark.parametrize("row", WITNESSES)
+def test_each_row_of_the_diagram_is_true(row: str) -> None:
+    current = entered(2)
+    *first, last = WITNESSES[row]
+    for act in first:
+        act(current)
+    before, after = row.split(" → ")
+    assert state(current) == before
+    if hasattr(errors, after):
+        with pytest.raises(getattr(errors, after)):
+            last(current)
+    else:
+        last(current)
+        assert state(current) == after

@@ -1,11 +1,9 @@
-"""The diagram of the stages of a session, in the package and in docs/architecture.md, shows what leads where."""
+"""The diagram of the stages of a session shows what leads where."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,8 +17,8 @@ from ef_common.session.settling_report import Surroundings
 from ef_common.session.stage import Stage
 from ef_common.testing.simulation.schedule import FAMILIES
 from ef_common.testing.simulation.simulation import simulate
+from tests.diagrams import rows, states, watch
 
-DOCS = Path(__file__).parents[2] / "docs" / "architecture.md"
 ME, OTHER = Member("w", "n", ""), Member("v", "n", "")
 ALONE, BOTH = View(1, (ME,)), View(1, (OTHER, ME))
 NEXT, WITHOUT = View(2, (OTHER, ME), admitted_at=2), View(2, (OTHER,))
@@ -198,14 +196,9 @@ WITNESSES: dict[str, Callable[[], Watched]] = {
 }
 
 
-def diagram(text: str) -> list[str]:
-    return re.findall(r"\b(\w+ → \w+)\b", text)
-
-
-def test_diagrams_of_the_stages_are_the_same() -> None:
-    section = DOCS.read_text().partition("## 4. ")[2].partition("\n## 5. ")[0]
-    assert diagram(section) == diagram(str(stage.__doc__)) == list(WITNESSES)
-    assert {name for row in WITNESSES for name in row.split(" → ") if name.isupper()} == set(Stage.__members__)
+def test_diagram_has_a_witness_for_each_row() -> None:
+    assert rows(stage) == list(WITNESSES)
+    assert states(stage) == set(Stage.__members__)
 
 
 @pytest.mark.parametrize("row", WITNESSES)
@@ -232,16 +225,8 @@ def _noting(init: Any, sessions: list[Watched]) -> Any:
 
 
 def test_nothing_leads_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: set[str] = set()
-
-    def note(self: Session, after: Stage) -> None:
-        before = self.__dict__.get("stage", after)
-        if before is not after:
-            found.add(f"{before.name} → {after.name}")
-        self.__dict__["stage"] = after
-
-    monkeypatch.setattr(Session, "stage", property(lambda self: self.__dict__["stage"], note), raising=False)
+    changes = watch(monkeypatch, Session, "stage")
     for family in ("", "trainings"):
         for seed in range(10):
             assert simulate(FAMILIES[family](seed)).violation is None
-    assert found == {row for row in WITNESSES if row.rpartition(" ")[2].isupper()}
+    assert set(changes) == {row for row in WITNESSES if row.rpartition(" ")[2].isupper()}

@@ -18,15 +18,16 @@ training asks for fewer, it chooses itself which pods leave, as only it knows wh
 only a while later, so a pod that has left by itself is not replaced before the training was heard once more. Pods that
 stay beyond that number are deleted after a while: they have never become members.
 
-============  =========================================================================================================
-phase         becomes
-============  =========================================================================================================
-`PENDING`     `RUNNING` when the minimum of pods runs
-`RUNNING`     `PENDING` when no pod is left
-both          `SUSPENDED` when the user wants no pods; `SUCCEEDED` when a pod says that the training is over; `FAILED`
-              when a pod says that it has failed, or pods are lost too often in a row
-`SUSPENDED`   `PENDING` when the user wants pods again
-============  =========================================================================================================
+A job is in one of these phases, and in the last two it stays::
+
+    PENDING → RUNNING     the minimum of pods runs
+    RUNNING → PENDING     no pod is left
+    PENDING → SUSPENDED   the user wants no pods, and none is left
+    RUNNING → SUSPENDED   likewise
+    SUSPENDED → PENDING   the user wants pods again
+    SUSPENDED → RUNNING   likewise, and another controller has started the minimum of pods meanwhile
+    any → SUCCEEDED       a pod says that the training is over
+    any → FAILED          a pod says that the training has failed, pods are lost too often in a row, or the job is wrong
 """
 
 from __future__ import annotations

@@ -1,4 +1,22 @@
-"""Where a connected worker stands."""
+"""Where a connected worker stands.
+
+::
+
+    ABSENT → EARLY       `Arrived`, before the first view
+    ABSENT → WARMING     `Arrived`, after it; `Returned`, as one that warms up
+    ABSENT → READY       `Returned`, as one that is ready
+    ABSENT → MEMBER      `Returned`, as a member; `Arrived`, and the first view comes about at once
+    ABSENT → LEAVING     `Returned`, as a member that leaves
+    EARLY → WARMING      the first view comes about, and it has no room
+    EARLY → MEMBER       the first view comes about
+    WARMING → READY      `Ready`
+    WARMING → MEMBER     likewise, and a view with it comes about at once
+    READY → WARMING      the members are in a later training, to which it is told to go
+    READY → MEMBER       a view that admits it comes about
+    MEMBER → LEAVING     `Leaving`
+    LEAVING → MEMBER     it is told to stay
+    any → ABSENT         it has gone, or is out
+"""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class Channel:
     @property
     def known(self) -> set[int]:
         """Numbers of the coordinators that the worker would turn to."""
-        return {number for _, number in self._client._candidates()}
+        return {number for _, number in self._client.candidates}
 
     # ------------------------------------------------------------ port
 

@@ -1,0 +1,103 @@
+"""A group breaks once and for good."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from ef_common.collectives import linked_group
+from ef_common.collectives.array_memory import ArrayMemory
+from ef_common.collectives.linked_group import LinkedGroup
+from ef_common.core.view import Member, View
+from ef_common.errors import GroupBroken
+from tests.diagrams import rows
+
+VIEW = View(1, (Member("v", "n", ""), Member("w", "n", "")))
+
+
+class Links:
+    """To the other member."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.are_closed = False
+
+    def send(self, parts: Any, target: int) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def close(self) -> None:
+        self.are_closed = True
+
+
+def make() -> tuple[LinkedGroup, Links]:
+    links = Links()
+    return LinkedGroup(VIEW, cast(Any, links), [], ArrayMemory()), links
+
+
+def state(group: LinkedGroup) -> str:
+    if group._is_aborted():
+        return "aborted"
+    return "broken" if group._broken else "sound"
+
+
+def send(group: LinkedGroup) -> None:
+    group.send([np.zeros(1)], 0)
+
+
+def fails(group: LinkedGroup, links: Links) -> None:
+    links.error = RuntimeError("Connection reset by peer")
+    with pytest.raises(GroupBroken):
+        send(group)
+
+
+def finds_a_mismatch(group: LinkedGroup, links: Links) -> None:
+    group.mismatch(["sum", "barrier"])
+
+
+def aborts(group: LinkedGroup, links: Links) -> None:
+    group._cut()
+
+
+WITNESSES: dict[str, tuple[tuple[Callable[[LinkedGroup, Links], None], ...], ...]] = {
+    "sound → broken": ((fails,), (finds_a_mismatch,)),
+    "sound → aborted": ((aborts,),),
+    "broken → aborted": ((fails, aborts), (finds_a_mismatch, aborts)),
+}
+
+
+@pytest.fixture(autouse=True)
+def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linked_group, "_LINGER_S", 0.0)
+
+
+def test_diagram_has_a_witness_for_each_row() -> None:
+    assert rows(LinkedGroup) == list(WITNESSES)
+
+
+@pytest.mark.parametrize(
+    ("row", "case"), [(row, number) for row, cases in WITNESSES.items() for number in range(len(cases))]
+)
+def test_each_row_of_the_diagram_is_true(row: str, case: int) -> None:
+    group, links = make()
+    *first, last = WITNESSES[row][case]
+    for act in first:
+        act(group, links)
+    before = state(group)
+    last(group, links)
+    assert row == f"{before} → {state(group)}"
+    assert links.are_closed == (state(group) == "aborted")
+    links.error = None
+    with pytest.raises(GroupBroken):  # whatever the connections do by then
+        send(group)
+
+
+def test_other_errors_break_nothing() -> None:
+    group, links = make()
+    links.error = RuntimeError("of another type")
+    with pytest.raises(RuntimeError, match="of another type"):
+        send(group)
+    assert state(group) == "sound"

@@ -1,0 +1,176 @@
+"""Where a worker looks for a coordinator, when, and for how long."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ef_common.core.membership import Phase
+from ef_common.core.quorum import ChainLink
+from ef_common.core.resume_state import ResumeState
+from ef_common.core.view import Member, View
+from ef_common.protocol.addresses import Address
+from ef_common.protocol.coordinator_search import PAUSE_S, Attempt, CoordinatorSearch, SearchState
+from tests.diagrams import rows, states, watch
+
+FIRST, OTHER, OWN = ("10.0.0.1", 1000), ("10.0.0.2", 1000), ("127.0.0.1", 7)
+VIEW = View(1, (Member("w", "n", "10.0.0.1", standby=1000), Member("x", "m", "10.0.0.2", standby=1000)))
+EARLY, MEMBER = ResumeState(), ResumeState(phase=Phase.MEMBER, links=(ChainLink(VIEW),))
+
+
+def make(standby: int = 7) -> CoordinatorSearch:
+    return CoordinatorSearch(FIRST, standby, timeout_s=60.0, chance=random.Random(0))
+
+
+def begins(search: CoordinatorSearch) -> None:
+    search.begin(EARLY, 0.0)
+
+
+def loses(search: CoordinatorSearch) -> None:
+    search.lose(MEMBER, since=0.0, now=5.0)
+
+
+def loses_at_once(search: CoordinatorSearch) -> None:
+    search.lose(MEMBER, since=5.0, now=5.0)
+
+
+def is_sent_away(search: CoordinatorSearch) -> None:
+    search.sent_away = True
+
+
+def fails(search: CoordinatorSearch) -> None:
+    search.fail(MEMBER, 6.0)
+
+
+def fails_late(search: CoordinatorSearch) -> None:
+    search.fail(EARLY, 60.1)
+
+
+def goes_on(search: CoordinatorSearch) -> None:
+    search.go_on(MEMBER, 7.0)
+
+
+def finds(search: CoordinatorSearch) -> None:
+    search.find(OTHER)
+
+
+WITNESSES: dict[str, tuple[tuple[Callable[[CoordinatorSearch], None], ...], ...]] = {
+    "RESTING → TRYING": ((begins,), (is_sent_away, loses)),
+    "RESTING → RETURNING": ((loses,),),
+    "RESTING → PAUSING": ((loses_at_once,), (is_sent_away, loses_at_once)),
+    "RETURNING → TRYING": ((loses, fails),),
+    "TRYING → PAUSING": ((begins, fails, fails, fails),),
+    "PAUSING → TRYING": ((begins, fails, fails, fails, goes_on), (is_sent_away, loses_at_once, goes_on)),
+    "PAUSING → RETURNING": ((loses_at_once, goes_on),),
+    "TRYING → RESTING": ((begins, finds), (begins, fails_late), (begins, CoordinatorSearch.rest)),
+    "RETURNING → RESTING": ((loses, finds), (loses, CoordinatorSearch.rest)),
+    "PAUSING → RESTING": ((loses_at_once, CoordinatorSearch.rest),),
+}
+
+
+def test_diagram_has_a_witness_for_each_row() -> None:
+    assert rows(CoordinatorSearch) == list(WITNESSES)
+    assert states(CoordinatorSearch) == set(SearchState.__members__)
+
+
+@pytest.mark.parametrize(
+    ("row", "case"), [(row, number) for row, cases in WITNESSES.items() for number in range(len(cases))]
+)
+def test_each_row_of_the_diagram_is_true(row: str, case: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = watch(monkeypatch, CoordinatorSearch)
+    search = make()
+    for act in WITNESSES[row][case]:
+        act(search)
+    assert changes[-1] == row
+
+
+def test_nothing_leads_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = watch(monkeypatch, CoordinatorSearch)
+    chance = random.Random(1)
+    for _ in range(300):
+        search, now = make(chance.choice((0, 7))), 0.0
+        search.begin(EARLY, now)
+        while search.state is not SearchState.RESTING or chance.random() < 0.8:
+            now += chance.choice((0.05, 1.0, 20.0))
+            match search.state:
+                case SearchState.RESTING:
+                    search.sent_away = chance.random() < 0.3
+                    search.lose(MEMBER, since=now - chance.random(), now=now)
+                case SearchState.PAUSING if chance.random() < 0.9:
+                    search.go_on(MEMBER, now)
+                case SearchState.PAUSING:
+                    search.rest()
+                case _ if chance.random() < 0.3:
+                    search.find(chance.choice((FIRST, OTHER)))
+                case _:
+                    search.fail(MEMBER, now)
+    assert set(changes) == set(WITNESSES)
+
+
+def tried(search: CoordinatorSearch, number: int, now: float) -> Iterator[Address]:
+    """Where a search looks next, if it finds nobody."""
+    for _ in range(number):
+        attempt = search.fail(MEMBER, now)
+        while attempt is None:
+            now = search.due or now
+            attempt = search.go_on(MEMBER, now)
+        yield attempt.address
+
+
+def test_whoever_has_lost_its_coordinator_tries_it_again_and_then_one_after_the_other() -> None:
+    search = make()
+    assert search.lose(MEMBER, since=0.0, now=5.0) == Attempt(FIRST, 1.0)
+    assert list(tried(search, 7, 5.0)) == [FIRST, OTHER, OWN, FIRST, OTHER, OWN, FIRST]
+
+
+def test_whoever_was_sent_away_looks_elsewhere_first() -> None:
+    search = make()
+    search.sent_away = True
+    attempt = search.lose(MEMBER, since=0.0, now=5.0)
+    assert attempt is not None
+    assert [attempt.address, *tried(search, 2, 5.0)] == [OTHER, OWN, FIRST]
+
+
+def test_whoever_was_taken_in_vain_begins_anywhere() -> None:
+    begun = set()
+    for seed in range(20):
+        search = CoordinatorSearch(FIRST, 7, timeout_s=60.0, chance=random.Random(seed))
+        search.lose(MEMBER, since=0.0, now=1.0)
+        search.fail(MEMBER, 1.0)
+        search.find(OTHER)  # it does not lead either
+        search.lose(MEMBER, since=1.0, now=2.0)
+        begun.add(next(tried(search, 1, 2.0)))
+    assert begun == {FIRST, OTHER, OWN}
+
+
+def test_hint_is_followed_once() -> None:
+    search = make(0)
+    search.begin(EARLY, 0.0)
+    assert not search.can_return(EARLY)
+    search.redirect(FIRST, "")
+    assert not search.can_return(EARLY)
+    search.redirect(FIRST, "10.0.0.9:1")
+    assert search.can_return(EARLY)
+    assert next(tried(search, 1, 0.0)) == ("10.0.0.9", 1)
+    assert next(tried(search, 1, 0.0)) == FIRST
+
+
+@pytest.mark.parametrize(("standby", "timeout_s"), [(0, 10.0), (7, 1.0)])
+def test_worker_that_can_look_nowhere_else_gives_the_first_coordinator_more_time(
+    standby: int, timeout_s: float
+) -> None:
+    search = make(standby)
+    assert search.begin(EARLY, 0.0) == Attempt(FIRST, timeout_s)
+    assert search.due == timeout_s
+
+
+def test_pauses_are_random_around_what_is_typical() -> None:
+    dues = set()
+    for seed in range(50):
+        search = CoordinatorSearch(FIRST, 7, timeout_s=60.0, chance=random.Random(seed))
+        loses_at_once(search)
+        assert search.due is not None
+        dues.add(search.due)
+    assert 5.0 + 0.5 * PAUSE_S <= min(dues) < 5.0 + PAUSE_S < max(dues) <= 5.0 + 1.5 * PAUSE_S
