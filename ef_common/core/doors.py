@@ -16,7 +16,8 @@ Two majorities of the same doors have one in common, and it commits itself once:
 so many of those that had committed themselves have ended since that the others are no majority, and nobody who knows of
 the job can be asked. Doors that an agent learns from a name server may differ from those of another agent for a while.
 So they count only when they have not changed for `SETTLED_S`, and each agent adds those of all who have asked it, or
-anybody whom it asks, in the last `LATELY_S`.
+anybody whom it asks, in the last `LATELY_S`. Doors that are told in a file have one more rule
+(:mod:`ef_common.core.door_list`).
 
 Cost: while nobody leads, a round of N agents is N² short conversations.
 """
@@ -184,6 +185,7 @@ class Seeker:
         self.wish = LOOK
         self._settle_s = settle_s
         self._doors: tuple[str, ...] = ()
+        self._own = ""
         self._since = 0.0
         self._answered: dict[str, float] = {}  # when each has answered last
 
@@ -191,13 +193,13 @@ class Seeker:
         """What to do after a round.
 
         Args:
-            own: The door of this agent, which it asks like the others; "" if it has none.
+            own: The door of this agent, which it asks like the others; "" if it has none, or must not found the job.
             doors: All that are known, in an order that all agents agree on.
             answers: Those that have come, also from addresses that are no doors.
             now: Time of a monotonic clock, in seconds.
         """
-        if tuple(doors) != self._doors:
-            self._doors, self._since = tuple(doors), now
+        if (own, tuple(doors)) != (self._own, self._doors):  # whoever may found the job has asked all of them for long
+            self._own, self._doors, self._since = own, tuple(doors), now
         said = {door: heard.standing for door, heard in answers.items()}
         if any(standing.over for standing in said.values()):
             return JobIsOver()
@@ -206,7 +208,8 @@ class Seeker:
                 return FollowDoor(door)
         named = sorted({standing.leader for standing in said.values() if standing.leader})
         if self.wish == COMMIT:
-            return Lead() if self._is_supported(answers, now) else WaitForDoors(self._what_lacks(said), bound=True)
+            is_founder = own and self._is_supported(answers, now)
+            return Lead() if is_founder else WaitForDoors(self._what_lacks(said), bound=True)
         self._answered |= dict.fromkeys(said, now)
         first = next((door for door in doors if now - self._answered.get(door, -inf) <= FRESH_S), "")
         if named or not first or first != own or not self._is_settled(now):

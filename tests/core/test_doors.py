@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ef_common.core import doors
+from ef_common.core.door_list import Bearings
 from ef_common.core.doors import (
     COMMIT,
     FRESH_S,
@@ -169,6 +170,27 @@ def test_seeker_waits_until_the_addresses_of_a_name_have_settled_and_are_its_own
     assert other == WaitForDoors("the name does not stand for this machine (h4:1), but for h1:1")
 
 
+def test_seeker_that_may_not_found_the_job_any_more_does_not_although_others_have_committed_themselves() -> None:
+    seeker = Seeker()
+    said = heard(h2=GRANTED, h3=GRANTED)
+    for _ in range(2):
+        seeker.decide("h2:1", DOORS, said, 0.0)
+    assert seeker.wish == COMMIT
+    assert seeker.decide("", DOORS, said, 0.5) == WaitForDoors(
+        "this agent is to start the job as soon as 2 of 3 support it; no answer from h1:1", bound=True
+    )
+    assert seeker.decide("h2:1", DOORS, said, 1.0) == Lead()
+
+
+def test_seeker_that_may_found_the_job_only_now_first_asks_for_as_long_as_doors_must_have_settled() -> None:
+    seeker = Seeker(settle_s=SETTLED_S)
+    answers = {door: DoorHeard(GRANTED, 100.0) for door in DOORS}
+    seeker.decide("", DOORS, answers, 90.0)
+    for now, wish in ((100.0, LOOK), (100.0 + SETTLED_S - 0.1, LOOK), (100.0 + SETTLED_S, PROMISE)):
+        seeker.decide("h1:1", DOORS, answers, now)
+        assert seeker.wish == wish
+
+
 # ---------------------------------------------------------------- in the simulator
 
 
@@ -238,14 +260,19 @@ class World(Timeline):
         if not agent.alive or agent.job:
             return
         own = agent.door if agent.door in self.places else ""
-        known, wish, asked_at = self.known_to(agent), agent.seeker.wish, self.now
+        bearings, wish, asked_at = self.bearings(agent), agent.seeker.wish, self.now
         answers: dict[str, DoorHeard] = {}
-        for door in dict.fromkeys((*known, *self.more.get(agent.name, ()))):
+        for door in dict.fromkeys((*bearings.ask, *self.more.get(agent.name, ()))):
             self.after(
                 0.0 if door == own else self.delay(),
                 lambda door=door: self.ask(agent, door, own, wish, asked_at, answers),
             )
-        self.after(2.0 * self.random.random() + 0.01, lambda: self.decide(agent, own, known, answers))
+        self.after(2.0 * self.random.random() + 0.01, lambda: self.decide(agent, own, bearings, answers))
+
+    def bearings(self, agent: Agent) -> Bearings:
+        """Where an agent looks, and whether it may found the job."""
+        known = tuple(self.known_to(agent))
+        return Bearings(known, known, may_found=True)
 
     def ask(self, agent: Agent, door: str, own: str, wish: str, asked_at: float, answers: dict[str, DoorHeard]) -> None:
         other = self.at(door)
@@ -266,13 +293,13 @@ class World(Timeline):
     def reach(self, a: str, b: str) -> bool:
         return frozenset((a, b)) not in self.cuts
 
-    def decide(self, agent: Agent, own: str, known: list[str], answers: dict[str, DoorHeard]) -> None:
+    def decide(self, agent: Agent, own: str, bearings: Bearings, answers: dict[str, DoorHeard]) -> None:
         if not agent.alive:
             return
         told = {door for one in answers.values() for door in one.standing.doors}
         self.more[agent.name] = told | {one.standing.leader for one in answers.values() if one.standing.leader}
-        everyone = sorted({*known, *told})
-        match agent.seeker.decide(own, everyone, answers, self.now):
+        everyone = sorted({*bearings.doors, *told})
+        match agent.seeker.decide(own if bearings.may_found else "", everyone, answers, self.now):
             case JobIsOver():
                 assert self.over
                 agent.alive, agent.ended = False, True
