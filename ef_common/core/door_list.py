@@ -1,8 +1,8 @@
 """Doors that a controller tells agents which find no name server: which of them may found the job, a pure rule.
 
-The controller knows the addresses of its pods, and no agent can ask it, or anybody else, for them: pods have no account.
-An agent that has looked for its job in vain shows a *nonce* to whoever asks, a number that it has just drawn. The
-controller reads it, then reads the addresses of all pods of the job from the API server, and has them written into a
+The controller knows the addresses of its pods, and no agent can ask anybody for them, as pods have no account. An agent
+that has looked for its job in vain shows a *nonce* to whoever asks, a number that it has just drawn. The controller
+reads it, then reads the addresses of all pods of the job from the API server, and has them written into a
 file of that agent's pod, with the nonce.
 
 Such a list is one more source of the doors of :mod:`ef_common.core.doors`, with the same rule. A name server may be
@@ -79,6 +79,10 @@ class DoorList:
         if not isinstance(nonce, str) or len(nonce) > _MAX_NONCE_CHARS:
             return cls()
         return cls(doors, others, nonce)
+
+
+NO_DOORS = DoorList()
+"""What a pod is told of which nobody knows anything."""
 
 
 def _addresses(found: object) -> tuple[str, ...]:

@@ -8,8 +8,8 @@ A pod that looks for its job in vain shows a nonce on the same page (:mod:`ef_co
 pods train than run, some of the others are asked for that, too.
 
 Cost: one request for each job in `EVERY_S`, or two if the first pod does not answer, for `MOST_AT_ONCE` jobs at once;
-`_SEEKERS` more while some pods of a job do not train, or `_SEEKERS_AT_FIRST` if none does; a few hundred bytes of memory
-for each job.
+`_SEEKERS` more while some pods of a job do not train, or `_SEEKERS_AT_FIRST` if none does; a few hundred bytes of
+memory for each job.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class PortPage:
             address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
 
             def server_bind(self) -> None:
-                """As a plain server does it: the one for HTTP asks a name server for its own name, which may take long."""
+                """As plain servers do: one for HTTP asks a name server for its own name, which may take long."""
                 if self.address_family == socket.AF_INET6:  # and IPv4
                     self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
                 TCPServer.server_bind(self)

@@ -1,7 +1,8 @@
-"""The doors of a job in Kubernetes: those that its controller tells in a file, beside those of a name that may not resolve.
+"""The doors of a job in Kubernetes: those that its controller tells in a file, and those of a name.
 
-:mod:`ef_common.core.door_list` has the rule. An agent that has looked in vain for a while shows a nonce at the port at
-which its first worker will answer with metrics, where the controller asks anyway.
+The name may resolve late, to what is old, or not at all. :mod:`ef_common.core.door_list` has the rule. An agent that has
+looked in vain for a while shows a nonce at the port at which its first worker will answer with metrics, where the
+controller asks anyway.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class ToldDoors:
         return Resolved.sorted(doors)
 
     def believes(self, address: Address) -> bool:
-        """Whether another job's coordinator at this address is an error: at one of an old list, it is to be expected."""
+        """Whether another job's coordinator at this address is an error: an old list may have addresses of others."""
         return address in self._named
 
     def _with_port(self, hosts: Iterable[str]) -> list[Address]:

@@ -1,7 +1,7 @@
 """What a worker knows of the training, for Prometheus and for the controller of a cluster.
 
-One thread answers (:mod:`ef_common.launch.port_page`): a training does not wait for it, and needs no more memory if many
-ask. It tells a few numbers, which every member knows.
+One thread answers (:mod:`ef_common.launch.port_page`): a training does not wait for it, and needs no more memory if
+many ask. It tells a few numbers, which every member knows.
 
 Cost: one number is read each second, and a line of text is written for each metric and request.
 """

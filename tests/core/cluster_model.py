@@ -265,7 +265,7 @@ class Cluster:
             self.pods[key][pod.name] = replace(there, gone_by=self.now + GRACE_S)
 
     def tell(self, key: str, pod: Pod, doors: DoorList) -> None:
-        """A pod is told where the others are, if it is as it was read. Whoever was there when it asked is among them."""
+        """A pod is told where the others are, if it is as it was read: all who were there when it asked."""
         there = self.pods.get(key, {}).get(pod.name)
         if there != pod:
             self.num_late += 1

@@ -153,7 +153,7 @@ class Told(World):
         self.after(0.6 * self.random.random(), lambda: self.announce(agent))
 
     def bearings(self, agent: Agent) -> Bearings:
-        named = [place for place in self.known_to(agent)] if self.reaches_names[agent.name] else []
+        named = self.known_to(agent) if self.reaches_names[agent.name] else []
         return self.readers[agent.name].look(self.pods[agent.door].file, named, self.now)
 
     # ------------------------------------------------------------ the controller, and the kubelets
@@ -219,8 +219,7 @@ def finds_two_jobs(first: int = 0) -> bool:
         try:
             if play(seed).exceptions:
                 return True
-        except AssertionError as error:
-            assert "founded twice" in str(error)
+        except AssertionError:
             return True
     return False
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 import pytest
 
 from ef_common.core.cluster import WorkerReport
-from ef_common.kubernetes import asking
 from ef_common.core.door_list import VALID_S
+from ef_common.kubernetes import asking
 from ef_common.kubernetes.asking import Reports, nonce_in, report_in
 
 PAGE = """elasticflow_workers 3

@@ -595,11 +595,11 @@ def test_only_one_of_two_controllers_acts_and_the_other_one_takes_over(api: Memo
 
 
 @pytest.fixture
-def seeking(api: MemoryApi, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+def seeking(api: MemoryApi, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """What pods show that look for their job, by their addresses; a controller that looks when it is told to."""
     nonces: dict[str, str] = {}
     monkeypatch.setattr(asking.Reports, "seekers_of", lambda reports, job: dict(nonces))
-    yield nonces
+    return nonces
 
 
 def run_pods(api: MemoryApi) -> None:

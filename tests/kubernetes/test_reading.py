@@ -455,7 +455,7 @@ def test_pod_has_a_file_of_the_addresses_that_it_is_told_and_those_of_now_at_fir
     told = DoorList(("10.0.0.1", "fd00::1"))
     pod = writing.pod_of(thing, 0, told)
     assert pod["metadata"]["annotations"] == {"b": "c", DOORS_ANNOTATION: told.text()}
-    data, volume = pod["spec"]["volumes"]
+    _, volume = pod["spec"]["volumes"]
     (item,) = volume["downwardAPI"]["items"]
     assert item == {"path": "doors", "fieldRef": {"fieldPath": f"metadata.annotations['{DOORS_ANNOTATION}']"}}
     first, beside = pod["spec"]["containers"]

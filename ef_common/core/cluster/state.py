@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ef_common.core.cluster.report import WorkerReport
-from ef_common.core.door_list import DoorList
+from ef_common.core.door_list import NO_DOORS, DoorList
 
 Resources = Mapping[str, int]
 """How much of each resource, in the smallest unit of each (thousandths of a core, bytes, pieces)."""
@@ -83,7 +83,7 @@ class Pod:
     slow: bool = False
     address: str = ""
     seeks: str = ""
-    told: DoorList = DoorList()
+    told: DoorList = NO_DOORS
 
     @property
     def takes_room(self) -> bool:
@@ -241,5 +241,5 @@ class Decision:
     spares: int = 0
     why: str = ""
     remove: bool = False
-    contacts: DoorList = DoorList()
+    contacts: DoorList = NO_DOORS
     tell: tuple[Pod, ...] = ()
