@@ -239,6 +239,8 @@ def find_at_doors(
                     lead()
                     return None
                 case WaitForDoors(why, bound):
+                    if own is not None and not candidate and not named:
+                        why = f"nobody has told this agent yet where all others are; {why}"
                     for address, refusal in asking.refusals.items():
                         if doors.believes(address):
                             raise refusal

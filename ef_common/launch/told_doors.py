@@ -1,7 +1,7 @@
 """The doors of a job in Kubernetes: those that its controller tells in a file, and those of a name.
 
-The name may resolve late, to what is old, or not at all. :mod:`ef_common.core.door_list` has the rule. An agent that has
-looked in vain for a while shows a nonce at the port at which its first worker will answer with metrics, where the
+The name may resolve late, to what is old, or not at all. :mod:`ef_common.core.door_list` has the rule. An agent that
+has looked in vain for a while shows a nonce at the port at which its first worker will answer with metrics, where the
 controller asks anyway.
 """
 
@@ -49,7 +49,6 @@ class ToldDoors:
         self._page = PortPage(port, self._text) if port else None
         self._began = time.monotonic()
         self._is_shown = False
-        self._named: list[Address] = []
         self._bearings = Bearings((), (), may_found=False)
 
     def close(self) -> None:
@@ -59,12 +58,11 @@ class ToldDoors:
 
     def known(self) -> list[Address]:
         """All addresses that are to be asked now, that of this agent first."""
-        self._named = self._names.known()
+        named = [host for host, _ in self._names.known()]
         now = time.monotonic()
         if self._page is not None and not self._is_shown and now - self._began >= ASK_S:
             self._is_shown = True
             self._page.start()
-        named = [host for host, _ in self._named]
         self._bearings = self._reader.look(_read(self._file), named, now)
         return self._with_port(self._bearings.ask)
 
@@ -81,8 +79,8 @@ class ToldDoors:
         return Resolved.sorted(doors)
 
     def believes(self, address: Address) -> bool:
-        """Whether another job's coordinator at this address is an error: an old list may have addresses of others."""
-        return address in self._named
+        """Whether another job's coordinator at an address is an error: not here, as any of them may be old."""
+        return False
 
     def _with_port(self, hosts: Iterable[str]) -> list[Address]:
         return [(host, self._own[1]) for host in hosts]
