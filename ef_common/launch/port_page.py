@@ -52,6 +52,8 @@ class PortPage:
         """End it. May be repeated."""
         self._stopped.set()
         if self._server is not None:
+            with suppress(OSError):  # it listens until the thread looks again, otherwise
+                self._server.socket.shutdown(socket.SHUT_RDWR)
             self._server.server_close()
 
     def _run(self) -> None:

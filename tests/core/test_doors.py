@@ -11,6 +11,7 @@ from ef_common.core import doors
 from ef_common.core.door_list import Bearings
 from ef_common.core.doors import (
     COMMIT,
+    DEFER_S,
     FRESH_S,
     LOOK,
     PROMISE,
@@ -132,6 +133,24 @@ def test_seeker_leaves_the_job_to_one_that_has_answered_a_moment_ago() -> None:
     assert seeker.wish == LOOK
     seeker.decide("h2:1", DOORS, heard(h2=IDLE), FRESH_S + 0.1)
     assert seeker.wish == PROMISE
+
+
+def test_seeker_leaves_the_job_for_a_while_to_one_that_does_not_ask_for_support() -> None:
+    seeker, idle, busy = Seeker(), heard(h1=IDLE, h2=IDLE), heard(h1=DoorAnswer(promised="h1:1"), h2=IDLE)
+    for now, said, wish in (
+        *((0.0, idle, LOOK), (DEFER_S - 0.1, idle, LOOK), (DEFER_S, busy, LOOK), (DEFER_S + 1.0, idle, LOOK)),
+        *((2 * DEFER_S, idle, LOOK), (2 * DEFER_S + 1.0, idle, PROMISE)),
+    ):
+        seeker.decide("h2:1", DOORS, said, now)
+        assert seeker.wish == wish, now
+
+
+def test_seeker_that_may_not_found_the_job_has_waited_for_nobody() -> None:
+    seeker = Seeker()
+    seeker.decide("h2:1", DOORS, heard(h1=IDLE, h2=IDLE), 0.0)
+    seeker.decide("", DOORS, heard(h1=IDLE, h2=IDLE), 1.0)
+    seeker.decide("h2:1", DOORS, heard(h1=IDLE, h2=IDLE), DEFER_S)
+    assert seeker.wish == LOOK
 
 
 def test_seeker_alone_says_how_much_support_it_lacks() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import re
 import socket
 import threading
@@ -95,11 +96,11 @@ class Agent:
 def test_agent_without_a_name_server_founds_the_job_with_those_that_it_is_told_of(clock: Clock, file: Path) -> None:
     agent = Agent(clock, file)
     agent.supporters[B] = Supporter()
-    agent.later(50.0, lambda: agent.tell(DoorList((A[0], B[0], C[0])), answers=True))
+    agent.later(20.0, lambda: agent.tell(DoorList((A[0], B[0], C[0])), answers=True))
     began = clock.now
     assert agent.find() is None
     assert agent.leads == 1
-    assert began + 50.0 <= clock.now < began + 60.0
+    assert began + 20.0 <= clock.now < began + 30.0
     assert {A, B, C} == set(agent.asked)
 
 
@@ -107,7 +108,7 @@ def test_agent_that_is_told_of_others_but_not_for_its_nonce_only_asks_them(clock
     """As a pod is that was created with addresses of others, also if one of them was its own by chance."""
     agent = Agent(clock, file)
     agent.tell(DoorList((A[0], B[0])))
-    agent.later(300.0, lambda: agent.answers.update({B: lambda: DoorAnswer(leads=True)}))
+    agent.later(60.0, lambda: agent.answers.update({B: lambda: DoorAnswer(leads=True)}))
     assert agent.find() == B
     assert agent.leads == 0
 
@@ -159,11 +160,12 @@ def test_old_address_that_another_job_has_by_now_does_no_harm(
     agent = Agent(clock, file)
     agent.answers[B] = refuse
     agent.tell(DoorList((B[0],)))
-    agent.later(100.0, lambda: agent.tell(DoorList((A[0],)), answers=True))
+    agent.later(30.0, lambda: agent.tell(DoorList((A[0],)), answers=True))
     assert agent.find() is None
     assert agent.leads == 1
     assert [record.getMessage() for record in caplog.records] == [
-        "nobody has told this agent yet where all others are; 10.0.0.1:29400 is to start the job; another token; waiting"
+        "nobody has told this agent yet where all others are; "
+        "10.0.0.1:29400 is to start the job; another token; waiting"
     ]
     named = Agent(clock, file, B[0])
     named.answers[B] = refuse
@@ -240,8 +242,8 @@ def test_agent_shows_its_nonce_once_it_has_looked_in_vain_and_until_it_has_found
     assert told.candidate(A) == A
     assert told.counted() == [A]
     told.close()
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", told._page.port), timeout=10.0)
+    with socket.socket() as connection:
+        assert connection.connect_ex(("127.0.0.1", told._page.port)) == errno.ECONNREFUSED
 
 
 # ---------------------------------------------------------------- real agents
@@ -250,6 +252,7 @@ def test_agent_shows_its_nonce_once_it_has_looked_in_vain_and_until_it_has_found
 def test_real_agents_find_each_other_by_what_they_are_told(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of them has an address of the loopback interface. Only one of them can have the page, which is enough."""
     monkeypatch.setattr(told_doors, "ASK_S", 0.2)
+    monkeypatch.setattr("ef_common.core.doors.DEFER_S", 1.0)  # it may be the second one that has the page
     port, page = free_ports(2)
     monkeypatch.setenv("ELASTICFLOW_TOKEN", "secret of the job")
     monkeypatch.setenv("ELASTICFLOW_METRICS_PORT", str(page))
