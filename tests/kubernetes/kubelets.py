@@ -93,6 +93,7 @@ class Kubelets:
         self.outputs = outputs
         self.has_names = True
         self.lag_s = 0.0
+        self._places: set[Path] = set()  # where such files are mounted
         self._written: dict[str, str] = {}  # version of the pod (uid) of which its files are
         self._api = Api(str(kubeconfig), manager="kubelet")
         self._gpus = dict(gpus)
@@ -130,6 +131,9 @@ class Kubelets:
             thread.join(10.0)
         self._server.__exit__()
         self._api.close()
+        for place in self._places:
+            with contextlib.suppress(OSError):  # somebody else has it, too
+                place.rmdir()
 
     def process_of(self, pod: str) -> subprocess.Popen[bytes]:
         """The process of a pod that runs."""
@@ -244,6 +248,8 @@ class Kubelets:
             if mount["name"] in own:
                 folder, place = self._volume(pod, mount["name"]), mount["mountPath"]
                 folder.mkdir(parents=True, exist_ok=True)
+                if mount.get("readOnly"):
+                    self._places.add(Path(place))
                 mounts.append(f"mkdir -p {place} && mount --bind {folder} {place}")
         return ("sh", "-c", " && ".join([*mounts, 'exec "$@"']), "sh") if mounts else ()
 

@@ -88,11 +88,3 @@ def test_kubelets_that_write_what_pods_are_told_a_minute_late_only_delay_the_sta
     nameless.cut_off("a-1")
     training.wait_for_world(3, after=first)
     training.finish()
-
-
-def test_job_with_a_name_server_is_told_nothing(training: Training, cluster: Cluster) -> None:
-    training.submit(2, 3)
-    training.wait_for_world(3)
-    training.wait_for_steps()
-    assert not [one for one in told(cluster).values() if one.nonce]
-    training.finish()
