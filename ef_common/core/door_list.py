@@ -30,7 +30,7 @@ as a rule, and after one and a half minutes at most."""
 RENEW_S = 60.0
 """How often an agent draws another nonce."""
 ASK_S = 10.0
-"""How long an agent looks for its job before it shows a nonce. Where names are known, it has mostly found it by then."""
+"""How long an agent looks for its job before it shows a nonce. Where names are known, it has mostly found it then."""
 MAX_LISTED = 1024
 """How many addresses a list has at most."""
 _MAX_NONCE_CHARS = 64
