@@ -3,7 +3,7 @@
 A new pod is created with the addresses of a few pods that run, so it finds the training whatever becomes of the name
 server. It must not found one by them. A pod that looks for its job in vain says so, with a nonce, and is told all
 addresses (:mod:`ef_common.core.door_list`): they are read after the nonce was heard, and it is told again whenever they
-have changed, until it has found its job. Where names are known, hardly any pod is told anything, and that costs no call.
+have changed, until it has found its job. Where names are known, hardly any pod is told anything, which costs no call.
 """
 
 from __future__ import annotations
