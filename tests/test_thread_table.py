@@ -69,6 +69,9 @@ WITNESSES = {
     "elasticflow-ask": [
         "tests/control/test_inquiry.py::test_error_while_one_of_several_is_asked_reaches_the_one_that_looks"
     ],
+    "elasticflow-names": [
+        "tests/launch/test_told_doors.py::test_error_while_a_name_is_asked_for_reaches_the_one_that_looks"
+    ],
     "elasticflow-seek": ["tests/launch/test_doors.py::test_error_while_an_agent_is_asked_reaches_the_one_that_looks"],
     "elasticflow-registry": [
         "tests/launch/test_finding.py::test_error_while_the_registry_is_asked_ends_the_search_at_once"

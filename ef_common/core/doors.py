@@ -2,8 +2,8 @@
 
 A *door* is an address at which an agent of the job listens. Each agent that looks for the job asks all doors that it
 knows, over and over. Whoever leads, or knows who leads, says so, and is followed. Otherwise the first door of those
-that have answered in the last `FRESH_S` is the candidate. It founds the job with the support of a majority of the
-doors:
+that have answered in the last `FRESH_S` is the candidate, unless it has done nothing about it for `DEFER_S`. It founds
+the job with the support of a majority of the doors:
 
 1. *Promise.* The candidate asks for promises, and counts each of them for `FRESH_S`.
 2. *Commit.* With those of a majority it asks for commits, and leads as soon as a majority has committed itself at the
@@ -15,7 +15,8 @@ Two majorities of the same doors have one in common, and it commits itself once:
 so many of those that had committed themselves have ended since that the others are no majority, and nobody who knows of
 the job can be asked. Doors that an agent learns from a name server may differ from those of another agent for a while.
 So they count only when they have not changed for `SETTLED_S`, and each agent adds those of all who have asked it, or
-anybody whom it asks, in the last `LATELY_S`.
+anybody whom it asks, in the last `LATELY_S`. Doors that are told in a file have one more rule
+(:mod:`ef_common.core.door_list`).
 
 Cost: while nobody leads, a round of N agents is N² short conversations.
 """
@@ -35,6 +36,9 @@ SETTLED_S = 2.0
 """How long the doors that a name stands for must have been the same."""
 LATELY_S = 5.0
 """How long whoever has asked is known for it."""
+DEFER_S = 30.0
+"""How long an agent leaves the job to another one that comes before it, and answers, and does not ask for support: that
+one may not know, and never learn, that it may found the job."""
 MAX_DOORS = 1024
 """How many of those that have asked are kept."""
 LOOK, PROMISE, COMMIT = "look", "promise", "commit"
@@ -226,20 +230,22 @@ class Seeker:
         self.wish = LOOK
         self._settle_s = settle_s
         self._doors: tuple[str, ...] = ()
+        self._own = ""
         self._since = 0.0
         self._answered: dict[str, float] = {}  # when each has answered last
+        self._idle_since: dict[str, float] = {}  # since when each answers, and does not ask for support
 
     def decide(self, own: str, doors: Sequence[str], answers: Mapping[str, DoorHeard], now: float) -> Decision:
         """What to do after a round.
 
         Args:
-            own: The door of this agent, which it asks like the others; "" if it has none.
+            own: The door of this agent, which it asks like the others; "" if it has none, or must not found the job.
             doors: All that are known, in an order that all agents agree on.
             answers: Those that have come, also from addresses that are no doors.
             now: Time of a monotonic clock, in seconds.
         """
-        if tuple(doors) != self._doors:
-            self._doors, self._since = tuple(doors), now
+        if (own, tuple(doors)) != (self._own, self._doors):  # whoever may found the job has asked all of them for long
+            self._own, self._doors, self._since = own, tuple(doors), now
         said = {door: heard.standing for door, heard in answers.items()}
         if any(standing.over for standing in said.values()):
             return JobIsOver()
@@ -248,14 +254,31 @@ class Seeker:
                 return FollowDoor(door)
         named = sorted({standing.leader for standing in said.values() if standing.leader})
         if self.wish == COMMIT:
-            return Lead() if self._is_supported(answers, now) else WaitForDoors(self._what_lacks(said), bound=True)
+            is_founder = own and self._is_supported(answers, now)
+            return Lead() if is_founder else WaitForDoors(self._what_lacks(said), bound=True)
         self._answered |= dict.fromkeys(said, now)
-        first = next((door for door in doors if now - self._answered.get(door, -inf) <= FRESH_S), "")
+        first = self._first(own, said, now)
         if named or not first or first != own or not self._is_settled(now):
             self.wish = LOOK
             return self._wait_for(named, first, said, own)
         self.wish = COMMIT if self.wish == PROMISE and self._is_supported(answers, now) else PROMISE
         return WaitForDoors(self._what_lacks(said))
+
+    def _first(self, own: str, said: Mapping[str, DoorAnswer], now: float) -> str:
+        """The first door that has answered lately; those are passed over that have stood idle for long."""
+        if not own:
+            self._idle_since = {}
+        for door in self._doors:
+            has_answered = now - self._answered.get(door, -inf) <= FRESH_S
+            if has_answered and (own in ("", door) or not self._is_idle(door, said, now)):
+                return door
+        return ""
+
+    def _is_idle(self, door: str, said: Mapping[str, DoorAnswer], now: float) -> bool:
+        if door in said and said[door].promised == door:
+            self._idle_since.pop(door, None)
+            return False
+        return now - self._idle_since.setdefault(door, now) >= DEFER_S
 
     def _is_supported(self, answers: Mapping[str, DoorHeard], now: float) -> bool:
         supporters = [

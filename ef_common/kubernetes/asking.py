@@ -4,8 +4,12 @@ What a pod answers is not trusted: it may be long, late, or wrong. It is read up
 only numbers and addresses are taken from it. So a pod that lies falsifies the status of its own job, its size between
 what the user allows, and which of its pods go first; it delays nobody else.
 
-Cost: one request for each job in `EVERY_S`, or two if the first pod does not answer, for `MOST_AT_ONCE` jobs at once; a
-few hundred bytes of memory for each job.
+A pod that looks for its job in vain shows a nonce on the same page (:mod:`ef_common.core.door_list`). As long as fewer
+pods train than run, some of the others are asked for that, too.
+
+Cost: one request for each job in `EVERY_S`, or two if the first pod does not answer, for `MOST_AT_ONCE` jobs at once;
+`_SEEKERS` more while some pods of a job do not train, or `_SEEKERS_AT_FIRST` if none does; a few hundred bytes of
+memory for each job.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ef_common import threads
 from ef_common.core.cluster import WorkerReport
+from ef_common.core.door_list import VALID_S
 from ef_common.errors import ThreadFailed
 
 logger = logging.getLogger(__name__)
@@ -32,6 +37,11 @@ _ASK_OF_A_JOB = 2
 _LINE = re.compile(r"elasticflow_([a-z_]{1,40}) ([0-9]{1,15}(?:\.[0-9]{1,9})?)")
 _STRAGGLER = re.compile(r'elasticflow_straggler\{address="([0-9a-fA-F.:]{2,45})"\} 1')
 _FIRST = re.compile(r'elasticflow_rank_zero\{address="([0-9a-fA-F.:]{2,45})"\} 1')
+_SEEKING = re.compile(r'elasticflow_seeking\{nonce="([0-9a-f]{16})"\} 1')
+_SEEKERS = 8
+"""How many more pods of a job that trains are asked in a round whether they look for it."""
+_SEEKERS_AT_FIRST = 64
+"""The same for a job of which nobody trains."""
 _MOST_SLOW = 16
 _NEEDED = ("workers", "view_generation", "step", "samples_per_second", "nodes_wanted")
 
@@ -59,6 +69,7 @@ def report_in(text: str, at: float) -> WorkerReport | None:
         workers, generation, step = (int(found[name]) for name in _NEEDED[:3])
         asked, speed = int(found["nodes_wanted"]), float(f"{float(found['samples_per_second']):.3g}")
         checkpoint = int(found["checkpoint_step"]) if "checkpoint_step" in found else None
+        nodes = min(int(found["nodes"]), 2**31 - 1) if "nodes" in found else None
     except (KeyError, ValueError):
         return None
     largest = 2**31 - 1  # what the fields of the status hold
@@ -66,8 +77,18 @@ def report_in(text: str, at: float) -> WorkerReport | None:
     if not workers:
         return None
     return WorkerReport(
-        at, min(workers, largest), generation, step, speed, min(asked, largest), slow, checkpoint, first
+        at, min(workers, largest), generation, step, speed, min(asked, largest), slow, checkpoint, first, nodes
     )
+
+
+def nonce_in(text: str) -> str:
+    r"""The nonce that a page shows; "" for none.
+
+    Example:
+        >>> nonce_in('elasticflow_seeking{nonce="00112233445566ff"} 1\n')
+        '00112233445566ff'
+    """
+    return next((match[1] for match in map(_SEEKING.fullmatch, text.splitlines()) if match), "")
 
 
 class Reports:
@@ -83,6 +104,7 @@ class Reports:
         self._doors: Mapping[str, Sequence[Door]] = {}
         self._reports: dict[str, WorkerReport] = {}
         self._answered: dict[str, Door] = {}
+        self._seekers: dict[str, dict[str, tuple[str, float]]] = {}  # by address: the nonce, and when it was heard last
         self._round = 0
         self._stopped = threading.Event()
 
@@ -93,13 +115,21 @@ class Reports:
             doors: Those of each job.
         """
         self._doors = doors
-        for known in (self._reports, self._answered):
+        for known in (self._reports, self._answered, self._seekers):
             for job in [job for job in list(known) if not doors.get(job)]:
                 known.pop(job, None)
 
     def of(self, job: str) -> WorkerReport | None:
         """What a worker of a job has said last; None if nobody has, or nobody can be asked any more."""
         return self._reports.get(job)
+
+    def seekers_of(self, job: str) -> dict[str, str]:
+        """What the pods of a job have shown that look for it, by their addresses.
+
+        One that does not answer any more may stand still for a while, and believe what it was told.
+        """
+        now, known = self._clock(), list(self._seekers.get(job, {}).items())
+        return {address: nonce for address, (nonce, at) in known if now - at < VALID_S}
 
     def start(self, *, on_failure: Callable[[ThreadFailed], object] = lambda failure: None) -> None:
         """Start the thread.
@@ -137,13 +167,37 @@ class Reports:
 
     async def _ask_of(self, job: str, doors: Sequence[Door]) -> bool:
         """Ask pods of a job until one answers; whether anything has changed that matters to the controller."""
-        for door in self._in_order(job, doors):
+        is_news, order, report = False, self._in_order(job, doors), None
+        for door in order:
             at = self._clock()
-            report = report_in(await _page(door), at)
+            text = await _page(door)
+            is_news |= self._note_seeker(job, door, text)
+            report = report_in(text or "", at)
             if report is not None:
                 before, self._reports[job], self._answered[job] = self._reports.get(job), report, door
-                return before is None or (before.members, before.asked) != (report.members, report.asked)
-        return False
+                is_news |= before is None or (before.members, before.asked) != (report.members, report.asked)
+                break
+        do_all_train = report is not None and report.nodes is not None and report.nodes >= len(doors)
+        most = 0 if do_all_train else _SEEKERS_AT_FIRST if report is None else _SEEKERS
+        others = self._others([door for door in doors if door not in order], most)
+        texts = await asyncio.gather(*map(_page, others))
+        notes = [self._note_seeker(job, door, text) for door, text in zip(others, texts, strict=True)]
+        return is_news or any(notes)
+
+    def _others(self, doors: Sequence[Door], most: int) -> list[Door]:
+        """So many of these, others in each round."""
+        first = self._round * most % max(1, len(doors))
+        return [*doors[first:], *doors[:first]][:most]
+
+    def _note_seeker(self, job: str, door: Door, text: str | None) -> bool:
+        """What a page says of whether this pod looks for its job; whether that is news. None: it has found it."""
+        known, nonce = self._seekers.setdefault(job, {}), nonce_in(text or "")
+        before = known.get(door[0], ("", 0.0))[0]
+        if nonce:
+            known[door[0]] = (nonce, self._clock())
+        elif text != "":
+            known.pop(door[0], None)
+        return bool(nonce) and nonce != before
 
     def _in_order(self, job: str, doors: Sequence[Door]) -> list[Door]:
         """The pod of rank 0 comes first, then the one that has answered before, and another one in each round."""
@@ -155,10 +209,12 @@ class Reports:
         return order[:_ASK_OF_A_JOB]
 
 
-async def _page(door: Door) -> str:
-    """The metrics of a pod; "" if it does not answer in time, or if its answer is too long."""
+async def _page(door: Door) -> str | None:
+    """The metrics of a pod; "" if it does not answer in time, or if its answer is too long; None without a page."""
     try:
         return await asyncio.wait_for(_read(door), _TIMEOUT_S)
+    except ConnectionRefusedError:
+        return None
     except Exception as error:  # whatever a pod does, others are asked
         logger.debug("the worker at %s does not answer: %r", door, error)
         return ""

@@ -14,6 +14,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING
 
 from ef_common import threads
@@ -21,15 +22,18 @@ from ef_common.core.cluster import (
     Decision,
     Job,
     JobPhase,
+    Pod,
     Refusal,
     SharePolicy,
     WorkerReport,
     agrees,
     decide,
+    doors_of,
     on_record,
 )
 from ef_common.core.cluster.arrivals import Arrivals, arrive
 from ef_common.core.cluster.decide import RETRY_S
+from ef_common.core.door_list import DoorList
 from ef_common.errors import (
     ClusterAway,
     ClusterConflict,
@@ -66,6 +70,8 @@ _CALLS_PER_S, _BURST = 200.0, 400.0
 """This is reached when many jobs come at once. An API server has limits of its own, too."""
 _NUM_THREADS = 8
 """How many jobs are acted on at a time: most of a call is waiting."""
+_TELL_S = 5.0
+"""The shortest time between two times when a pod is told where the others are, whatever it says."""
 _PROGRESS_S, _PROGRESS_PER_S = 15.0, 2.0
 """The shortest time between two updates of a training's progress in its status, and the most such updates of all jobs
 together in a second: if there are many jobs, that of each is updated less often."""
@@ -106,6 +112,7 @@ class Controller:
         self._limiter = Limiter(_CALLS_PER_S, _BURST, clock=time.monotonic, sleep=self._stopped.wait)
         self._belongings = Belongings(api, namespace, wait=self._limiter.wait)
         self._teller = Teller(api)
+        self._told_at: dict[str, float] = {}  # when pods (uid) were told where the others are, lately
         self._arrivals = Arrivals()
         self._reports = Reports(on_news=self._wake.set)
         self._asks_since: float | None = None  # None: this controller asks nobody
@@ -250,7 +257,14 @@ class Controller:
     ) -> dict[str, Job]:
         priorities = self._priorities()
         jobs = {
-            key: reading.job_of(thing, pods.get(key, ()), nodes, priorities=priorities, report=self._reports.of(key))
+            key: reading.job_of(
+                thing,
+                pods.get(key, ()),
+                nodes,
+                priorities=priorities,
+                report=self._reports.of(key),
+                seekers=self._reports.seekers_of(key),
+            )
             for key, thing in things.items()
         }
         for key, job in jobs.items():
@@ -263,6 +277,7 @@ class Controller:
         uids, versions = {one["metadata"]["uid"] for one in things}, set(map(reading.version_of, things))
         self._belongings.forget_all_but(uids)
         self._teller.forget_all_but(uids)
+        self._told_at = {uid: at for uid, at in self._told_at.items() if time.monotonic() < at + _TELL_S}
         self._pauses = {version: pause for version, pause in self._pauses.items() if version in versions}
         self._refusals = {version: one for version, one in self._refusals.items() if now < one.until}
 
@@ -323,7 +338,7 @@ class Controller:
             self._belongings.keep(thing)
         for number, index in enumerate(decision.create):
             try:
-                self._create(thing, index)
+                self._create(thing, index, decision.contacts)
             except ClusterRefused as error:  # a quota, or a template that is wrong: the next decision knows of it
                 limit = sum(pod.alive and pod.uid not in decision.record.leaving for pod in job.pods) + number
                 self._refusals[reading.version_of(thing)] = Refusal(limit, time.time() + RETRY_S, str(error))
@@ -331,6 +346,7 @@ class Controller:
         if decision.delete or decision.create:
             logger.info("%s %s", job.key, decision.why)
             self._teller.tell(thing, "Resized", decision.why)
+        self._tell_doors(thing, job, decision.tell)
         if decision.remove:
             self._api.delete(kinds.JOBS, namespace, thing["metadata"]["name"], uid=thing["metadata"]["uid"])
 
@@ -342,9 +358,43 @@ class Controller:
 
     def _still_agrees(self, thing: Json, job: Job) -> bool:
         """Read the pods of a job, after its record."""
+        return agrees(job, [reading.pod_of(pod) for pod in self._pods_of(thing)])
+
+    def _pods_of(self, thing: Json) -> list[Json]:
+        """The pods of a job, as the API server has them now."""
+        self._limiter.wait()
         meta = thing["metadata"]
         found, _ = self._api.list(kinds.PODS, meta["namespace"], labels=f"{JOB_LABEL}={meta['name']}")
-        return agrees(job, [reading.pod_of(pod) for pod in found if reading.belongs(pod, thing)])
+        return [pod for pod in found if reading.belongs(pod, thing)]
+
+    def _tell_doors(self, thing: Json, job: Job, seekers: Sequence[Pod]) -> None:
+        """Tell these pods the addresses of the others, which are read after their nonces were heard.
+
+        What keeps one from being told keeps nobody from anything else.
+        """
+        now = time.monotonic()
+        due = {pod.uid: pod for pod in seekers if now >= self._told_at.get(pod.uid, -inf) + _TELL_S}
+        if not due:
+            return
+        found = self._pods_of(thing)
+        known = replace(job, pods=tuple(reading.pod_of(pod) for pod in found))
+        for pod in found:
+            seeker = due.get(pod["metadata"]["uid"])
+            if seeker is None:
+                continue
+            self._told_at[seeker.uid] = now
+            self._limiter.wait()
+            meta, patch = pod["metadata"], writing.doors_patch(pod, doors_of(known, seeker.seeks))
+            try:
+                made = self._api.change(kinds.PODS, meta["namespace"], meta["name"], patch)
+            except (ClusterConflict, ClusterNotFound) as error:
+                logger.debug("%s has changed meanwhile: %s", meta["name"], error)
+                self._told_at.pop(seeker.uid)
+            except ClusterRefused as error:
+                why = f"{meta['name']} cannot be told the addresses of other pods: {error}"
+                self._teller.tell(thing, "Refused", why, kind="Warning")
+            else:
+                self._copies[kinds.PODS].update(made)
 
     def _delete(self, namespace: str, name: str, uid: str, *, force: bool) -> None:
         self._limiter.wait()
@@ -356,10 +406,10 @@ class Controller:
         except (ClusterNotFound, ClusterConflict):  # it has gone, and another one may have its name
             pass
 
-    def _create(self, thing: Json, index: int) -> None:
+    def _create(self, thing: Json, index: int, contacts: DoorList) -> None:
         self._limiter.wait()
         try:
-            made = self._api.create(kinds.PODS, writing.pod_of(thing, index))
+            made = self._api.create(kinds.PODS, writing.pod_of(thing, index, contacts))
         except ClusterConflict:  # it is there
             return
         self._metrics.created()

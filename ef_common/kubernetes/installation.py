@@ -37,7 +37,8 @@ def job_rules() -> list[Json]:
         _rule(GROUP, [f"{PLURAL}/status"], ["update"]),
         # Owners are set with blockOwnerDeletion, which some clusters allow only to those who may change finalizers.
         _rule(GROUP, [f"{PLURAL}/finalizers"], ["update"]),
-        _rule("", ["pods"], ["get", "list", "watch", "create", "delete"]),
+        # Pods are patched with the addresses of the others, where no name server tells them.
+        _rule("", ["pods"], ["get", "list", "watch", "create", "patch", "delete"]),
         _rule("", ["services", "secrets"], ["create"]),
         _rule("networking.k8s.io", ["networkpolicies"], ["create"]),
         _rule("policy", ["poddisruptionbudgets"], ["create", "patch"]),

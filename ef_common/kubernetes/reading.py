@@ -14,8 +14,9 @@ from ipaddress import ip_address
 from typing import Any
 
 from ef_common.core.cluster import Cause, Job, JobPhase, Node, Pod, Record, Refusal, WorkerReport
+from ef_common.core.door_list import DoorList
 from ef_common.kubernetes.quantities import thousandths
-from ef_common.kubernetes.resource import DEFAULT_BACKOFF_LIMIT, INDEX_LABEL, JOB_LABEL, problem
+from ef_common.kubernetes.resource import DEFAULT_BACKOFF_LIMIT, DOORS_ANNOTATION, INDEX_LABEL, JOB_LABEL, problem
 
 METRICS_VARIABLE = "ELASTICFLOW_METRICS_PORT"
 """Its name is that of `ef_common.launch.environment`, of which this layer knows nothing."""
@@ -88,16 +89,18 @@ def _of_container(container: Object) -> dict[str, int]:
     return {name: thousandths(amount) for name, amount in amounts.items()}
 
 
-def pod_of(pod: Object, slow: Collection[str] = ()) -> Pod:
+def pod_of(pod: Object, slow: Collection[str] = (), seekers: Mapping[str, str] | None = None) -> Pod:
     """A worker pod. The container that trains decides whether it has ended: others may run for ever.
 
     Args:
         pod: It.
         slow: Addresses of those that are slower than the others.
+        seekers: What those have shown that look for their job, by their addresses; None for nobody.
     """
     meta, status = pod["metadata"], pod.get("status") or {}
     phase, over = status.get("phase", "Pending"), _end_of_training(pod)
     ended = phase in _ENDED or over is not None
+    address = _address_of(status)
     return Pod(
         name=meta["name"],
         uid=meta["uid"],
@@ -113,7 +116,17 @@ def pod_of(pod: Object, slow: Collection[str] = ()) -> Pod:
         created=seconds(meta.get("creationTimestamp")),
         problem=_problem_of(status),
         slow=status.get("podIP") in slow,
+        address=address,
+        seeks=(seekers or {}).get(address, "") if address else "",
+        told=DoorList.of((meta.get("annotations") or {}).get(DOORS_ANNOTATION, "")),
     )
+
+
+def _address_of(status: Object) -> str:
+    try:
+        return str(ip_address(status["podIP"]))
+    except (KeyError, ValueError):
+        return ""
 
 
 def door_of(pod: Object) -> tuple[str, int] | None:
@@ -221,6 +234,7 @@ def job_of(
     *,
     priorities: Mapping[str, int],
     report: WorkerReport | None = None,
+    seekers: Mapping[str, str] | None = None,
 ) -> Job:
     """A job.
 
@@ -230,6 +244,7 @@ def job_of(
         nodes: The nodes.
         priorities: Those of the classes, by name; "" is the default one.
         report: What a worker has said last; None if nobody has.
+        seekers: What those have shown that look for their job, by their addresses; None for nobody.
     """
     spec = job["spec"]
     wrong = problem(job)
@@ -259,7 +274,7 @@ def job_of(
         spares=spec.get("spares", 0),
         autoscales=spec.get("autoscale") is not None,
         report=report,
-        pods=tuple(sorted((pod_of(pod, slow) for pod in pods), key=lambda pod: pod.index)),
+        pods=tuple(sorted((pod_of(pod, slow, seekers) for pod in pods), key=lambda pod: pod.index)),
         record=_without_old_refusal(job, record_of(job.get("status") or {})),
     )
 

@@ -16,6 +16,8 @@ GROUP, VERSION, KIND, PLURAL = "elasticflow.dev", "v1alpha1", "ElasticJob", "ela
 API_VERSION = f"{GROUP}/{VERSION}"
 JOB_LABEL, INDEX_LABEL, UID_LABEL = f"{GROUP}/job", f"{GROUP}/index", f"{GROUP}/job-uid"
 PORT, METRICS_PORT = 29400, 29401
+DOORS_ANNOTATION = f"{GROUP}/doors"
+"""Where a pod has the addresses of others of its job, of which its kubelet makes a file."""
 MAX_NAME = 52
 """A pod's name is that of its job and a number, and a label holds 63 characters."""
 DEFAULT_BACKOFF_LIMIT = 6

@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ef_common.core.cluster import Cause, Decision, Job, JobPhase, WorkerReport
+from ef_common.core.door_list import DoorList
 from ef_common.kubernetes.reading import METRICS_VARIABLE, Object, time_of
 from ef_common.kubernetes.resource import (
     API_VERSION,
     CONTROLLER_LABELS,
+    DOORS_ANNOTATION,
     INDEX_LABEL,
     JOB_LABEL,
     KIND,
@@ -26,6 +28,7 @@ TOKEN_KEY = "token"
 _DRAIN_S = 60
 """Grace of a pod whose template says nothing: a step, and what a checkpoint takes."""
 _KEPT_CHANGES = 5
+_DOORS_VOLUME, _DOORS_FOLDER, _DOORS_FILE = "elasticflow-doors", "/run/elasticflow-doors", "doors"
 _TOLERATION_S = 30
 """How long a pod stays on a node that does not answer. The others of the job go on without it."""
 
@@ -237,8 +240,14 @@ def pod_name(job: str, index: int) -> str:
     return f"{job}-{index}"
 
 
-def pod_of(job: Object, index: int) -> Json:
-    """A worker pod: the template, and what the pod must know to find the others."""
+def pod_of(job: Object, index: int, doors: DoorList | None = None) -> Json:
+    """A worker pod: the template, and what the pod must know to find the others.
+
+    Args:
+        job: Its job.
+        index: Its number.
+        doors: Addresses of others; None for nobody's.
+    """
     spec = job["spec"]
     template = copy.deepcopy(spec["template"])
     pod = template["spec"]
@@ -251,13 +260,32 @@ def pod_of(job: Object, index: int) -> Json:
     container = pod["containers"][0]
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     container["env"] = _merged(container.get("env") or [], _variables(job))
+    _mount_doors(pod)
     labels = {INDEX_LABEL: str(index), UID_LABEL: job["metadata"]["uid"]}
     meta = _metadata(job, pod_name(job["metadata"]["name"], index), **labels)
     given = template.get("metadata") or {}
     meta["labels"] = {**(given.get("labels") or {}), **meta["labels"]}
-    if given.get("annotations"):
-        meta["annotations"] = given["annotations"]
+    text = "" if doors is None else doors.text()
+    annotations = {**(given.get("annotations") or {}), **({DOORS_ANNOTATION: text} if text else {})}
+    if annotations:
+        meta["annotations"] = annotations
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod}
+
+
+def doors_patch(pod: Object, doors: DoorList) -> Json:
+    """What changes in a pod that is told addresses of others, if it is still as it was read."""
+    version = pod["metadata"]["resourceVersion"]
+    return {"metadata": {"resourceVersion": version, "annotations": {DOORS_ANNOTATION: doors.text()}}}
+
+
+def _mount_doors(pod: Json) -> None:
+    """Let the container that trains have a file of the annotation, which the kubelet writes anew when it changes."""
+    field = {"fieldPath": f"metadata.annotations['{DOORS_ANNOTATION}']"}
+    volume = {"name": _DOORS_VOLUME, "downwardAPI": {"items": [{"path": _DOORS_FILE, "fieldRef": field}]}}
+    mount = {"name": _DOORS_VOLUME, "mountPath": _DOORS_FOLDER, "readOnly": True}
+    pod["volumes"] = [*(pod.get("volumes") or ()), volume]
+    container = pod["containers"][0]
+    container["volumeMounts"] = [*(container.get("volumeMounts") or ()), mount]
 
 
 def _missing_tolerations(given: Any) -> list[Json]:
@@ -277,7 +305,7 @@ def _variables(job: Object) -> list[Json]:
         {"name": "PET_LOCAL_ADDR", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": "PET_NNODES", "value": f"{low}:{high}"},
         {"name": "PET_NPROC_PER_NODE", "value": spec.get("nprocPerNode", "1")},
-        {"name": "PET_RDZV_CONF", "value": "is_group=1"},
+        {"name": "PET_RDZV_CONF", "value": f"is_group=1,doors_file={_DOORS_FOLDER}/{_DOORS_FILE}"},
         {"name": "PET_RDZV_ENDPOINT", "value": f"{own_name(job)}.{meta['namespace']}.svc:{PORT}"},
         {"name": METRICS_VARIABLE, "value": str(METRICS_PORT)},
     ]

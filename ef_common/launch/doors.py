@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from concurrent.futures import TimeoutError as RoundOver
 from dataclasses import replace
+from typing import Protocol
 
 from ef_common.core.doors import (
     LOOK,
@@ -36,6 +37,31 @@ _ROUND_S = 4.0
 _THREADS = 32
 
 
+class Doors(Protocol):
+    """Where an agent looks for its job. `known` comes first in each round; the others say what follows from it.
+
+    Attributes:
+        settle_s: How long the doors must have been the same before they count.
+    """
+
+    settle_s: float
+
+    def known(self) -> list[Address]:
+        """All addresses that are to be asked now, the one at which this agent may listen among them."""
+
+    def counted(self) -> list[Address]:
+        """Those of which a majority has to support whoever founds the job."""
+
+    def candidate(self, own: Address | None) -> Address | None:
+        """The door of this agent, if it may found the job; None if it may not."""
+
+    def in_order(self, doors: Iterable[Address]) -> list[Address]:
+        """These, and all that always count, in an order on which all agents agree."""
+
+    def believes(self, address: Address) -> bool:
+        """Whether a coordinator of another job, or of another version, at this address is an error."""
+
+
 class Listed:
     """The doors of a list.
 
@@ -51,6 +77,18 @@ class Listed:
     def known(self) -> list[Address]:
         """The doors that are known now."""
         return list(self._doors)
+
+    def counted(self) -> list[Address]:
+        """Those of which a majority founds the job."""
+        return self.known()
+
+    def candidate(self, own: Address | None) -> Address | None:
+        """The door of this agent, if it may found the job."""
+        return own
+
+    def believes(self, address: Address) -> bool:
+        """Whether a coordinator of another job, or of another version, at this address is an error."""
+        return True
 
     def in_order(self, doors: Iterable[Address]) -> list[Address]:
         """All of these, in an order on which all agents agree: first those of the list."""
@@ -77,8 +115,25 @@ class Resolved:
         self._doors = [(host, self._port) for host in addresses_of(self._host)] or self._doors
         return self._doors
 
+    def counted(self) -> list[Address]:
+        """Those of which a majority founds the job, as they were known last."""
+        return self._doors
+
+    def candidate(self, own: Address | None) -> Address | None:
+        """The door of this agent, if it may found the job."""
+        return own
+
+    def believes(self, address: Address) -> bool:
+        """Whether a coordinator of another job, or of another version, at this address is an error."""
+        return True
+
     def in_order(self, doors: Iterable[Address]) -> list[Address]:
         """All of these, in an order on which all agents agree: that of their numbers."""
+        return self.sorted(doors)
+
+    @staticmethod
+    def sorted(doors: Iterable[Address]) -> list[Address]:
+        """Addresses in the order of their numbers, and names after them."""
         return sorted(set(doors), key=_rank)
 
 
@@ -131,7 +186,7 @@ def is_this_machine(host: str) -> bool:
 
 
 def find_at_doors(
-    doors: Listed | Resolved,
+    doors: Doors,
     *,
     open_door: Callable[[Sequence[Address]], Address | None],
     ask: Callable[[Address, str, str], DoorAnswer | None],
@@ -173,8 +228,9 @@ def find_at_doors(
             answers = asking.round(list(targets), mine, wish)
             told = {one for heard in answers.values() for one in _parsed(heard.standing.doors)}
             named = {leader for heard in answers.values() for leader in _parsed([heard.standing.leader])}
-            everyone = list(map(format_address, doors.in_order([*known, *told])))
-            match seeker.decide(mine, everyone, answers, time.monotonic()):
+            everyone = list(map(format_address, doors.in_order([*doors.counted(), *told])))
+            candidate = "" if doors.candidate(own) is None else mine
+            match seeker.decide(candidate, everyone, answers, time.monotonic()):
                 case JobIsOver():
                     raise JobFinished(NOTHING_TO_JOIN)
                 case FollowDoor(door):
@@ -183,8 +239,12 @@ def find_at_doors(
                     lead()
                     return None
                 case WaitForDoors(why, bound):
-                    if asking.refusal is not None:
-                        raise asking.refusal
+                    if own is not None and not candidate and not named:
+                        why = f"nobody has told this agent yet where all others are; {why}"
+                    for address, refusal in asking.refusals.items():
+                        if doors.believes(address):
+                            raise refusal
+                        why = f"{why}; {refusal}"
                     goes_on = seeker.wish not in (wish, LOOK)  # the next wish follows at once
                     what = "no training is running there" if joins else why
                     patience.wait(what, counts=bound or joins, pause_s=0.0 if goes_on else _LOOK_S)
@@ -197,11 +257,11 @@ class _Asking:
         ask: Asks one.
 
     Attributes:
-        refusal: What somebody has said in the last round who has another token or another version.
+        refusals: What those have said in the last round who have another token or another version.
     """
 
     def __init__(self, ask: Callable[[Address, str, str], DoorAnswer | None]) -> None:
-        self.refusal: AuthenticationError | ProtocolError | None = None
+        self.refusals: dict[Address, AuthenticationError | ProtocolError] = {}
         self._ask = ask
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="elasticflow-seek")
         self._busy: dict[Address, Future[DoorAnswer | None]] = {}
@@ -214,7 +274,7 @@ class _Asking:
 
     def round(self, addresses: Sequence[Address], door: str, wish: str) -> dict[str, DoorHeard]:
         """What those say that answer in time; as soon as one of them leads, no more are waited for."""
-        self.refusal = None
+        self.refusals = {}
         self._busy = {address: future for address, future in self._busy.items() if not future.done()}
         asked: dict[Future[DoorAnswer | None], tuple[Address, float]] = {}
         for address in addresses:
@@ -226,7 +286,7 @@ class _Asking:
         try:
             for future in as_completed(asked, timeout=_ROUND_S):
                 address, asked_at = asked[future]
-                standing = self._answer(future)
+                standing = self._answer(address, future)
                 if standing is not None:
                     answers[format_address(address)] = DoorHeard(_as_seen_from(address, standing), asked_at)
                     if standing.leads:
@@ -235,11 +295,11 @@ class _Asking:
             logger.debug("some do not answer within %g s", _ROUND_S)
         return answers
 
-    def _answer(self, future: Future[DoorAnswer | None]) -> DoorAnswer | None:
+    def _answer(self, address: Address, future: Future[DoorAnswer | None]) -> DoorAnswer | None:
         try:
             return future.result()
         except (AuthenticationError, ProtocolError) as error:
-            self.refusal = error
+            self.refusals[address] = error
             return None
 
 

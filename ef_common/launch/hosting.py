@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Sequence
 from math import inf
+from pathlib import Path
 
 from ef_common.control.coordinator import Coordinator
 from ef_common.control.leader_request import find_leader, inquire, report_failure, seek
@@ -19,10 +20,11 @@ from ef_common.core.view import Member
 from ef_common.errors import CoordinatorLost, JobFinished, ProtocolError, StorageError, UsageError
 from ef_common.launch import environment
 from ef_common.launch.certificates import trust_of
-from ef_common.launch.doors import Listed, Resolved, find_at_doors, is_this_machine, names_a_group, wait_for_name
+from ef_common.launch.doors import Doors, Listed, Resolved, find_at_doors, is_this_machine, names_a_group, wait_for_name
 from ef_common.launch.finding import JOIN_S, NOTHING_TO_JOIN, QUIET_S, Patience, find_job, own_host
 from ef_common.launch.registry import Registration, Registry
 from ef_common.launch.rendezvous_options import RendezvousOptions
+from ef_common.launch.told_doors import ToldDoors
 from ef_common.protocol.addresses import LOOPBACK, Address, format_address, is_loopback
 from ef_common.protocol.auth import Token
 from ef_common.protocol.fields import MAX_NAME_CHARS
@@ -112,6 +114,9 @@ class Hosting:
         if self._options.is_host is None:
             if not self._options.is_group:
                 wait_for_name(host, self._patience())
+            if self._options.doors_file and self._local_addr:
+                self._ask_around_as_told(Resolved(host, port), self._local_addr)
+                return
             if self._options.is_group or names_a_group(host):
                 self._ask_around(Resolved(host, port))
                 return
@@ -149,7 +154,16 @@ class Hosting:
             else:
                 return
 
-    def _ask_around(self, doors: Listed | Resolved) -> None:
+    def _ask_around_as_told(self, name: Resolved, own: str) -> None:
+        """The same as with the name alone, with what the controller tells beside it."""
+        file, port = Path(self._options.doors_file), environment.read_environment().metrics_port
+        doors = ToldDoors(name, file=file, own=(own, self._options.endpoint[1]), port=port)
+        try:
+            self._ask_around(doors)
+        finally:
+            doors.close()
+
+    def _ask_around(self, doors: Doors) -> None:
         """Lead the job, or follow the one that leads it and keep a standby; this agent is another one's door, too."""
         own: list[Address] = []
 

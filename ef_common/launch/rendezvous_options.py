@@ -19,6 +19,9 @@ on_minority        `wait`                                  `wait` or `continue`:
 is_host            found from the endpoint                 Whether this agent hosts the coordinator (`1` or `0`).
 is_group           found from the endpoint                 Whether the host of the endpoint is a name for all nodes
                                                            (`1`), although it may not have their addresses yet.
+doors_file         none                                    File in which the controller of a cluster of Kubernetes tells
+                                                           further addresses of nodes; for a name with `is_group=1`, and
+                                                           with `--local-addr`.
 join               `0`                                     Only join a job that runs (`1`), as `--join` does.
 =================  ======================================  ===========================================================
 """
@@ -87,6 +90,7 @@ class RendezvousOptions:
         registry: URL at which the agents find each other, in place of the endpoint; "" for none.
         doors: All endpoints, if there are several: any of them may found the job, or not be there.
         is_group: The host of the endpoint is a name for all nodes, even if it has no address yet.
+        doors_file: File with further addresses, beside those of that name; "" for none.
         stands_in: The coordinator was there before this agent: if nobody listens at the endpoint any more, its standby
             does, so that others find somebody there.
         join_timeout_s: How long this agent waits for the coordinator of an endpoint.
@@ -101,6 +105,7 @@ class RendezvousOptions:
     settings: Settings
     tls: str = ""
     is_group: bool = False
+    doors_file: str = ""
     stands_in: bool = False
     registry: str = ""
     doors: tuple[Address, ...] = ()
@@ -127,6 +132,9 @@ class RendezvousOptions:
                 "is_group is for an endpoint HOST:PORT, and without is_host. "
                 f"Received: --rdzv-endpoint={redact(params.endpoint)}"
             )
+        doors_file = str(config.get("doors_file") or "")
+        if doors_file and not is_group:
+            raise UsageError(f"doors_file is for a name with is_group=1. Received: doors_file={doors_file}")
         endpoint = doors[0] if doors else (LOOPBACK, 0) if registry else endpoint_of(params.endpoint)
         token_file = config.get("token_file")
         variables = environment.read_environment()
@@ -146,6 +154,7 @@ class RendezvousOptions:
             ),
             tls=str(config.get("tls", variables.tls)),
             is_group=is_group,
+            doors_file=doors_file,
             stands_in=bool(_flag(config, "stands_in")),
             registry=registry,
             doors=doors,

@@ -1,33 +1,22 @@
 """What a worker knows of the training, for Prometheus and for the controller of a cluster.
 
-One thread answers, one request after the other, so strangers can keep that thread busy, and nothing else: a training
-does not wait for it, and needs no more memory if many ask. It tells a few numbers, which every member knows.
+One thread answers (:mod:`ef_common.launch.port_page`): a training does not wait for it, and needs no more memory if
+many ask. It tells a few numbers, which every member knows.
 
 Cost: one number is read each second, and a line of text is written for each metric and request.
 """
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
-from http.server import HTTPServer
 
-from ef_common import threads
-from ef_common.control.pages import handler_of
-from ef_common.errors import ThreadFailed
-from ef_common.launch.environment import METRICS_PORT, WorkerEnvironment
+from ef_common.launch.environment import WorkerEnvironment
+from ef_common.launch.port_page import PortPage
 from ef_common.session import Session
 
-logger = logging.getLogger(__name__)
-
 SPEED_S = 10.0
-_LOOK_S = 1.0
-_AGAIN_S = 2.0
-_PATIENCE_S = 1.0
 _PREFIX = "elasticflow_"
 
 
@@ -65,38 +54,42 @@ class MetricsPage:
     """
 
     def __init__(self, port: int, session: Session, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.port, self._session, self._clock = port, session, clock
+        self._session, self._clock = session, clock
         self._speed = Speed()
-        self._server: HTTPServer | None = None
-        self._stopped = threading.Event()
-        self._open = threading.Event()
+        self._page = PortPage(port, self.text, meanwhile=self._note)
+
+    @property
+    def port(self) -> int:
+        """Port at which it answers."""
+        return self._page.port
 
     def start(self) -> None:
         """Serve, in a thread. A training does not fail for want of it."""
-        with suppress(ThreadFailed):
-            threads.start(self._run, name="elasticflow-metrics", job="answers with metrics")
+        self._page.start()
 
     def wait_until_open(self, timeout_s: float) -> bool:
         """Wait until it has its port."""
-        return self._open.wait(timeout_s)
+        return self._page.wait_until_open(timeout_s)
 
     def stop(self) -> None:
         """End it. May be repeated."""
-        self._stopped.set()
-        if self._server is not None:
-            self._server.server_close()
+        self._page.stop()
+
+    def _note(self) -> None:
+        self._speed.note(self._clock(), self._session.stats.num_samples_trained)
 
     def text(self) -> str:
         """All of it, as Prometheus reads it."""
         session = self._session
         view, room, now = session.view, session.job.room, self._clock()
         is_member = view.generation > 0 and view.rank_of(session.worker.id) is not None and not session.newcomer
-        self._speed.note(now, session.stats.num_samples_trained)
+        self._note()
         wanted = 0 if room is None else room.wanted
         if wanted and view.rank_of(session.stats.replaces) is not None:
             wanted += 1  # whoever comes in its place waits until it goes
         values = {
             "workers": view.world_size if is_member else 0,
+            "nodes": len({member.node for member in view.members}) if is_member else 0,
             "view_generation": view.generation,
             "step": session.stats.step,
             "samples_per_second": round(self._speed.at(now), 3) if is_member else 0,
@@ -113,36 +106,6 @@ class MetricsPage:
         addresses = {member.address for member in view.members if member.id in slow} - {""}
         lines += [f'straggler{{address="{address}"}} 1' for address in sorted(addresses)]
         return "".join(f"{_PREFIX}{line}\n" for line in lines)
-
-    def _run(self) -> None:
-        while not self._stopped.is_set():
-            try:
-                self._server = self._bind()
-                break
-            except OSError as error:
-                logger.debug("port %d, which %s names, is not free: %s", self.port, METRICS_PORT, error)
-                self._stopped.wait(_AGAIN_S)
-        server = self._server
-        if server is None:
-            return
-        self.port = server.server_address[1]
-        self._open.set()
-        with server, suppress(OSError, ValueError):  # it was closed
-            while not self._stopped.is_set():
-                server.handle_request()
-                self._speed.note(self._clock(), self._session.stats.num_samples_trained)
-
-    def _bind(self) -> HTTPServer:
-        def answer(path: str) -> tuple[int, str]:
-            return (200, self.text()) if path == "/metrics" else (404, "there is /metrics\n")
-
-        class Server(HTTPServer):
-            timeout = _LOOK_S
-
-            def handle_error(self, *_: object) -> None:
-                """Whoever has asked has gone."""
-
-        return Server(("", self.port), handler_of(answer, patience_s=_PATIENCE_S))
 
 
 def metrics_page(session: Session, environment: WorkerEnvironment) -> MetricsPage:

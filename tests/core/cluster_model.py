@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from ef_common.core.cluster import Decision, Job, JobPhase, Node, Pod, SharePolicy, WorkerReport, agrees, decide
+from ef_common.core.cluster import (
+    Decision,
+    Job,
+    JobPhase,
+    Node,
+    Pod,
+    SharePolicy,
+    WorkerReport,
+    agrees,
+    decide,
+    doors_of,
+)
 from ef_common.core.cluster.state import FINISHED, LEFT
+from ef_common.core.door_list import DoorList
 
 GPU = "gpu"
 ONE = {GPU: 1}
@@ -63,12 +75,14 @@ class Picture:
         pods: The pods of each job.
         nodes: The nodes.
         reports: What was heard of the trainings.
+        seekers: What pods (uid) have shown that look for their job in vain.
     """
 
     jobs: dict[str, tuple[Job, int]]
     pods: dict[str, tuple[Pod, ...]]
     nodes: tuple[Node, ...]
     reports: dict[str, WorkerReport]
+    seekers: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -112,6 +126,11 @@ class Cluster:
         self.num_disagreements = 0
         self.num_released = 0
         self.num_cuts = 0
+        self.seekers: dict[str, str] = {}
+        self.there: dict[str, frozenset[str]] = {}  # pods (uid) that had an address when this nonce was drawn
+        self.num_addresses = 0
+        self.num_told = 0
+        self.num_late = 0
         self.old: list[Picture] = []
         self.controllers = [Controller(self.picture()) for _ in range(num_controllers)]
 
@@ -129,7 +148,7 @@ class Cluster:
             for key, served in self.jobs.items()
             if self.running(key)
         }
-        return Picture(jobs, pods, nodes, reports)
+        return Picture(jobs, pods, nodes, reports, dict(self.seekers))
 
     def running(self, key: str) -> list[Pod]:
         return [pod for pod in self.pods.get(key, {}).values() if pod.running and not pod.ended]
@@ -140,7 +159,7 @@ class Cluster:
         self.old = [*self.old[-6:], new]
         parts = [self.random.choice(self.old) for _ in range(4)]
         jobs = {key: value for key, value in parts[0].jobs.items() if key in new.jobs}
-        return Picture(jobs, parts[1].pods, parts[2].nodes, parts[3].reports)
+        return Picture(jobs, parts[1].pods, parts[2].nodes, parts[3].reports, parts[3].seekers)
 
     # ---------------------------------------------------------------- a controller
 
@@ -150,6 +169,8 @@ class Cluster:
             replace(job, pods=known.pods.get(key, ()), report=known.reports.get(key))
             for key, (job, _) in known.jobs.items()
         ]
+        if known.seekers:
+            jobs = [replace(job, pods=tuple(_seeking(pod, known.seekers) for pod in job.pods)) for job in jobs]
         decisions = decide(jobs, known.nodes, self.now, policy=self.policy)
         controller.todo = [
             self._act(job, known.jobs[job.key][1], decisions[job.key])
@@ -192,7 +213,19 @@ class Cluster:
             self.delete(job.key, doom.pod, force=doom.force)
         for index in decision.create:
             yield
-            self.create(job.key, index)
+            self.create(job.key, index, decision.contacts)
+        if decision.tell:
+            yield
+            read = self.read_pods(job)
+            for seeker in decision.tell:
+                for pod in read.pods:
+                    if pod.uid == seeker.uid:
+                        yield
+                        self.tell(job.key, pod, doors_of(read, seeker.seeks))
+
+    def read_pods(self, job: Job) -> Job:
+        """The job with its pods as they are now."""
+        return replace(job, pods=tuple(self.pods.get(job.key, {}).values()))
 
     def _check_shrinking(self, job: Job, served: Served, decision: Decision, losses: int) -> None:
         """Never below the minimum by the controller's own doing, as the API server sees it.
@@ -211,14 +244,15 @@ class Cluster:
 
     # ---------------------------------------------------------------- calls
 
-    def create(self, key: str, index: int) -> None:
+    def create(self, key: str, index: int, contacts: DoorList) -> None:
         pods = self.pods.setdefault(key, {})
         name = f"{key}-{index}"
         if key not in self.jobs or name in pods:
             self.num_refused_names += 1
             return
         self.num_made += 1
-        pods[name] = Pod(name, f"uid{self.num_made}", index, ONE, created=self.now)
+        assert not contacts.nonce, "nobody founds a job by what it was created with"
+        pods[name] = Pod(name, f"uid{self.num_made}", index, ONE, created=self.now, told=contacts)
         assert len(pods) <= self.jobs[key].most + self.jobs[key].job.spares, pods
 
     def delete(self, key: str, pod: Pod, *, force: bool = False) -> None:
@@ -229,6 +263,27 @@ class Cluster:
             del self.pods[key][pod.name]
         elif there.gone_by is None:
             self.pods[key][pod.name] = replace(there, gone_by=self.now + GRACE_S)
+
+    def tell(self, key: str, pod: Pod, doors: DoorList) -> None:
+        """A pod is told where the others are, if it is as it was read: all who were there when it asked."""
+        there = self.pods.get(key, {}).get(pod.name)
+        if there != pod:
+            self.num_late += 1
+            return
+        self.num_told += 1
+        listed = {*doors.doors, *doors.others}
+        known = [one for one in self.pods[key].values() if one.uid in self.there[doors.nonce] and not one.ended]
+        assert {one.address for one in known} <= listed, (doors, known)
+        self.pods[key][pod.name] = replace(pod, told=doors)
+
+    def seek(self) -> None:
+        """An agent looks for its job in vain, and draws a nonce."""
+        running = [(key, pod) for key, pod in self.all_pods() if pod.running and not pod.ended]
+        if running:
+            key, pod = self.random.choice(running)
+            nonce = f"nonce{len(self.there)}"
+            self.there[nonce] = frozenset(one.uid for one in self.pods[key].values() if one.address and not one.ended)
+            self.seekers[pod.uid] = nonce
 
     # ---------------------------------------------------------------- the rest of the cluster
 
@@ -251,7 +306,9 @@ class Cluster:
             ]
             if places:
                 where = self.random.choice(places)
-                self.pods[key][pod.name] = replace(pod, node=where, unschedulable_since=None)
+                self.num_addresses += 1
+                address = f"10.0.{self.num_addresses // 256}.{self.num_addresses % 256}"
+                self.pods[key][pod.name] = replace(pod, node=where, unschedulable_since=None, address=address)
             elif pod.unschedulable_since is None:
                 self.pods[key][pod.name] = replace(pod, unschedulable_since=self.now)
 
@@ -343,7 +400,11 @@ class Cluster:
 
 
 def _is_nothing(job: Job, decision: Decision) -> bool:
-    return decision.record == job.record and not decision.delete and not decision.create
+    return decision.record == job.record and not decision.delete and not decision.create and not decision.tell
+
+
+def _seeking(pod: Pod, seekers: Mapping[str, str]) -> Pod:
+    return replace(pod, seeks=seekers.get(pod.uid, ""))
 
 
 EXITS = (LEFT, 137, None)

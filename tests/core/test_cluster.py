@@ -640,6 +640,8 @@ def one_event(cluster: Cluster, among: str = EVENTS, *, autoscales: bool = False
             cluster.jobs[f"j{len(cluster.jobs)}"] = made(random_, len(cluster.jobs), autoscales=autoscales)
         case "a":
             cluster.ask()
+        case "d":
+            cluster.seek()
         case "z" if cluster.jobs:
             served = cluster.jobs[random_.choice(sorted(cluster.jobs))]
             served.job = replace(served.job, suspended=not served.job.suspended)

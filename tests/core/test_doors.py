@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from ef_common.core import doors
+from ef_common.core.door_list import Bearings
 from ef_common.core.doors import (
     COMMIT,
+    DEFER_S,
     FRESH_S,
     LOOK,
     PROMISE,
@@ -137,6 +139,24 @@ def test_seeker_leaves_the_job_to_one_that_has_answered_a_moment_ago() -> None:
     assert seeker.wish == PROMISE
 
 
+def test_seeker_leaves_the_job_for_a_while_to_one_that_does_not_ask_for_support() -> None:
+    seeker, idle, busy = Seeker(), heard(h1=IDLE, h2=IDLE), heard(h1=DoorAnswer(promised="h1:1"), h2=IDLE)
+    for now, said, wish in (
+        *((0.0, idle, LOOK), (DEFER_S - 0.1, idle, LOOK), (DEFER_S, busy, LOOK), (DEFER_S + 1.0, idle, LOOK)),
+        *((2 * DEFER_S, idle, LOOK), (2 * DEFER_S + 1.0, idle, PROMISE)),
+    ):
+        seeker.decide("h2:1", DOORS, said, now)
+        assert seeker.wish == wish, now
+
+
+def test_seeker_that_may_not_found_the_job_has_waited_for_nobody() -> None:
+    seeker = Seeker()
+    seeker.decide("h2:1", DOORS, heard(h1=IDLE, h2=IDLE), 0.0)
+    seeker.decide("", DOORS, heard(h1=IDLE, h2=IDLE), 1.0)
+    seeker.decide("h2:1", DOORS, heard(h1=IDLE, h2=IDLE), DEFER_S)
+    assert seeker.wish == LOOK
+
+
 def test_seeker_alone_says_how_much_support_it_lacks() -> None:
     decision = Seeker().decide("h3:1", DOORS, heard(h3=IDLE), 0.0)
     assert decision == WaitForDoors(
@@ -171,6 +191,27 @@ def test_seeker_waits_until_the_addresses_of_a_name_have_settled_and_are_its_own
     assert isinstance(seeker.decide("h1:1", DOORS[:2], answers, 10.0 + SETTLED_S), WaitForDoors)
     other = Seeker().decide("h4:1", DOORS[:1], {**heard(h4=IDLE)}, 0.0)
     assert other == WaitForDoors("the name does not stand for this machine (h4:1), but for h1:1")
+
+
+def test_seeker_that_may_not_found_the_job_any_more_does_not_although_others_have_committed_themselves() -> None:
+    seeker = Seeker()
+    said = heard(h2=GRANTED, h3=GRANTED)
+    for _ in range(2):
+        seeker.decide("h2:1", DOORS, said, 0.0)
+    assert seeker.wish == COMMIT
+    assert seeker.decide("", DOORS, said, 0.5) == WaitForDoors(
+        "this agent is to start the job as soon as 2 of 3 support it; no answer from h1:1", bound=True
+    )
+    assert seeker.decide("h2:1", DOORS, said, 1.0) == Lead()
+
+
+def test_seeker_that_may_found_the_job_only_now_first_asks_for_as_long_as_doors_must_have_settled() -> None:
+    seeker = Seeker(settle_s=SETTLED_S)
+    answers = {door: DoorHeard(GRANTED, 100.0) for door in DOORS}
+    seeker.decide("", DOORS, answers, 90.0)
+    for now, wish in ((100.0, LOOK), (100.0 + SETTLED_S - 0.1, LOOK), (100.0 + SETTLED_S, PROMISE)):
+        seeker.decide("h1:1", DOORS, answers, now)
+        assert seeker.wish == wish
 
 
 # ---------------------------------------------------------------- in the simulator
@@ -242,14 +283,19 @@ class World(Timeline):
         if not agent.alive or agent.job:
             return
         own = agent.door if agent.door in self.places else ""
-        known, wish, asked_at = self.known_to(agent), agent.seeker.wish, self.now
+        bearings, wish, asked_at = self.bearings(agent), agent.seeker.wish, self.now
         answers: dict[str, DoorHeard] = {}
-        for door in dict.fromkeys((*known, *self.more.get(agent.name, ()))):
+        for door in dict.fromkeys((*bearings.ask, *self.more.get(agent.name, ()))):
             self.after(
                 0.0 if door == own else self.delay(),
                 lambda door=door: self.ask(agent, door, own, wish, asked_at, answers),
             )
-        self.after(2.0 * self.random.random() + 0.01, lambda: self.decide(agent, own, known, answers))
+        self.after(2.0 * self.random.random() + 0.01, lambda: self.decide(agent, own, bearings, answers))
+
+    def bearings(self, agent: Agent) -> Bearings:
+        """Where an agent looks, and whether it may found the job."""
+        known = tuple(self.known_to(agent))
+        return Bearings(known, known, may_found=True)
 
     def ask(self, agent: Agent, door: str, own: str, wish: str, asked_at: float, answers: dict[str, DoorHeard]) -> None:
         other = self.at(door)
@@ -270,13 +316,13 @@ class World(Timeline):
     def reach(self, a: str, b: str) -> bool:
         return frozenset((a, b)) not in self.cuts
 
-    def decide(self, agent: Agent, own: str, known: list[str], answers: dict[str, DoorHeard]) -> None:
+    def decide(self, agent: Agent, own: str, bearings: Bearings, answers: dict[str, DoorHeard]) -> None:
         if not agent.alive:
             return
         told = {door for one in answers.values() for door in one.standing.doors}
         self.more[agent.name] = told | {one.standing.leader for one in answers.values() if one.standing.leader}
-        everyone = sorted({*known, *told})
-        match agent.seeker.decide(own, everyone, answers, self.now):
+        everyone = sorted({*bearings.doors, *told})
+        match agent.seeker.decide(own if bearings.may_found else "", everyone, answers, self.now):
             case JobIsOver():
                 assert self.over
                 agent.alive, agent.ended = False, True

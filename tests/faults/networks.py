@@ -58,7 +58,8 @@ def inside(node: int) -> tuple[str, ...]:
 def inside_as(node: int, host: str) -> tuple[str, ...]:
     """The same under a host name of its own. Other than `ip netns exec`, it leaves cgroups to be seen."""
     name = _name(os.getpid(), node)
-    mounts = (f"mount --bind {_FILES}/{name}/{file} /etc/{file}" for file in ("hosts", "nsswitch.conf"))
+    files = ("hosts", "nsswitch.conf", *(["resolv.conf"] if (_FILES / name / "resolv.conf").exists() else []))
+    mounts = (f"mount --bind {_FILES}/{name}/{file} /etc/{file}" for file in files)
     as_host = " && ".join([f"hostname {host}", *mounts, 'exec "$@"'])
     return ("nsenter", f"--net=/run/netns/{name}", "unshare", "--uts", "--mount", "sh", "-c", as_host, "sh")
 
@@ -78,6 +79,18 @@ def set_names(node: int, names: Mapping[str, Sequence[str]]) -> None:
     """What these names stand for on a node, from now on."""
     lines = [f"{one} {name}" for name, addresses in names.items() for one in addresses]
     _write_hosts(_name(os.getpid(), node), lines)
+
+
+def names(node: int) -> str:
+    """The names that a node knows by itself."""
+    return (_FILES / _name(os.getpid(), node) / "hosts").read_text()
+
+
+def unset_name_server(node: int) -> None:
+    """A node asks nobody any more for names which it does not know."""
+    files = _FILES / _name(os.getpid(), node)
+    (files / "resolv.conf").unlink()
+    _write_name_services(files, "files")
 
 
 def set_name_server(node: int, server: int) -> None:

@@ -1,10 +1,11 @@
 """Nodes of a test cluster: network namespaces, on which the command of a pod runs as a real process.
 
 What a kubelet does, they do: they report the node and the pod, give the process its variables, send it SIGTERM when
-the pod is deleted, and SIGKILL after its grace period, tell what it has written, and run other commands beside it. Not
-real are images, probes, volumes but emptyDir, limits, and name servers:
+the pod is deleted, and SIGKILL after its grace period, tell what it has written, and run other commands beside it. They
+write the files of a downwardAPI volume, and write them anew when the pod has changed. Not
+real are images, probes, volumes but these and emptyDir, limits, and name servers:
 the headless services of the cluster are in the hosts file of each node, from the endpoints that the real controller
-manager makes.
+manager makes; or nowhere.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -81,10 +83,18 @@ class Kubelets:
         kubeconfig: Where the cluster is.
         outputs: Folder for what pods write.
         gpus: How many GPUs each node has, by its number.
+
+    Attributes:
+        has_names: Nodes know the names of services.
+        lag_s: How long a change of a pod takes until its files are written anew.
     """
 
     def __init__(self, kubeconfig: Path, outputs: Path, gpus: Mapping[int, int]) -> None:
         self.outputs = outputs
+        self.has_names = True
+        self.lag_s = 0.0
+        self._places: set[Path] = set()  # where such files are mounted
+        self._written: dict[str, str] = {}  # version of the pod (uid) of which its files are
         self._api = Api(str(kubeconfig), manager="kubelet")
         self._gpus = dict(gpus)
         self._numbers = {name_of(node): node for node in gpus}
@@ -121,6 +131,9 @@ class Kubelets:
             thread.join(10.0)
         self._server.__exit__()
         self._api.close()
+        for place in self._places:
+            with contextlib.suppress(OSError):  # somebody else has it, too
+                place.rmdir()
 
     def process_of(self, pod: str) -> subprocess.Popen[bytes]:
         """The process of a pod that runs."""
@@ -184,6 +197,8 @@ class Kubelets:
                 uid, node = pod["metadata"]["uid"], self._numbers.get(pod["spec"].get("nodeName") or "")
                 if node is None or node in self.dead:
                     continue
+                if uid in self._processes:
+                    self._renew_files(pod)
                 if pod["metadata"].get("deletionTimestamp"):
                     if uid not in self._ending:
                         self._ending.add(uid)
@@ -225,15 +240,48 @@ class Kubelets:
         )
 
     def _mounting(self, pod: Json) -> tuple[str, ...]:
-        """Prefix of a command that sees the folders of its pod (emptyDir) where those are mounted."""
-        own = {one["name"] for one in pod["spec"].get("volumes") or () if "emptyDir" in one}
+        """Prefix of a command that sees the volumes of its pod where those are mounted."""
+        self._write_files(pod)
+        own = {one["name"] for one in pod["spec"].get("volumes") or () if {"emptyDir", "downwardAPI"} & set(one)}
         mounts = []
         for mount in pod["spec"]["containers"][0].get("volumeMounts") or ():
             if mount["name"] in own:
-                folder = self.outputs / "volumes" / pod["metadata"]["uid"] / mount["name"]
+                folder, place = self._volume(pod, mount["name"]), mount["mountPath"]
                 folder.mkdir(parents=True, exist_ok=True)
-                mounts.append(f"mkdir -p {mount['mountPath']} && mount --bind {folder} {mount['mountPath']}")
+                if mount.get("readOnly"):
+                    self._places.add(Path(place))
+                mounts.append(f"mkdir -p {place} && mount --bind {folder} {place}")
         return ("sh", "-c", " && ".join([*mounts, 'exec "$@"']), "sh") if mounts else ()
+
+    def _volume(self, pod: Json, name: str) -> Path:
+        return self.outputs / "volumes" / pod["metadata"]["uid"] / name
+
+    def _write_files(self, pod: Json) -> None:
+        """Write the files of downwardAPI volumes, each at once as a whole."""
+        self._written[pod["metadata"]["uid"]] = pod["metadata"]["resourceVersion"]
+        for volume in pod["spec"].get("volumes") or ():
+            folder = self._volume(pod, volume["name"])
+            for item in (volume.get("downwardAPI") or {}).get("items") or ():
+                folder.mkdir(parents=True, exist_ok=True)
+                new = folder / f".{item['path']}"
+                new.write_text(_field(pod, item["fieldRef"]["fieldPath"]))
+                new.rename(folder / item["path"])
+
+    def _renew_files(self, pod: Json) -> None:
+        uid, version = pod["metadata"]["uid"], pod["metadata"]["resourceVersion"]
+        if self._written.get(uid) == version:
+            return
+        self._written[uid] = version
+
+        def renew() -> None:
+            self._stopped.wait(self.lag_s)
+            if self._written[uid] == version:  # else it has changed again since
+                self._write_files(pod)
+
+        if self.lag_s:
+            self._start(renew)
+        else:
+            renew()
 
     def _output(self, pod: Json) -> Path:
         return self.outputs / f"{pod['metadata']['name']}.txt"
@@ -324,7 +372,7 @@ class Kubelets:
 
     def _write_names(self) -> None:
         names: dict[str, list[str]] = defaultdict(list)
-        for endpoints in self._endpoints.objects():
+        for endpoints in self._endpoints.objects() if self.has_names else ():
             meta = endpoints["metadata"]
             for subset in endpoints.get("subsets") or ():
                 for one in [*(subset.get("addresses") or ()), *(subset.get("notReadyAddresses") or ())]:
@@ -335,6 +383,13 @@ class Kubelets:
             self._names = dict(names)
             for node in self._numbers.values():
                 networks.set_names(node, self._names)
+
+
+def _field(pod: Mapping[str, Any], path: str) -> str:
+    """A field of a pod that its files may have: a label or an annotation."""
+    found = re.fullmatch(r"metadata\.(labels|annotations)\['(.+)'\]", path)
+    assert found, path
+    return str((pod["metadata"].get(found[1]) or {}).get(found[2], ""))
 
 
 def _host_name(pod: Mapping[str, Any]) -> str:

@@ -109,8 +109,12 @@ class MemoryApi:
         with self._lock:
             if kind.api_version in self.unknown:
                 raise ClusterNotFound("the server could not find the requested resource")
-            self._check()
+            call = f"change {kind.plural} {name}"
+            self._check(call if call in self.refused else "")
             made = copy.deepcopy(self._found(kind, namespace, name))
+            version = (patch.get("metadata") or {}).get("resourceVersion")
+            if version not in (None, made["metadata"]["resourceVersion"]):
+                raise ClusterConflict("the object has been modified")
             _merge(made, patch)
             return self._put("MODIFIED", kind, made)
 

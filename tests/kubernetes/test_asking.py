@@ -12,8 +12,9 @@ from dataclasses import replace
 import pytest
 
 from ef_common.core.cluster import WorkerReport
+from ef_common.core.door_list import VALID_S
 from ef_common.kubernetes import asking
-from ef_common.kubernetes.asking import Reports, report_in
+from ef_common.kubernetes.asking import Reports, nonce_in, report_in
 
 PAGE = """elasticflow_workers 3
 elasticflow_view_generation 7
@@ -188,6 +189,7 @@ def test_answer_that_cannot_be_read_at_all_keeps_nobody_from_being_asked(
 def test_two_pods_of_a_job_are_asked_in_a_round_and_others_in_the_next(
     reports: Reports, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(asking, "_SEEKERS_AT_FIRST", 0)
     asked_at: list[int] = []
 
     async def page(door: tuple[str, int]) -> str:
@@ -206,3 +208,103 @@ def test_pod_that_has_answered_is_asked_first(reports: Reports) -> None:
     for _ in range(4):
         reports._round += 1
         assert reports._in_order("a", [first, second])[0] == second
+
+
+# ---------------------------------------------------------------- those that look for their job
+
+NONCE, ANOTHER = "00112233445566ff", "ff66554433221100"
+
+
+def seeking(nonce: str) -> str:
+    return f'elasticflow_seeking{{nonce="{nonce}"}} 1\n'
+
+
+@pytest.mark.parametrize(
+    "text", ["", PAGE, seeking("00"), seeking(NONCE + "0"), seeking(NONCE.upper()), seeking(NONCE)[:-1] + "0", "x" * 99]
+)
+def test_page_that_shows_no_nonce_says_nothing(text: str) -> None:
+    assert nonce_in(text) == ""
+    assert nonce_in(text + "\n" + seeking(NONCE)) == NONCE
+
+
+class Pods:
+    """Pods of a job, and what they answer: None where nobody listens, "" where nobody answers."""
+
+    def __init__(self, reports: Reports, monkeypatch: pytest.MonkeyPatch, *texts: str | None) -> None:
+        self.texts, self.asked, self._reports = list(texts), [0] * len(texts), reports
+        monkeypatch.setattr(asking, "_page", self._page)
+        reports.follow({"a": [(f"10.0.0.{number}", 1) for number in range(len(texts))]})
+
+    async def _page(self, door: tuple[str, int]) -> str | None:
+        number = int(door[0].rpartition(".")[2])
+        self.asked[number] += 1
+        return self.texts[number]
+
+    def seekers(self, times: int = 1) -> dict[int, str]:
+        asked(self._reports, times)
+        return {int(address[-1]): nonce for address, nonce in self._reports.seekers_of("a").items()}
+
+
+def test_pods_that_look_for_their_job_are_found_and_are_news_once(
+    reports: Reports, news: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pods = Pods(reports, monkeypatch, None, seeking(NONCE), "", seeking(ANOTHER))
+    assert pods.seekers() == {1: NONCE, 3: ANOTHER}
+    assert news == [1]
+    assert pods.seekers(3) == {1: NONCE, 3: ANOTHER}
+    assert news == [1]
+    pods.texts[1] = seeking(ANOTHER)
+    assert pods.seekers() == {1: ANOTHER, 3: ANOTHER}
+    assert news == [1, 1]
+    assert pods.asked == [5, 5, 5, 5]
+
+
+@pytest.mark.parametrize("text", [None, PAGE, PAGE.replace("workers 3", "workers 0")], ids=["refused", "member", "no"])
+def test_pod_that_has_found_its_job_looks_for_it_no_more(
+    reports: Reports, monkeypatch: pytest.MonkeyPatch, text: str | None
+) -> None:
+    pods = Pods(reports, monkeypatch, seeking(NONCE), None)
+    assert pods.seekers() == {0: NONCE}
+    pods.texts[0] = text
+    assert pods.seekers() == {}
+
+
+def test_pod_that_says_nothing_may_still_look_for_its_job_as_long_as_it_would_believe_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [5.0]
+    reports = Reports(on_news=lambda: None, clock=lambda: now[0])
+    pods = Pods(reports, monkeypatch, seeking(NONCE), None)
+    assert pods.seekers() == {0: NONCE}
+    pods.texts[0] = ""
+    now[0] += VALID_S - 0.1
+    assert pods.seekers() == {0: NONCE}
+    now[0] += 0.2
+    assert pods.seekers() == {}
+    reports.follow({})
+    assert not reports._seekers
+
+
+def test_others_are_asked_only_while_fewer_pods_train_than_run_and_a_few_in_each_round(
+    reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = 2 * asking._SEEKERS + 1
+    pods = Pods(reports, monkeypatch, f"{PAGE}elasticflow_nodes {number}\n", *[None] * (number - 1))
+    reports._answered["a"] = ("10.0.0.0", 1)
+    pods.seekers(3)
+    assert pods.asked == [3, *[0] * (number - 1)]
+    pods.texts[0] = f"{PAGE}elasticflow_nodes {number - 1}\n"
+    pods.seekers()
+    assert sum(pods.asked) == 4 + asking._SEEKERS
+    pods.seekers(2)
+    assert min(pods.asked) > 0
+    pods.texts[0], before = PAGE, sum(pods.asked)  # one that does not say in how many pods they train
+    pods.seekers()
+    assert sum(pods.asked) == before + 1 + asking._SEEKERS
+
+
+def test_nobody_listening_is_told_from_nobody_answering(reports: Reports, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "_TIMEOUT_S", 0.3)
+    assert asyncio.run(asking._page(nobody())) is None
+    with serving(ends=False) as silent:
+        assert asyncio.run(asking._page(silent)) == ""

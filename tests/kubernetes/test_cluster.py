@@ -16,7 +16,7 @@ pytest.importorskip("lightkube")
 
 from ef_common.errors import ClusterRefused
 from ef_common.kubernetes.api import Api
-from ef_common.kubernetes.kinds import JOBS, NODES, PODS, SECRETS
+from ef_common.kubernetes.kinds import JOBS, NODES, PODS, SECRETS, SERVICES
 from ef_common.kubernetes.resource import Json
 from tests.faults.conftest import check_gentle
 from tests.faults.hosts import ENOUGH
@@ -209,7 +209,9 @@ def test_controller_has_no_rights_but_those_that_it_needs(cluster: Cluster) -> N
     with pytest.raises(ClusterRefused, match="cannot list resource"):
         api.list(SECRETS)
     with pytest.raises(ClusterRefused, match="cannot patch resource"):
-        api.change(PODS, "default", "a-0", {"metadata": {"labels": {"a": "b"}}})
+        api.change(SERVICES, "default", "a-0", {"metadata": {"labels": {"a": "b"}}})
+    with pytest.raises(ClusterRefused, match="cannot update resource"):
+        api.replace(PODS, {"metadata": {"namespace": "default", "name": "a-0"}}, sub="status")
     with pytest.raises(ClusterRefused, match="cannot patch resource"):
         api.change(JOBS, "default", "a", {"spec": {"workers": 1}})
     api.close()

@@ -173,9 +173,11 @@ def test_controller_has_no_right_that_lets_it_read_secrets_or_change_others() ->
     rules = [*job_rules(), *cluster_rules()]
     rights = {(resource, verb) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
     assert {verb for resource, verb in rights if resource == "secrets"} == {"create"}
-    assert {verb for resource, verb in rights if resource == "pods"} == {"get", "list", "watch", "create", "delete"}
+    pods = {verb for resource, verb in rights if resource == "pods"}
+    assert pods == {"get", "list", "watch", "create", "patch", "delete"}
     assert {one for one in rights if one[1] in ("*", "patch", "escalate", "impersonate", "bind")} == {
-        ("poddisruptionbudgets", "patch")
+        ("pods", "patch"),
+        ("poddisruptionbudgets", "patch"),
     }
     assert {resource for resource, verb in rights if verb == "update"} == {f"{PLURAL}/status", f"{PLURAL}/finalizers"}
     assert not [rule for rule in rules if "*" in (*rule["apiGroups"], *rule["resources"])]

@@ -13,6 +13,7 @@ import pytest
 
 from ef_common.core.cluster import Decision, Doom, Record, SharePolicy, arrivals
 from ef_common.core.cluster.state import LEFT
+from ef_common.core.door_list import DoorList
 from ef_common.errors import ClusterNotFound
 from ef_common.kubernetes import asking, reading
 from ef_common.kubernetes import controller as controllers
@@ -20,7 +21,7 @@ from ef_common.kubernetes.controller import Controller
 from ef_common.kubernetes.kinds import BUDGETS, EVENTS, JOBS, LEASES, NODES, PODS, POLICIES, SECRETS, SERVICES, Kind
 from ef_common.kubernetes.lease import DURATION_S, Lease
 from ef_common.kubernetes.metrics import ALIVE_S, Metrics, Page
-from ef_common.kubernetes.resource import CONTROLLER, JOB_LABEL, METRICS_PORT, UID_LABEL
+from ef_common.kubernetes.resource import CONTROLLER, DOORS_ANNOTATION, JOB_LABEL, METRICS_PORT, UID_LABEL
 from ef_common.kubernetes.watching import Copy
 from tests.kubernetes.memory_api import MemoryApi
 from tests.kubernetes.objects import job, node
@@ -588,6 +589,154 @@ def test_only_one_of_two_controllers_acts_and_the_other_one_takes_over(api: Memo
     finally:
         first.stop()
         second.stop()
+
+
+# ---------------------------------------------------------------- where the others are
+
+
+@pytest.fixture
+def seeking(api: MemoryApi, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What pods show that look for their job, by their addresses; a controller that looks when it is told to."""
+    nonces: dict[str, str] = {}
+    monkeypatch.setattr(asking.Reports, "seekers_of", lambda reports, job: dict(nonces))
+    return nonces
+
+
+def run_pods(api: MemoryApi) -> None:
+    """All pods run, at addresses that end with their numbers."""
+    api.run_pods()
+    for name in pods(api):
+        api.change(PODS, "here", name, {"status": {"podIP": f"10.0.0.{name[-1]}"}})
+
+
+def told(api: MemoryApi, pod: str) -> DoorList:
+    return DoorList.of((api.get(PODS, "here", pod)["metadata"].get("annotations") or {}).get(DOORS_ANNOTATION, ""))
+
+
+def look(controller: Controller) -> None:
+    read_all(controller)
+    controller._look()
+
+
+def test_pod_that_looks_for_its_job_is_told_where_all_are_and_again_when_that_has_changed(
+    api: MemoryApi, seeking: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controllers, "_TELL_S", 0.0)
+    api.create(JOBS, job(high=2))
+    controller = looking(api)
+    look(controller)
+    run_pods(api)
+    look(controller)
+    assert told(api, "a-0") == told(api, "a-1") == DoorList()
+    seeking["10.0.0.1"] = "4f"
+    look(controller)
+    assert (told(api, "a-0"), told(api, "a-1")) == (DoorList(), DoorList(("10.0.0.0", "10.0.0.1"), (), "4f"))
+    version = api.get(PODS, "here", "a-1")["metadata"]["resourceVersion"]
+    look(controller)
+    assert api.get(PODS, "here", "a-1")["metadata"]["resourceVersion"] == version
+    api.remove(PODS, "here", "a-0")
+    look(controller)
+    assert told(api, "a-1") == DoorList(("10.0.0.1",), (), "4f")
+    assert told(api, "a-0") == DoorList(("10.0.0.1",)), "with which it was created"
+
+
+def test_addresses_are_read_after_the_nonce_was_heard(api: MemoryApi, seeking: dict[str, str]) -> None:
+    """The controller's own copy may be older than that."""
+    api.create(JOBS, job(high=2))
+    controller = looking(api)
+    look(controller)
+    api.run_pods()
+    api.change(PODS, "here", "a-0", {"status": {"podIP": "10.0.0.0"}})
+    read_all(controller)
+    api.change(PODS, "here", "a-1", {"status": {"podIP": "10.0.0.1"}})
+    seeking["10.0.0.0"] = "4f"
+    controller._look()
+    assert told(api, "a-0") == DoorList(("10.0.0.0", "10.0.0.1"), (), "4f")
+
+
+def test_pod_is_not_told_what_was_meant_for_the_one_before_it(api: MemoryApi, seeking: dict[str, str]) -> None:
+    api.create(JOBS, job(high=1))
+    controller = looking(api)
+    look(controller)
+    run_pods(api)
+    read_all(controller)
+    seeking["10.0.0.0"] = "4f"
+    change = api.change
+
+    def late(kind: Kind, namespace: str | None, name: str, patch: Any) -> Any:
+        if DOORS_ANNOTATION in patch["metadata"].get("annotations", {}):
+            made = api.get(PODS, "here", "a-0")
+            api.remove(PODS, "here", "a-0")
+            api.create(PODS, made)
+        return change(kind, namespace, name, patch)
+
+    api.change = late  # type: ignore[method-assign]
+    controller._look()
+    api.change = change  # type: ignore[method-assign]
+    assert told(api, "a-0") == DoorList()
+    look(controller)  # and it is tried again at once
+    assert told(api, "a-0").nonce == "4f"
+
+
+def test_pod_that_shows_another_nonce_all_the_time_is_told_now_and_then(
+    api: MemoryApi, seeking: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.create(JOBS, job(high=1))
+    controller = looking(api)
+    look(controller)
+    run_pods(api)
+    lists, calls = list[str](), api.list
+    monkeypatch.setattr(api, "list", lambda *args, labels="", **more: (lists.append(labels), calls(*args, **more))[1])
+    for number in range(10):
+        seeking["10.0.0.0"] = f"{number}"
+        look(controller)
+    assert told(api, "a-0").nonce == "0"
+    assert len([labels for labels in lists if labels]) == 1
+    controller._told_at.clear()
+    look(controller)
+    assert told(api, "a-0").nonce == "9"
+
+
+def test_controller_that_may_not_change_pods_says_so_and_does_all_the_rest(
+    api: MemoryApi, seeking: dict[str, str]
+) -> None:
+    api.create(JOBS, job(high=2))
+    controller = looking(api)
+    look(controller)
+    run_pods(api)
+    api.refused["change pods a-0"] = "cannot patch resource"
+    seeking.update({"10.0.0.0": "4f", "10.0.0.1": "5a"})
+    look(controller)
+    why = "a-0 cannot be told the addresses of other pods: cannot patch resource"
+    assert [one["type"] for one in api.list(EVENTS)[0] if one["message"] == why] == ["Warning"]
+    assert told(api, "a-1").nonce == "5a"
+    assert controller._pauses == {}
+    api.change(JOBS, "here", "a", {"spec": {"workers": 1}})
+    look(controller)
+    assert pods(api) == ["a-0"]
+
+
+def test_pods_that_find_their_job_by_themselves_cost_no_calls(api: MemoryApi, saying: Saying, acting: Acting) -> None:
+    api.create(JOBS, job(high=2))
+    poll_until(lambda: len(pods(api)) == 2)
+    saying.run_pods()
+    poll_until(lambda: status(api).get("training") == 1)
+    versions = [pod["metadata"]["resourceVersion"] for pod in api.list(PODS)[0]]
+    saying.wait_for_more(20)
+    assert [pod["metadata"]["resourceVersion"] for pod in api.list(PODS)[0]] == versions
+
+
+def test_page_of_a_pod_that_looks_for_its_job_reaches_its_annotation(
+    api: MemoryApi, saying: Saying, acting: Acting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def page(door: tuple[str, int]) -> str:
+        return 'elasticflow_seeking{nonce="00112233445566ff"} 1\n'
+
+    monkeypatch.setattr(asking, "_page", page)
+    api.create(JOBS, job(high=1))
+    poll_until(lambda: len(pods(api)) == 1)
+    saying.run_pods()
+    poll_until(lambda: told(api, "a-0") == DoorList(("10.0.0.1",), (), "00112233445566ff"))
 
 
 # ---------------------------------------------------------------- what workers say

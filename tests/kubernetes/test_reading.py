@@ -11,12 +11,21 @@ import pytest
 
 from ef_common.core.autoscale import Autoscale
 from ef_common.core.cluster import Cause, Decision, JobPhase, Pod, Record, Refusal, WorkerReport
+from ef_common.core.door_list import DoorList
 from ef_common.kubernetes import reading, writing
 from ef_common.kubernetes.installation import manifests
 from ef_common.kubernetes.quantities import thousandths
-from ef_common.kubernetes.reading import job_of, nodes_of, places_of, request_of
-from ef_common.kubernetes.resource import INDEX_LABEL, JOB_LABEL, METRICS_PORT, UID_LABEL, definition
+from ef_common.kubernetes.reading import job_of, nodes_of, places_of, pod_of, request_of
+from ef_common.kubernetes.resource import (
+    DOORS_ANNOTATION,
+    INDEX_LABEL,
+    JOB_LABEL,
+    METRICS_PORT,
+    UID_LABEL,
+    definition,
+)
 from ef_common.launch.environment import read_environment
+from ef_common.launch.rendezvous_options import GivenParameters, RendezvousOptions, config_of
 from tests.kubernetes.objects import GPU, job, node
 
 
@@ -45,6 +54,7 @@ def test_amount_that_is_none_is_refused(text: str) -> None:
 
 
 OURS = {JOB_LABEL: "a", UID_LABEL: "uid-of-a"}
+DOORS_FILE = "/run/elasticflow-doors/doors"
 
 
 def container(requests: Any = None, limits: Any = None, **more: Any) -> dict[str, Any]:
@@ -430,12 +440,55 @@ def test_what_the_user_has_set_stays() -> None:
     pod = writing.pod_of(thing, 0)
     assert thing == before
     assert variables(pod)["PET_NNODES"] == "3:3"
-    assert variables(pod)["PET_RDZV_CONF"] == "last_call_timeout=9,is_group=1"
+    assert variables(pod)["PET_RDZV_CONF"] == f"last_call_timeout=9,is_group=1,doors_file={DOORS_FILE}"
     assert pod["spec"]["terminationGracePeriodSeconds"] == 7
     assert pod["spec"]["automountServiceAccountToken"] is True
     assert [one["key"] for one in pod["spec"]["tolerations"]] == [own["key"], "node.kubernetes.io/not-ready"]
     assert pod["metadata"]["labels"] == {"team": "x", **OURS, INDEX_LABEL: "0"}
     assert pod["metadata"]["annotations"] == {"b": "c"}
+
+
+def test_pod_has_a_file_of_the_addresses_that_it_is_told_and_those_of_now_at_first() -> None:
+    thing = job()
+    spec = thing["spec"]["template"]["spec"]
+    spec["volumes"] = [{"name": "data", "emptyDir": {}}]
+    spec["containers"][0]["volumeMounts"] = [{"name": "data", "mountPath": "/data"}]
+    spec["containers"].append({"name": "beside"})
+    thing["spec"]["template"]["metadata"] = {"annotations": {"b": "c"}}
+    told = DoorList(("10.0.0.1", "fd00::1"))
+    pod = writing.pod_of(thing, 0, told)
+    assert pod["metadata"]["annotations"] == {"b": "c", DOORS_ANNOTATION: told.text()}
+    _, volume = pod["spec"]["volumes"]
+    (item,) = volume["downwardAPI"]["items"]
+    assert item == {"path": "doors", "fieldRef": {"fieldPath": f"metadata.annotations['{DOORS_ANNOTATION}']"}}
+    first, beside = pod["spec"]["containers"]
+    assert [one["mountPath"] for one in first["volumeMounts"]] == ["/data", "/run/elasticflow-doors"]
+    assert "volumeMounts" not in beside
+    options = RendezvousOptions.parse(
+        GivenParameters(variables(pod)["PET_RDZV_ENDPOINT"], 1, 4, config_of(variables(pod)["PET_RDZV_CONF"]))
+    )
+    assert options.doors_file == f"{first['volumeMounts'][1]['mountPath']}/{item['path']}"
+    assert "annotations" not in writing.pod_of(job(), 0, DoorList())["metadata"]
+
+
+def test_address_of_a_pod_and_what_it_was_told_are_read() -> None:
+    told = DoorList(("10.0.0.1",), ("10.0.0.2",), "4f")
+    pod = writing.pod_of(job(), 0)
+    pod["metadata"].update(uid="x", annotations={DOORS_ANNOTATION: told.text()})
+    pod["status"] = {"phase": "Running", "podIP": "FD00:0::7"}
+    assert pod_of(pod).address == "fd00::7"
+    assert (pod_of(pod).told, pod_of(pod).seeks) == (told, "")
+    assert pod_of(pod, (), {"fd00::7": "5a"}).seeks == "5a"
+    assert pod_of(pod, (), {"fd00::8": "5a"}).seeks == ""
+    for text in ("", "nonsense"):
+        pod["status"]["podIP"] = pod["metadata"]["annotations"][DOORS_ANNOTATION] = text
+        assert (pod_of(pod).address, pod_of(pod).told, pod_of(pod, (), {"": "5a"}).seeks) == ("", DoorList(), "")
+
+
+def test_pod_is_changed_only_if_it_is_still_as_it_was_read() -> None:
+    told = DoorList(("10.0.0.1",), (), "4f")
+    patch = writing.doors_patch({"metadata": {"resourceVersion": "7"}}, told)
+    assert patch == {"metadata": {"resourceVersion": "7", "annotations": {DOORS_ANNOTATION: told.text()}}}
 
 
 def test_pods_find_each_other_before_they_are_ready_and_nobody_else_reaches_them() -> None:

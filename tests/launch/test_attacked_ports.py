@@ -44,7 +44,7 @@ LISTENERS = {
     "ef_common/horovod/notices.py": ("notices of horovodrun",),
     "ef_common/horovod/rendezvous.py": ("Horovod's rendezvous, on the loopback interface",),
     "ef_common/kubernetes/metrics.py": ("page of the controller of Kubernetes",),
-    "ef_common/launch/worker_metrics.py": ("metrics of a worker",),
+    "ef_common/launch/port_page.py": ("metrics of a worker",),
     "ef_common/report/serve.py": ("live page",),
     "ef_common/testing/ports.py": (),  # which only looks for free ones
 }

@@ -15,7 +15,7 @@ import pytest
 
 from ef_common.core.room import NO_DEMAND, Demand, Room
 from ef_common.core.view import Member, View
-from ef_common.launch import worker_metrics
+from ef_common.launch import port_page
 from ef_common.launch.environment import read_environment
 from ef_common.launch.worker_metrics import MetricsPage, Speed, metrics_page
 from ef_common.session.stats import Stats
@@ -42,7 +42,7 @@ def told(one: Any) -> dict[str, float]:
 
 def test_member_tells_of_its_view_and_of_the_training() -> None:
     found = told(session())
-    assert (found["workers"], found["view_generation"], found["step"]) == (2, 7, 12)
+    assert (found["workers"], found["nodes"], found["view_generation"], found["step"]) == (2, 1, 7, 12)
     assert (found["samples_total"], found["pause_seconds_total"], found["nodes_wanted"]) == (96, 0.25, 0)
 
 
@@ -124,8 +124,23 @@ def test_page_answers_whatever_others_send(page: MetricsPage) -> None:
         silent.close()
 
 
+def test_page_answers_under_both_versions_of_ip_and_asks_no_name_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask_name_server(*_: object) -> str:
+        raise AssertionError("it is asked")
+
+    monkeypatch.setattr(socket, "getfqdn", ask_name_server)
+    page = MetricsPage(0, session())
+    page.start()
+    assert page.wait_until_open(10.0)
+    hosts = ["127.0.0.1", *(["[::1]"] if socket.has_dualstack_ipv6() else [])]
+    for host in hosts:
+        with urllib.request.urlopen(f"http://{host}:{page.port}/metrics", timeout=10.0) as answer:
+            assert b"elasticflow_nodes 1\n" in answer.read()
+    page.stop()
+
+
 def test_page_waits_for_its_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_metrics, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(port_page, "_AGAIN_S", 0.01)
     with socket.create_server(("", 0)) as other:
         page = MetricsPage(other.getsockname()[1], session())
         page.start()

@@ -1,6 +1,7 @@
 """Which jobs of a cluster have how many worker pods, and what is done about it: pure rules for its controller."""
 
 from ef_common.core.cluster.decide import agrees, decide
+from ef_common.core.cluster.doors import doors_of
 from ef_common.core.cluster.policy import SharePolicy
 from ef_common.core.cluster.report import WorkerReport, on_record
 from ef_common.core.cluster.state import Cause, Decision, Doom, Job, JobPhase, Node, Pod, Record, Refusal, Resources
@@ -8,6 +9,7 @@ from ef_common.core.cluster.state import Cause, Decision, Doom, Job, JobPhase, N
 __all__ = [
     "decide",
     "agrees",
+    "doors_of",
     "on_record",
     "Cause",
     "Decision",

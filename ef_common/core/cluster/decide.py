@@ -35,6 +35,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ef_common.core.cluster.doors import contacts_of, seekers_of
 from ef_common.core.cluster.policy import SharePolicy
 from ef_common.core.cluster.shares import Share, shares
 from ef_common.core.cluster.state import (
@@ -226,7 +227,14 @@ def _decision(job: Job, share: Share | None, now: float) -> Decision:
     record = replace(job.record, leaving=leaving, lost=lost, cause=cause, why=words)
     delete = [*_dooms(job, go, why=f"shrinks from {size} to {len(kept)} pods"), *_leftovers(job, now)]
     create = _free_indexes(job)[: share.new] if now >= job.record.crashed_at + _pause_s(job.record) else []
-    return Decision(record, tuple(delete), tuple(create), wanted=share.size, spares=share.spares, why=why)
+    return Decision(
+        *(record, tuple(delete), tuple(create)),
+        wanted=share.size,
+        spares=share.spares,
+        why=why,
+        contacts=contacts_of(job),
+        tell=seekers_of(replace(job, record=record)),
+    )
 
 
 def _end(job: Job, now: float) -> Decision:

@@ -22,6 +22,7 @@ class WorkerReport:
         slow: Addresses of the pods with a worker that is slower than the others.
         checkpoint: Updates in the newest checkpoint; None if there is none, or if this worker knows of none.
         first: Address of the pod of rank 0, which takes checkpoints; "" if that is not known.
+        nodes: In how many pods they train; None if that is not known.
     """
 
     at: float
@@ -33,6 +34,7 @@ class WorkerReport:
     slow: tuple[str, ...] = ()
     checkpoint: int | None = None
     first: str = ""
+    nodes: int | None = None
 
     @property
     def members(self) -> tuple[int | None, int, tuple[str, ...]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ef_common.core.cluster.report import WorkerReport
+from ef_common.core.door_list import NO_DOORS, DoorList
 
 Resources = Mapping[str, int]
 """How much of each resource, in the smallest unit of each (thousandths of a core, bytes, pieces)."""
@@ -75,6 +76,9 @@ class Pod:
         created: When it was created, in seconds.
         problem: Why its containers cannot be started; "" for nothing.
         slow: A worker of it is slower than the others of the job, which wait for it.
+        address: Where it is reached; "" if it has no address yet.
+        seeks: The nonce that it has shown, if it looks for its job in vain; "" if it does not.
+        told: The addresses that it was told last.
     """
 
     name: str
@@ -91,6 +95,9 @@ class Pod:
     created: float = 0.0
     problem: str = ""
     slow: bool = False
+    address: str = ""
+    seeks: str = ""
+    told: DoorList = NO_DOORS
 
     @property
     def takes_room(self) -> bool:
@@ -239,6 +246,8 @@ class Decision:
         spares: How many of these are spares.
         why: One line.
         remove: The job itself is to be deleted.
+        contacts: Addresses that new pods are created with.
+        tell: Pods that are to be told the addresses of the others.
     """
 
     record: Record
@@ -248,3 +257,5 @@ class Decision:
     spares: int = 0
     why: str = ""
     remove: bool = False
+    contacts: DoorList = NO_DOORS
+    tell: tuple[Pod, ...] = ()
