@@ -108,7 +108,7 @@ class Lengths:
 class Worker:
     """A client and its sockets; it settles in each view, and comes to a boundary when it is to.
 
-    Its clock stands still while it waits for its turn to connect, or it would give up coordinators that it has not tried.
+    Its clock stands still while it waits for its turn to connect, or it would give up coordinators that it never tried.
     """
 
     def __init__(self, crowd: Crowd, member: Member, address: tuple[str, int]) -> None:
