@@ -172,7 +172,8 @@ def wanted_meanwhile(state: Gathering, event: Wanted) -> Gathering:
 def _noted(state: Gathering, report: Returned) -> Gathering:
     """Note what a worker has reported, and what it knows, unless others know the same."""
     worker, key = report.member.id, _key_of(report)
-    known, knowing = {key: (report.settled, report.received), **state.known}, dict(state.knowing)
+    known, knowing = dict(state.known), dict(state.knowing)
+    known.setdefault(key, (report.settled, report.received))
     knowing[key] = knowing.get(key, 0) + 1
     if (before := state.returned.get(worker)) is not None:  # what it knew before may be known to nobody now
         old = _key_of(before)
