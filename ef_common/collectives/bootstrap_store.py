@@ -19,6 +19,9 @@ T = TypeVar("T")
 _ABANDON_POLL_S = 0.02
 _WORD_BYTES = 8
 _MAX_VALUE_BYTES = 1024 * 1024
+_WINDOW_BITS, _MEMORY_LEVEL = 9, 1
+"""As little as zlib can do with. By default it takes 260 kB for a moment, and malloc keeps those in the arena of each
+thread that has ever connected; what is compressed here repeats itself after a few bytes."""
 
 
 class BootstrapStore(dist.Store):  # type: ignore[misc, name-defined]
@@ -56,7 +59,8 @@ def pack(value: bytes) -> bytes:
     head = len(value) % _WORD_BYTES
     words = np.frombuffer(value, "<u8", offset=head)
     steps = np.diff(words, prepend=np.uint64(0))
-    return bytes([head]) + zlib.compress(value[:head] + steps.tobytes())
+    packing = zlib.compressobj(wbits=_WINDOW_BITS, memLevel=_MEMORY_LEVEL)
+    return bytes([head]) + packing.compress(value[:head] + steps.tobytes()) + packing.flush()
 
 
 def unpack(packed: bytes) -> bytes:

@@ -118,8 +118,12 @@ class Stores:
 
     def have_one(self, members: Iterable[str]) -> bool:
         """Whether all these workers have reported a store, and it is the same one."""
-        told = {self.told.get(member) for member in members}
-        return len(told) == 1 and bool(told.pop())
+        told: set[str | None] = set()
+        for member in members:  # one after the other: each report asks for all of them anew
+            told.add(self.told.get(member))
+            if len(told) > 1 or not any(told):
+                return False
+        return bool(told)
 
 
 NO_STORES = Stores()

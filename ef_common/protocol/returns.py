@@ -39,6 +39,7 @@ class Returns:
     def __init__(self) -> None:
         self._views = KnownViews()
         self._waiting: dict[Peer, None] = {}  # those that have named views which are not known
+        self._recalled: dict[Peer, None] = {}  # those of them that have been asked for such views: a few
 
     @property
     def num_waiting(self) -> int:
@@ -83,7 +84,7 @@ class Returns:
         for peer in list(self._waiting):
             report = peer.report
             if peer in self._waiting and report is not None and not self._views.missing(report.received):
-                del self._waiting[peer]
+                self._drop(peer)
                 peer.coming, peer.report = Coming.HEARD, None
                 yield peer, report
 
@@ -103,7 +104,7 @@ class Returns:
         """A worker is gone; if it may have been asked for views, others that name them are asked."""
         if peer not in self._waiting:
             return []
-        del self._waiting[peer]
+        self._drop(peer)
         recalls: list[Write] = []
         for other in self._waiting if peer.recalled else ():
             if other.report is not None and not other.recalled:
@@ -118,11 +119,17 @@ class Returns:
     def _recall(self, peer: Peer, report: wire.Return) -> list[Write]:
         """Ask a worker for views that it has named, unless enough have been asked."""
         missing = self._views.missing(report.received)
-        asked = [digest for other in self._waiting for digest in other.recalled]
+        asked = [digest for other in self._recalled for digest in other.recalled]
         if all(asked.count(digest) >= _RECALLS for digest in missing):
             return []
         peer.recalled = missing
+        self._recalled[peer] = None
         return [Write(peer, wire.encode(wire.Recall(missing)))]
+
+    def _drop(self, peer: Peer) -> None:
+        """Its report waits no more."""
+        del self._waiting[peer]
+        self._recalled.pop(peer, None)
 
 
 def is_in_order(peer: Peer, message: wire.FromWorker) -> bool:

@@ -106,7 +106,10 @@ class Lengths:
 
 
 class Worker:
-    """A client and its sockets; it settles in each view, and comes to a boundary when it is to."""
+    """A client and its sockets; it settles in each view, and comes to a boundary when it is to.
+
+    Its clock stands still while it waits for its turn to connect, or it would give up coordinators that it never tried.
+    """
 
     def __init__(self, crowd: Crowd, member: Member, address: tuple[str, int]) -> None:
         self.crowd = crowd
@@ -116,8 +119,22 @@ class Worker:
         self.received: dict[outputs.CoordinatorLink, Lengths] = {}
         self.is_ready = False
         self.settled = self.asked = 0
-        self.client.start(time.monotonic())
+        self._waited_s = 0.0
+        self._waits_since: float | None = None
+        self.client.start(self.now)
         self.do_all()
+
+    @property
+    def now(self) -> float:
+        """Its time."""
+        return (self._waits_since or time.monotonic()) - self._waited_s
+
+    def tick(self) -> None:
+        """Let its time pass, unless it waits for its turn."""
+        due = self.client.deadline
+        if self._waits_since is None and due is not None and self.now >= due:
+            self.client.tick(self.now)
+            self.do_all()
 
     def do_all(self) -> None:
         """Do what the client asks for, and say what a worker says."""
@@ -147,6 +164,7 @@ class Worker:
         match output:
             case outputs.Connect(link):
                 self.crowd.callers[link] = self
+                self._waits_since = time.monotonic()
             case outputs.TrustLeader(link):
                 self.crowd.greeting.discard(link)
             case outputs.Send(link, data):
@@ -157,17 +175,19 @@ class Worker:
 
     def connect(self, link: outputs.CoordinatorLink) -> None:
         """Connect to a coordinator."""
+        now = time.monotonic()
+        self._waited_s, self._waits_since = self._waited_s + now - (self._waits_since or now), None
         sock = socket.socket()
         try:
             sock.connect(link.address)
         except OSError as error:
             sock.close()
-            self.client.unreached(link, str(error), time.monotonic())
+            self.client.unreached(link, str(error), self.now)
         else:
             sock.setblocking(False)
             self.sockets[link], self.unsent[link], self.received[link] = sock, bytearray(), Lengths()
             self.crowd.watch(self, link, sock)
-            self.client.connected(link, time.monotonic())
+            self.client.connected(link, self.now)
         self.do_all()
 
     def _send(self, link: outputs.CoordinatorLink, data: bytes) -> None:
@@ -203,10 +223,10 @@ class Worker:
             data = b""
         if data:
             self.crowd.count(data, self.received[link])
-            self.client.receive(link, data, time.monotonic())
+            self.client.receive(link, data, self.now)
         else:
             self._close(link)
-            self.client.ended(link, in_order=True, now=time.monotonic())
+            self.client.ended(link, in_order=True, now=self.now)
         self.do_all()
 
     def kill(self) -> None:
@@ -274,10 +294,7 @@ class Crowd:
                 continue
             look_at = now + _LOOK_S
             for worker in self.workers:
-                due = worker.client.deadline
-                if due is not None and now >= due:
-                    worker.client.tick(now)
-                    worker.do_all()
+                worker.tick()
             if is_over():
                 return
             if now > end:

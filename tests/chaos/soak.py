@@ -15,8 +15,9 @@ import random
 import signal
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +46,14 @@ _PR_SET_CHILD_SUBREAPER = 36
 _OPTIONS = {"length": 2403, "batch_size": 8, "val_length": 53, "step_sleep_s": 0.02}
 
 
-MEMORY_LIMIT = 1.006
-"""So much of the memory of the second quarter may be used in the last one.
+KEPT_LIMIT_BYTES = 2048
+"""By so much the memory of a process may grow with each fault, in the second half of the time: twice what it is to be.
 
-Of a worker with 330 MB these are 2 MB. malloc keeps memory apart for threads that live at the same time, of which
-a group has several: it takes hundreds of groups until no part of that memory needs to grow any more.
+In the first half, memory rises to a ceiling: malloc keeps some apart for threads that live at the same time, of which a
+group has several, and torch's flight recorder keeps the last 2,000 collectives.
 """
+WINDOW = 100
+"""Faults in each part of the time for which the growth is told."""
 REMAINS = {"threads": 5, "file descriptors": 9}
 """What remains of one old Gloo group, for a while.
 
@@ -68,6 +71,7 @@ class Usage:
     with files: workers are forked here, so what is theirs alone grows with each page that they or others write to.
     """
 
+    faults: list[int] = field(default_factory=list)
     memory: list[int] = field(default_factory=list)
     threads: list[int] = field(default_factory=list)
     descriptors: list[int] = field(default_factory=list)
@@ -79,22 +83,40 @@ class Usage:
         self.threads.append(process.num_threads())
         self.descriptors.append(process.num_fds())
 
-    def note(self, samples: Usage) -> None:
+    def note(self, samples: Usage, num_faults: int) -> None:
         """The median of the memory and the least of the others: a thread that saves, say, soon ends."""
+        self.faults.append(num_faults)
         self.memory.append(statistics.median_low(samples.memory))
         self.threads.append(min(samples.threads))
         self.descriptors.append(min(samples.descriptors))
 
     @property
-    def memory_growth(self) -> float:
-        """The last quarter of the looks against the second one: medians. Of less than four, the last and the first."""
-        return _last(self.memory) / _second(self.memory)
+    def kept_bytes(self) -> float:
+        """Bytes by which the memory grows with each fault, in the second half of the looks."""
+        half = len(self.faults) // 2
+        return slope(self.faults[half:], self.memory[half:])
+
+    @property
+    def kept_bytes_by_window(self) -> list[float]:
+        """The same for each hundred faults: whether it rises to a ceiling, or without an end."""
+        found = []
+        for start in range(0, max(self.faults, default=0), WINDOW):
+            looks = [i for i, number in enumerate(self.faults) if start <= number < start + WINDOW]
+            found.append(slope([self.faults[i] for i in looks], [self.memory[i] for i in looks]))
+        return found
 
     @property
     def more(self) -> dict[str, float]:
         """How many more there are in the last quarter than in the second one."""
         series = {"threads": self.threads, "file descriptors": self.descriptors}
         return {what: _last(values) - _second(values) for what, values in series.items()}
+
+
+def slope(numbers: Sequence[int], values: Sequence[int]) -> float:
+    """The median of the slopes between any two points, which a few outliers do not change (Theil and Sen); 0 of one."""
+    points = list(zip(numbers, values, strict=True))
+    slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(points, 2) if b[0] > a[0]]
+    return statistics.median(slopes) if slopes else 0.0
 
 
 def _second(values: list[int]) -> float:
@@ -123,10 +145,6 @@ class Soaked:
     survivors: list[Usage]
     coordinator: Usage
     left_behind: list[str]
-
-    def kept_for_each(self, usage: Usage) -> float:
-        """Bytes by which the memory of one of them grows with each fault: half of them are between the two quarters."""
-        return (_last(usage.memory) - _second(usage.memory)) / max(sum(self.num_faults.values()) / 2, 1)
 
     def leaks(self, usage: Usage) -> list[str]:
         """What one of them uses more and more of, beside memory: something that leaks with each recovery."""
@@ -207,8 +225,8 @@ class _Storm:
             coordinator.look(self._job.coordinator.process)
             time.sleep(_SAMPLE_S)
         for worker, usage in self.usage.items():
-            usage.note(samples[worker])
-        self.coordinator.note(coordinator)
+            usage.note(samples[worker], sum(self.num_faults.values()))
+        self.coordinator.note(coordinator, sum(self.num_faults.values()))
         self.num_looks += 1
 
     def _together(self) -> bool:
@@ -316,12 +334,13 @@ def command(host: str, minutes: float, every_s: float, seed: int, run_dir: Path)
     series = {name: dataclasses.asdict(usage) for name, usage in usages}
     (run_dir / "usage.json").write_text(json.dumps(series))
     console.print(f"{soaked.num_steps} updates; faults: {soaked.num_faults}; the audit holds")
-    table = Table("last quarter against the second", "memory", "kB a fault", *REMAINS)
+    windows = f"kB a fault, of {WINDOW} each"
+    table = Table("", "kB a fault, second half", windows, *(f"more {what}" for what in REMAINS))
     for name, usage in usages:
-        kept = f"{soaked.kept_for_each(usage) / 1024:.1f}"
-        table.add_row(name, f"{usage.memory_growth:.3f}", kept, *(f"{more:+g}" for more in usage.more.values()))
+        parts = " ".join(f"{kept / 1024:.1f}" for kept in usage.kept_bytes_by_window)
+        table.add_row(name, f"{usage.kept_bytes / 1024:.1f}", parts, *(f"{more:+g}" for more in usage.more.values()))
     console.print(table)
-    leaks = [name for name, usage in usages if soaked.leaks(usage) or usage.memory_growth > MEMORY_LIMIT]
+    leaks = [name for name, usage in usages if soaked.leaks(usage) or usage.kept_bytes > KEPT_LIMIT_BYTES]
     for what in (*soaked.left_behind, *(f"what {name} uses has grown" for name in leaks)):
         console.print(what)
     raise SystemExit(bool(soaked.left_behind or leaks))

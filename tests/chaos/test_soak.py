@@ -6,11 +6,27 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.soak import soak
+from tests.chaos.soak import Usage, soak
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+_FAULTS = list(range(0, 400, 4))
 
 
+def test_memory_that_rises_to_a_ceiling_is_told_from_memory_that_leaks() -> None:
+    rising = Usage(_FAULTS, [300_000_000 + 40_000 * min(number, 200) for number in _FAULTS])
+    leaking = Usage(_FAULTS, [300_000_000 + 3_000 * number for number in _FAULTS])
+    assert rising.kept_bytes == 0
+    assert leaking.kept_bytes == pytest.approx(3_000)
+    assert rising.kept_bytes_by_window == pytest.approx([40_000, 40_000, 0, 0])
+
+
+def test_a_look_in_a_busy_moment_changes_no_slope() -> None:
+    memory = [300_000_000] * len(_FAULTS)
+    memory[-2] += 50_000_000
+    assert Usage(_FAULTS, memory).kept_bytes == 0
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(300)
 @pytest.mark.thorough
 def test_constant_faults_leave_nothing_behind(tmp_path: Path) -> None:
     soaked = soak("lightning", tmp_path / "run", duration_s=25.0, every_s=2.0, seed=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 import zlib
 
 import pytest
@@ -22,6 +23,18 @@ def test_numbers_that_grow_by_one_take_no_room() -> None:
     packed = pack(value)
     assert len(packed) < 100
     assert unpack(packed) == value
+
+
+def test_packing_needs_little_memory() -> None:
+    """malloc keeps for each thread what that has needed, and each new group has new threads."""
+    value = b"".join((7000 + pair).to_bytes(8, "little") for pair in range(1024))
+    tracemalloc.start()
+    try:
+        pack(value)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 100_000
 
 
 @pytest.mark.parametrize(

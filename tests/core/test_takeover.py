@@ -240,6 +240,19 @@ def test_takeover_hears_of_a_training_that_begins_while_it_gathers():
     assert job.returns("b", view(5, "ab")).state.training == 2
 
 
+def test_what_members_knew_before_is_forgotten_when_the_last_of_them_reports_anew():
+    first, second = view(4, "abcd"), view(5, "abcd")
+    job = Coordinator().returns("ab", first, second)
+    job(Settled("a", 5))
+    assert {generation for generation, _ in job.state.known.values()} == {4, 5}  # b may still fall back to view 4
+    job(AtBoundary("a", 5), Settled("b", 5))
+    assert list(job.state.known.values()) == [(5, (ChainLink(second, over=True),))]
+    assert list(job.state.knowing.values()) == [2]
+    job.returns("a", first, second)
+    assert sorted(generation for generation, _ in job.state.known.values()) == [4, 5]
+    assert list(job.state.knowing.values()) == [1, 1]
+
+
 def test_takeover_counts_a_member_that_came_and_died_as_gone():
     job = Coordinator().returns("ab", view(5, "abc"))(Gone("b", "its connection ended"), Refused("c"))
     assert job.views == [(6, "a")]

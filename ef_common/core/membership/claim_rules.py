@@ -10,7 +10,7 @@ from typing import TypeVar
 from ef_common.core.membership import roster
 from ef_common.core.membership.actions import Action, Agree, Claim
 from ef_common.core.membership.events import Claimed, Stored
-from ef_common.core.membership.model import Active, AnyActive, Gathering, Leading, Membership, Serving
+from ef_common.core.membership.model import Active, AnyActive, Gathering, Leading, Membership, Serving, extended
 from ef_common.core.quorum import Bid, bids, digest_of_ids, generation_of
 from ef_common.core.view import View
 from ef_common.errors import ProtocolError
@@ -76,7 +76,7 @@ def _once(known: Mapping[str, _Value], key: str, value: _Value, problem: str) ->
     before = known.get(key, value)
     if before != value:
         raise ProtocolError(f"{problem}: {before!r}, now {value!r}")
-    return MappingProxyType({**known, key: value})
+    return extended(known, {key: value})
 
 
 def agree(before: Membership, state: Membership) -> tuple[Membership, tuple[Action, ...]]:

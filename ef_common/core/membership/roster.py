@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from ef_common.core.membership.actions import Finish
-from ef_common.core.membership.model import Active, AnyActive, Forming, Membership, Serving, Settings
+from ef_common.core.membership.model import Active, AnyActive, Forming, Membership, Serving, Settings, extended
 from ef_common.core.membership.phase import MEMBERS, NEWCOMERS, Phase, Standing, Workers
 from ef_common.core.view import Member
 from ef_common.errors import ProtocolError
@@ -34,13 +34,14 @@ def finishes(state: Membership) -> tuple[Finish, ...]:
 
 def placed(state: Active, member: Member, phase: Phase, training: int = 1) -> Workers:
     """The workers, and this one in this phase."""
-    return MappingProxyType({**state.workers, member.id: Standing(member, phase, training)})
+    return extended(state.workers, {member.id: Standing(member, phase, training)})
 
 
 def moved(state: Active, workers: Collection[str], phase: Phase, training: int = 1) -> Workers:
     """The workers, some of them in another phase."""
-    changed = {worker: Standing(state.workers[worker].member, phase, training) for worker in workers}
-    return MappingProxyType({**state.workers, **changed})
+    return extended(
+        state.workers, {worker: Standing(state.workers[worker].member, phase, training) for worker in workers}
+    )
 
 
 def without(state: Active, workers: Collection[str]) -> Workers:

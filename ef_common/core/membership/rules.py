@@ -22,6 +22,7 @@ from ef_common.core.membership.model import (
     Settings,
     Shortage,
     carry_over,
+    extended,
 )
 from ef_common.core.membership.phase import MEMBERS, Phase, Standing
 from ef_common.core.membership.roster import admissible, expect_member, phase_of, present, remaining
@@ -237,7 +238,7 @@ def suspected(state: Serving, worker: str, generation: int, now: float, settings
     if view.generation != generation or view.rank_of(worker) is None:
         return state, (), ""  # a newer view is on its way to it
     is_first = not state.suspects  # as at a boundary
-    suspects = MappingProxyType({**state.suspects, worker: state.suspects.get(worker, now)})
+    suspects = extended(state.suspects, {worker: state.suspects.get(worker, now)})
     state = replace(state, suspects=suspects)
     if is_first and len(present(state)) < view.world_size:
         return install_present(state, settings, f"{worker} needs a view without those who said goodbye")

@@ -28,6 +28,7 @@ from ef_common.core.membership.model import (
     Serving,
     Settings,
     carry_over,
+    extended,
 )
 from ef_common.core.membership.phase import MEMBERS, NEWCOMERS, Phase
 from ef_common.core.quorum import ChainLink, follows, is_same, merge
@@ -171,13 +172,16 @@ def wanted_meanwhile(state: Gathering, event: Wanted) -> Gathering:
 def _noted(state: Gathering, report: Returned) -> Gathering:
     """Note what a worker has reported, and what it knows, unless others know the same."""
     worker, key = report.member.id, _key_of(report)
-    returned = MappingProxyType({**state.returned, worker: report})
-    known = state.known
-    if worker in state.returned:  # what it knew before may be known to nobody now
-        known = MappingProxyType({_key_of(one): (one.settled, one.received) for one in returned.values()})
-    elif key not in known:
-        known = MappingProxyType({**known, key: (report.settled, report.received)})
-    return replace(state, returned=returned, known=known)
+    known, knowing = dict(state.known), dict(state.knowing)
+    known.setdefault(key, (report.settled, report.received))
+    knowing[key] = knowing.get(key, 0) + 1
+    if (before := state.returned.get(worker)) is not None:  # what it knew before may be known to nobody now
+        old = _key_of(before)
+        knowing[old] -= 1
+        if not knowing[old]:
+            del known[old], knowing[old]
+    returned = extended(state.returned, {worker: report})
+    return replace(state, returned=returned, known=MappingProxyType(known), knowing=MappingProxyType(knowing))
 
 
 def _key_of(report: Returned) -> tuple[int, ...]:
