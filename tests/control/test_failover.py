@@ -230,7 +230,7 @@ def test_client_whose_connection_breaks_returns_to_the_same_coordinator(job):
 def test_client_that_is_sent_to_another_coordinator_does_not_try_the_old_one_first(job):
     coordinators, workers, _ = job(2)
     first, client = coordinators[0]._server, workers[1].client
-    first._leader = format_address(coordinators[1].address)
+    first._leadership.follow(format_address(coordinators[1].address))
     in_loop(coordinators[0], lambda now: first._redirect("w1"))
     poll_until(lambda: "w1" in coordinators[1]._server.state.workers)
     assert client._protocol._search.address == coordinators[1].address
