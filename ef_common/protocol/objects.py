@@ -76,7 +76,7 @@ def layout_of(kind: type, codecs: Mapping[str, Any] = _NOTHING, *, unwritten: Co
         unwritten: Names of the others that are not written.
 
     Raises:
-        TypeError: How a field is written is not known.
+        TypeError: How a field is written is not known, or two have one name.
     """
     own: dict[str, FieldCodec] = {}
     parts: dict[str, Layout] = {}
@@ -92,6 +92,8 @@ def layout_of(kind: type, codecs: Mapping[str, Any] = _NOTHING, *, unwritten: Co
         else:
             raise TypeError(f"expected a codec for each field. Received: {kind.__name__}.{name}")
     names = (*own, *(name for part in parts.values() for name in part.names))
+    if len(set(names)) < len(names):
+        raise TypeError(f"a message and its parts need fields of different names. Received: {', '.join(names)}")
     return Layout(kind, own, parts, tuple(left), names)
 
 

@@ -28,6 +28,22 @@ class Whole:
     text: Name
 
 
+@dataclass(frozen=True)
+class Other:
+    """Something else of the core."""
+
+    number: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Twice:
+    """A message with a field that its part has, too."""
+
+    part: Other
+    text: Name
+
+
 CODECS = {"number": Count, "more": Name, "Part.more": Flag}
 LAYOUT = layout_of(Whole, CODECS, unwritten=["who"])
 
@@ -51,6 +67,11 @@ def test_fields_of_a_part_are_written_among_the_others_and_what_the_reader_knows
 def test_part_is_read_as_strictly_as_the_rest(change: dict[str, object], problem: str) -> None:
     with pytest.raises(ProtocolError, match=problem):
         LAYOUT.load({"text": "x", "number": 3, "more": True, **change}, name="whole", known={"who": "b"})
+
+
+def test_field_of_a_part_with_the_name_of_another_raises_type_error() -> None:
+    with pytest.raises(TypeError, match=r"different names\. Received: text, number, text"):
+        layout_of(Twice, {"number": Count, "text": Name})
 
 
 def test_field_without_a_codec_raises_type_error() -> None:
