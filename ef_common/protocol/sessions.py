@@ -42,7 +42,7 @@ class Sessions:
     def __init__(self) -> None:
         self.workers: dict[str, Peer] = {}
         self._strangers: dict[Peer, None] = {}  # ordered by age
-        self._out: set[Peer] = set()
+        self._out: dict[Peer, None] = {}  # in the order in which they left, which the simulation can repeat
         self._untold: dict[Peer, str] = {}  # those that are out and are not told so far, and why they are
         self._members_bytes = 0  # that a view of all workers would take
 
@@ -134,14 +134,14 @@ class Sessions:
         last_words = wire.encode(wire.Eviction(why, hung))
         if not peer.standby:
             return Close(peer, last_words)
-        self._out.add(peer)  # nobody but its system can tell when it is gone for good
+        self._out[peer] = None  # nobody but its system can tell when it is gone for good
         return WriteOrReset(peer, last_words)
 
     def suspend(self, peer: Peer, why: str) -> list[Output]:
         """A worker is silent: it is out, and is not told yet, if others could take it."""
         if not peer.standby:
             return [self.evict(peer, why)]
-        self._out.add(peer)
+        self._out[peer] = None
         self._untold[peer] = why
         return []
 
@@ -157,12 +157,12 @@ class Sessions:
     def discard(self, peer: Peer) -> bool:
         """A worker that is out is gone; returns whether it was out."""
         was_out = peer in self._out
-        self._out.discard(peer)
+        self._out.pop(peer, None)
         self._untold.pop(peer, None)
         return was_out
 
     def discard_all(self) -> list[Output]:
         """What ends the connections of all workers that are out."""
         gone = list(self._out)
-        self._out, self._untold = set(), {}
+        self._out, self._untold = {}, {}
         return [Close(peer) for peer in gone]

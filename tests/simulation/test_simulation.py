@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ef_common.testing.simulation import __main__ as command
-from ef_common.testing.simulation import schedule_of, simulate
+from ef_common.testing.simulation import simulate
 from ef_common.testing.simulation.campaign import Summary, run_campaign
 from ef_common.testing.simulation.schedule import FAMILIES
 from tests.simulation.mutations import forget_the_replay
@@ -208,10 +208,16 @@ def test_campaign_in_several_processes_finds_what_it_finds_in_one() -> None:
     assert (one.num_events, one.seen, one.ends) == (two.num_events, two.seen, two.ends)
 
 
-@pytest.mark.parametrize("seed", [3, 14, 159, 2653])
-def test_simulation_of_one_seed_twice_gives_the_same_trace(seed: int) -> None:
-    first = simulate(schedule_of(seed), trace=True)
-    second = simulate(schedule_of(seed), trace=True)
+@pytest.mark.parametrize(
+    ("family", "seed"),
+    [
+        *(("", seed) for seed in (3, 14, 159, 2653)),
+        ("failover", 1011),  # several connections of workers that are out end at the same time
+    ],
+)
+def test_simulation_of_one_seed_twice_gives_the_same_trace(family: str, seed: int) -> None:
+    first = simulate(FAMILIES[family](seed), trace=True)
+    second = simulate(FAMILIES[family](seed), trace=True)
 
     assert first.trace == second.trace
     assert len(first.trace) > 10
