@@ -12,7 +12,7 @@ From the bottom up: `scheduler` (virtual time, processes as greenlets), `streams
 """
 
 from ef_common.testing.simulation.invariants import Violation
-from ef_common.testing.simulation.schedule import Fault, Job, Schedule, schedule_of
+from ef_common.testing.simulation.schedule import Fault, Job, Schedule
 from ef_common.testing.simulation.simulation import Outcome, simulate
 
-__all__ = ["Fault", "Job", "Outcome", "Schedule", "Violation", "schedule_of", "simulate"]
+__all__ = ["Fault", "Job", "Outcome", "Schedule", "Violation", "simulate"]
