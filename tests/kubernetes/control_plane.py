@@ -23,6 +23,7 @@ from tests.kubernetes.programs import NEEDED, Programs
 
 NAMESPACES = Kind("v1", "Namespace", "namespaces", namespaced=False)
 DEFINITIONS = Kind("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False)
+ACCOUNTS = Kind("v1", "ServiceAccount", "serviceaccounts")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elasticflow"
 BUILT = Path(os.environ.get("KUBERNETES") or CACHE / "kubernetes-1.20.2")
 PROGRAMS = ("kube-apiserver", "kube-scheduler", "kube-controller-manager")

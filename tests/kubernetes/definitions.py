@@ -26,7 +26,7 @@ PROGRAM = CACHE / "kubernetes-definitions" / "apiextensions-apiserver"
 
 def why_not() -> str | None:
     """Reason why this machine has no such API server, or None."""
-    if _is_in_plane():
+    if is_in_plane():
         return None
     if missing := [program for program in ("etcd", *NEEDED) if shutil.which(program) is None]:
         return f"not installed: {', '.join(missing)}"
@@ -35,14 +35,15 @@ def why_not() -> str | None:
     return None
 
 
-def _is_in_plane() -> bool:
+def is_in_plane() -> bool:
+    """Whether it is that of a whole control plane."""
     return control_plane.why_not() is None and control_plane.knows_rules()
 
 
 @contextlib.contextmanager
 def api_server() -> Iterator[Path]:
     """Start one in a folder of its own; the administrator's kubeconfig."""
-    if _is_in_plane():
+    if is_in_plane():
         with control_plane.control_plane() as plane:
             yield plane.kubeconfig
         return
