@@ -72,18 +72,37 @@ def time_of(at: float) -> str:
 
 
 def request_of(spec: Object) -> dict[str, int]:
-    """What a pod needs of a node, in thousandths of each resource's unit."""
+    """What a pod needs of a node, in thousandths of each resource's unit.
+
+    Its containers run together with its sidecars, which are the init containers that are restarted. The other init
+    containers run before, one after the other, each beside the sidecars that come before it. What the pod as a whole
+    asks for of a resource replaces that.
+    """
     together: Counter[str] = Counter({"pods": 1000})
     for container in spec.get("containers") or ():
-        together.update(_of_container(container))
-    for container in spec.get("initContainers") or ():  # they run before, one after the other
-        for name, amount in _of_container(container).items():
+        together.update(_requested(container))
+    sidecars: Counter[str] = Counter()
+    before: list[Counter[str]] = []
+    for container in spec.get("initContainers") or ():
+        amounts = _requested(container)
+        if container.get("restartPolicy") == "Always":
+            together.update(amounts)
+            sidecars.update(amounts)
+        else:
+            before.append(Counter(amounts))
+            before[-1].update(sidecars)
+    for one in before:
+        for name, amount in one.items():
             together[name] = max(together[name], amount)
+    whole = spec.get("resources") or {}
+    limits = {name: amount for name, amount in (whole.get("limits") or {}).items() if name not in together}
+    for name, amount in {**limits, **(whole.get("requests") or {})}.items():
+        together[name] = thousandths(amount)
     together.update({name: thousandths(amount) for name, amount in (spec.get("overhead") or {}).items()})
     return dict(together)
 
 
-def _of_container(container: Object) -> dict[str, int]:
+def _requested(container: Object) -> dict[str, int]:
     resources = container.get("resources") or {}
     amounts = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
     return {name: thousandths(amount) for name, amount in amounts.items()}

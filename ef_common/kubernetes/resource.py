@@ -295,7 +295,7 @@ def _autoscale() -> Json:
             "everySteps": _integer("Number of steps over which a size is measured.", minimum=10),
             "retrySeconds": _amount("A size that was not worth it is tried again after this time."),
             "pricePerWorkerHour": _amount("What a worker costs in an hour."),
-            "valuePerHour": _amount("What it is worth to end an hour earlier.", exclusiveMinimum=False),
+            "valuePerHour": _amount("What it is worth to end an hour earlier.", or_none=True),
             "deadlineSeconds": _amount("When the run should end, in seconds after its start."),
             "budget": _amount("What the run may cost."),
             "minGlobalBatchSize": _integer("The smallest batch that goodput asks for, in samples.", minimum=1),
@@ -305,8 +305,10 @@ def _autoscale() -> Json:
     }
 
 
-def _amount(text: str, **more: Any) -> Json:
-    return {"type": "number", "minimum": 0, "exclusiveMinimum": True, "description": text, **more}
+def _amount(text: str, *, or_none: bool = False) -> Json:
+    # The API server drops what is false, so a definition that said that would change with each `kubectl apply`.
+    positive = {} if or_none else {"exclusiveMinimum": True}
+    return {"type": "number", "minimum": 0, **positive, "description": text}
 
 
 def _status() -> Json:

@@ -29,7 +29,7 @@ from tests.faults import launched, networks
 from tests.faults.hosts import ENOUGH
 from tests.faults.torchrun_nodes import OPTIONS, SCRIPT
 from tests.kubernetes import control_plane
-from tests.kubernetes.control_plane import ControlPlane
+from tests.kubernetes.control_plane import ACCOUNTS, ControlPlane
 from tests.kubernetes.kubelets import GPU, Kubelets
 
 GUARD_S = 240.0
@@ -87,12 +87,18 @@ class Cluster:
             else:
                 assert list(apply_all(self.api, [thing]))
         self.wait_until(self._is_served, "the new resource")
+        self.wait_until(self._takes_pods, "the account of pods that name none")
         self._token = self.plane.token_of(NAMESPACE, CONTROLLER)
 
     def _is_served(self) -> bool:
         with contextlib.suppress(ClusterFailed):
             self.api.list(JOBS)
             return True
+        return False
+
+    def _takes_pods(self) -> bool:
+        with contextlib.suppress(ClusterNotFound):
+            return bool(self.api.get(ACCOUNTS, _HERE, "default"))
         return False
 
     # ------------------------------------------------------------ the controller

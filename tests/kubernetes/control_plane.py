@@ -1,46 +1,68 @@
-"""A real Kubernetes on this machine: etcd, API server, scheduler and controller manager, built by `build.sh` once."""
+"""A real Kubernetes on this machine: etcd, API server, scheduler and controller manager.
+
+They are built by `build.sh` once, or those of another release, which are in the folder that `KUBERNETES` names.
+"""
 
 from __future__ import annotations
 
-import base64
 import contextlib
+import functools
 import os
 import shutil
-import signal
-import socket
 import subprocess
 import tempfile
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ef_common.errors import ClusterFailed
 from ef_common.kubernetes.api import Api
-from ef_common.kubernetes.kinds import NODES, SECRETS, Kind
+from ef_common.kubernetes.kinds import NODES, Kind
+from tests.kubernetes.programs import NEEDED, Programs
 
 NAMESPACES = Kind("v1", "Namespace", "namespaces", namespaced=False)
-BUILT = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elasticflow" / "kubernetes-1.20.2"
+DEFINITIONS = Kind("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False)
+ACCOUNTS = Kind("v1", "ServiceAccount", "serviceaccounts")
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elasticflow"
+BUILT = Path(os.environ.get("KUBERNETES") or CACHE / "kubernetes-1.20.2")
 PROGRAMS = ("kube-apiserver", "kube-scheduler", "kube-controller-manager")
 NODE_GRACE_S = 20
-_GUARD_S = 120.0
-_RUNS_S, _STANDS_S = 0.1, 0.9
+_TOKEN_S = 24 * 3600
 _ADMIN, _USER = "admin-token", "user-token"
 
 
 def why_not() -> str | None:
     """Reason why this machine cannot have a Kubernetes, or None."""
-    if missing := [program for program in ("etcd", "openssl", "setpriv") if shutil.which(program) is None]:
+    if missing := [program for program in (etcd(), *NEEDED) if shutil.which(program) is None]:
         return f"not installed: {', '.join(missing)}"
-    if not all((BUILT / program).is_file() for program in PROGRAMS):
+    if missing := [program for program in PROGRAMS if not (BUILT / program).is_file()]:
+        if os.environ.get("KUBERNETES"):
+            return f"not found in {BUILT}: {', '.join(missing)}"
         return f"`make test-kubernetes` builds Kubernetes first, into {BUILT}"
     return None
 
 
-class ControlPlane:
+def etcd() -> str:
+    """A release may need a newer one than the machine has."""
+    return str(BUILT / "etcd") if (BUILT / "etcd").is_file() else "etcd"
+
+
+@functools.cache
+def release() -> tuple[int, int]:
+    """Which Kubernetes it is, such as (1, 20)."""
+    command = [str(BUILT / "kube-apiserver"), "--version"]
+    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    major, minor, *_ = told.split()[-1].removeprefix("v").split(".")
+    return int(major), int(minor)
+
+
+def knows_rules() -> bool:
+    """Whether its API server judges objects by the rules of their definition (CEL)."""
+    return release() >= (1, 25)
+
+
+class ControlPlane(Programs):
     """Its programs run between entering and leaving it, and end with this process in any case.
 
     Args:
@@ -54,56 +76,10 @@ class ControlPlane:
     """
 
     def __init__(self, folder: Path, *, node_grace_s: int = NODE_GRACE_S, audited: str = "") -> None:
-        self._folder, self._node_grace_s, self._audited = folder, node_grace_s, audited
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self._etcd, self._peers, self._port, scheduler, manager = _free_ports(5)
-        self._ports = {"kube-scheduler": scheduler, "kube-controller-manager": manager}
+        super().__init__(folder, etcd=etcd(), num_ports=len(PROGRAMS))
+        self._node_grace_s, self._audited = node_grace_s, audited
+        self._ports = dict(zip(PROGRAMS, self.ports, strict=True))
         self.kubeconfig, self.audit_log = folder / "kubeconfig", folder / "audit.jsonl"
-
-    def __enter__(self) -> ControlPlane:
-        try:
-            self._start()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for program in reversed(list(self._running)):
-            self.kill(program)
-
-    def kill(self, program: str) -> None:
-        """End one of them at once."""
-        process = self._running.pop(program)
-        process.kill()
-        process.wait()
-
-    @contextlib.contextmanager
-    def standing_still(self, program: str) -> Iterator[None]:
-        """One of them does nothing meanwhile, and loses nothing."""
-        self._running[program].send_signal(signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            self._running[program].send_signal(signal.SIGCONT)
-
-    @contextlib.contextmanager
-    def slow(self, program: str) -> Iterator[None]:
-        """One of them does something for a tenth of each second only."""
-        over = threading.Event()
-
-        def slow_down() -> None:
-            while not over.wait(_RUNS_S):
-                with self.standing_still(program):
-                    over.wait(_STANDS_S)
-
-        thread = threading.Thread(target=slow_down)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
 
     @contextlib.contextmanager
     def without_api_server(self) -> Iterator[None]:
@@ -131,27 +107,23 @@ class ControlPlane:
             "--horizontal-pod-autoscaler-sync-period=1s",
         )
 
-    def start_etcd(self) -> None:
-        """Start it; it finds what it has written before."""
-        here, peers = f"http://127.0.0.1:{self._etcd}", f"http://127.0.0.1:{self._peers}"
-        self._run(
-            *("etcd", f"--data-dir={self._folder}/etcd", f"--listen-client-urls={here}"),
-            *(f"--advertise-client-urls={here}", f"--listen-peer-urls={peers}"),
-            *(f"--initial-advertise-peer-urls={peers}", f"--initial-cluster=default={peers}", "--unsafe-no-fsync"),
-        )
-
     def start_api_server(self) -> None:
         """Start it, and wait until it answers."""
         key = self._folder / "accounts.key"
         self._run(
-            *(str(BUILT / "kube-apiserver"), f"--etcd-servers=http://127.0.0.1:{self._etcd}"),
-            *("--bind-address=127.0.0.1", "--advertise-address=127.0.0.1", f"--secure-port={self._port}"),
+            *(str(BUILT / "kube-apiserver"), self.etcd_option),
+            *("--bind-address=127.0.0.1", "--advertise-address=127.0.0.1", f"--secure-port={self.address[1]}"),
             *(f"--cert-dir={self._folder}/certificates", "--service-cluster-ip-range=10.99.0.0/24"),
             *("--service-account-issuer=https://test", f"--service-account-signing-key-file={key}"),
             *(f"--service-account-key-file={key}", "--api-audiences=api", "--authorization-mode=RBAC"),
             *(f"--token-auth-file={self._folder}/tokens.csv", *self._auditing()),
         )
-        self._wait_for_api_server()
+        self._wait_until_answered(self._ask, "kube-apiserver")
+
+    def _ask(self) -> None:
+        with contextlib.closing(Api(str(self.kubeconfig))) as api:
+            api.list(NODES)
+            api.get(NAMESPACES, None, "default")
 
     def _auditing(self) -> tuple[str, ...]:
         if not self._audited:
@@ -167,42 +139,20 @@ class ControlPlane:
 
     def start(self, program: str, *options: str) -> None:
         """Start the scheduler or the controller manager."""
+        without_http = ("--port=0",) if release() < (1, 24) else ()
         self._run(
-            *(str(BUILT / program), f"--kubeconfig={self.kubeconfig}", "--port=0", "--bind-address=127.0.0.1"),
+            *(str(BUILT / program), f"--kubeconfig={self.kubeconfig}", *without_http, "--bind-address=127.0.0.1"),
             *(f"--secure-port={self._ports[program]}", f"--cert-dir={self._folder}/certificates", *options),
         )
-
-    def _run(self, *command: str) -> None:
-        name = Path(command[0]).name
-        with (self._folder / f"{name}.log").open("ab") as log:
-            self._running[name] = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", *command],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=self._folder,
-            )
-
-    def _wait_for_api_server(self) -> None:
-        deadline = time.monotonic() + _GUARD_S
-        while True:
-            with contextlib.suppress(ClusterFailed), contextlib.closing(Api(str(self.kubeconfig))) as api:
-                api.list(NODES)
-                api.get(NAMESPACES, None, "default")
-                return
-            for name, process in self._running.items():
-                assert process.poll() is None, (self._folder / f"{name}.log").read_text()[-4000:]
-            assert time.monotonic() < deadline, (self._folder / "kube-apiserver.log").read_text()[-4000:]
-            time.sleep(0.1)
 
     @property
     def address(self) -> tuple[str, int]:
         """Where the API server is."""
-        return "127.0.0.1", self._port
+        return "127.0.0.1", self._ports["kube-apiserver"]
 
     def write_kubeconfig(self, path: Path, token: str, *, namespace: str = "default", server: str = "") -> Path:
         """Write how somebody with this token reaches it, perhaps by another way."""
-        cluster = {"server": server or f"https://127.0.0.1:{self._port}", "insecure-skip-tls-verify": True}
+        cluster = {"server": server or "https://{}:{}".format(*self.address), "insecure-skip-tls-verify": True}
         config = {
             "apiVersion": "v1",
             "kind": "Config",
@@ -216,22 +166,17 @@ class ControlPlane:
         return path
 
     def token_of(self, namespace: str, account: str) -> str:
-        """The token of a service account, which the controller manager makes."""
-        deadline = time.monotonic() + _GUARD_S
+        """A token of a service account, as its pods get one."""
+        tokens = Kind("v1", "ServiceAccount", f"serviceaccounts/{account}/token")
+        asked = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "metadata": {"namespace": namespace},
+            "spec": {"expirationSeconds": _TOKEN_S},
+        }
         with contextlib.closing(Api(str(self.kubeconfig))) as api:
-            while time.monotonic() < deadline:
-                for secret in api.list(SECRETS, namespace)[0]:
-                    owner = (secret["metadata"].get("annotations") or {}).get("kubernetes.io/service-account.name")
-                    if owner == account and "token" in (secret.get("data") or {}):
-                        return base64.b64decode(secret["data"]["token"]).decode()
-                time.sleep(0.1)
-        raise AssertionError(f"no token of {namespace}/{account}")
-
-
-def _free_ports(number: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
-        return [one.getsockname()[1] for one in sockets]
+            token: str = api.create(tokens, asked)["status"]["token"]
+            return token
 
 
 @contextlib.contextmanager

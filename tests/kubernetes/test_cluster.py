@@ -21,6 +21,7 @@ from ef_common.kubernetes.resource import Json
 from tests.faults.conftest import check_gentle
 from tests.faults.hosts import ENOUGH
 from tests.kubernetes import cluster as clusters
+from tests.kubernetes import control_plane
 from tests.kubernetes.cluster import Cluster, Training
 
 pytestmark = clusters.MARKS
@@ -198,6 +199,10 @@ def test_node_that_is_cordoned_gets_no_pod(training: Training, cluster: Cluster)
 def test_job_that_makes_no_sense_is_refused_or_fails_with_a_sentence(training: Training, cluster: Cluster) -> None:
     with pytest.raises(ClusterRefused, match="minWorkers"):
         training.submit(0, 2)
+    if control_plane.knows_rules():
+        with pytest.raises(ClusterRefused, match="minWorkers must not be greater than maxWorkers"):
+            training.submit(3, 2)
+        return
     training.submit(3, 2)  # an older API server has no rule for two fields
     training.wait_for_phase("Failed")
     assert cluster.status("a")["reason"].startswith("minWorkers must not be greater than maxWorkers")

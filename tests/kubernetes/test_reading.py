@@ -70,6 +70,27 @@ def test_request_of_a_pod_is_that_of_its_containers_together_and_of_each_that_ru
     assert request_of(spec) == {"cpu": 4100, GPU: 1000, "memory": 10**6, "pods": 1000}
 
 
+def test_sidecars_run_beside_the_containers_and_beside_what_runs_after_them() -> None:
+    def sidecar(cpu: str) -> dict[str, Any]:
+        return container({"cpu": cpu, "memory": "1k"}, restartPolicy="Always")
+
+    inits = [container({"cpu": "3"}), sidecar("1"), container({"cpu": "4"}), sidecar("2")]
+    assert request_of({"containers": [container({"cpu": "3"})], "initContainers": inits})["cpu"] == 6000
+    few = request_of({"containers": [container({"cpu": "1"})], "initContainers": inits})
+    assert few == {"cpu": 5000, "memory": 2 * 10**6, "pods": 1000}
+
+
+def test_what_a_pod_asks_for_as_a_whole_replaces_what_its_containers_ask_for() -> None:
+    spec = {
+        "containers": [container({"cpu": "1", GPU: "1"}), container({"cpu": "1"})],
+        "resources": {"requests": {"cpu": "1500m"}, "limits": {"cpu": "8", "memory": "1k"}},
+        "overhead": {"cpu": "100m"},
+    }
+    assert request_of(spec) == {"cpu": 1600, GPU: 1000, "memory": 10**6, "pods": 1000}
+    del spec["resources"]["requests"]
+    assert request_of(spec)["cpu"] == 2100
+
+
 def foreign(name: str = "", **status: Any) -> dict[str, Any]:
     return {"metadata": {}, "spec": {"nodeName": name, "containers": [container({GPU: "1"})]}, "status": status}
 

@@ -3,47 +3,19 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 
-from ef_common.kubernetes.resource import MAX_NAME, Json, definition, problem
-from tests.kubernetes.objects import job
+from ef_common.kubernetes.resource import definition, problem
+from tests.kubernetes.judged import COSTS, JOBS
 
 cel = pytest.importorskip("cel_expr_python.cel")
 
 (VERSION,) = definition()["spec"]["versions"]
 SCHEMA = VERSION["schema"]["openAPIV3Schema"]
 ENVIRONMENT = cel.NewEnv(variables={"self": cel.Type.DYN})
-TEMPLATE = job()["spec"]["template"]["spec"]
-
-
-def choices(**values: tuple[Any, ...]) -> list[Json]:
-    """All combinations of fields with one of these values each, or without the field."""
-    fields = ([{}, *({name: one} for one in some)] for name, some in values.items())
-    return [functools.reduce(lambda one, more: {**one, **more}, given, {}) for given in itertools.product(*fields)]
-
-
-SIZES = [job(low=low, high=high) for low, high in itertools.product((1, 2, 3), repeat=2)]
-NAMES = [job("a" * length) for length in (1, MAX_NAME, MAX_NAME + 1)]
-TEMPLATES = [
-    job(template={"spec": {**TEMPLATE, **given}})
-    for given in choices(restartPolicy=("Never", "Always", "OnFailure"), hostNetwork=(True, False))
-]
-COSTS = [
-    job(autoscale=given)
-    for given in choices(
-        policy=("throughput", "cost", "goodput"),
-        pricePerWorkerHour=(2.5,),
-        valuePerHour=(0,),
-        deadlineSeconds=(60,),
-        budget=(100,),
-    )
-]
-BATCHES = [job(autoscale=given) for given in choices(minGlobalBatchSize=(8, 16), maxGlobalBatchSize=(8, 16))]
-JOBS = [*SIZES, *NAMES, *TEMPLATES, *COSTS, *BATCHES]
 
 
 @functools.cache

@@ -9,10 +9,11 @@ import pytest
 pytest.importorskip("lightkube")
 
 from ef_common.errors import ClusterFailed
-from ef_common.kubernetes.kinds import JOBS, OLD_BUDGETS, PODS
+from ef_common.kubernetes.kinds import BUDGETS, JOBS, OLD_BUDGETS, PODS
 from ef_common.kubernetes.writing import own_name
 from tests.faults.conftest import check_gentle
 from tests.kubernetes import cluster as clusters
+from tests.kubernetes import control_plane
 from tests.kubernetes.cluster import Cluster, Training
 
 pytestmark = clusters.MARKS
@@ -115,7 +116,8 @@ def test_node_is_drained_as_long_as_the_minimum_stays(training: Training, cluste
     training.wait_for_pods(3)
 
     def allowed() -> int:
-        budget = cluster.api.get(OLD_BUDGETS, "default", own_name(cluster.api.get(JOBS, "default", "a")))
+        kind = BUDGETS if control_plane.release() >= (1, 21) else OLD_BUDGETS
+        budget = cluster.api.get(kind, "default", own_name(cluster.api.get(JOBS, "default", "a")))
         return int((budget.get("status") or {}).get("disruptionsAllowed", 0))
 
     cluster.wait_until(lambda: allowed() == 1, "the budget to be counted")
@@ -130,5 +132,6 @@ def test_node_is_drained_as_long_as_the_minimum_stays(training: Training, cluste
 def evict(cluster: Cluster, pod: str) -> None:
     """As `kubectl drain` does it."""
     meta = {"name": pod, "namespace": "default"}
-    eviction = {"apiVersion": "policy/v1beta1", "kind": "Eviction", "metadata": meta}
+    version = "policy/v1" if control_plane.release() >= (1, 22) else "policy/v1beta1"
+    eviction = {"apiVersion": version, "kind": "Eviction", "metadata": meta}
     cluster.api._ask("POST", PODS.path("default", pod, "eviction"), body=eviction)

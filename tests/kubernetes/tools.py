@@ -7,9 +7,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from tests.kubernetes.control_plane import BUILT
+from tests.kubernetes.control_plane import CACHE
 
-FETCHED = BUILT.with_name("kubernetes-tools")
+FETCHED = CACHE / "kubernetes-tools"
 
 
 def program(name: str) -> str | None:

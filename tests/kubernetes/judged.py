@@ -1,0 +1,66 @@
+"""Jobs, right ones and wrong ones, of which the rules of the resource and the controller must think the same."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+from ef_common.kubernetes.resource import MAX_NAME, Json
+from tests.kubernetes.objects import job
+
+TEMPLATE = job()["spec"]["template"]["spec"]
+
+
+def choices(**values: tuple[Any, ...]) -> list[Json]:
+    """All combinations of fields with one of these values each, or without the field."""
+    fields = ([{}, *({name: one} for one in some)] for name, some in values.items())
+    return [functools.reduce(lambda one, more: {**one, **more}, given, {}) for given in itertools.product(*fields)]
+
+
+SIZES = [job(low=low, high=high) for low, high in itertools.product((1, 2, 3), repeat=2)]
+NAMES = [job("a" * length) for length in (1, MAX_NAME, MAX_NAME + 1)]
+TEMPLATES = [
+    job(template={"spec": {**TEMPLATE, **given}})
+    for given in choices(restartPolicy=("Never", "Always", "OnFailure"), hostNetwork=(True, False))
+]
+COSTS = [
+    job(autoscale=given)
+    for given in choices(
+        policy=("throughput", "cost", "goodput"),
+        pricePerWorkerHour=(2.5,),
+        valuePerHour=(0,),
+        deadlineSeconds=(60,),
+        budget=(100,),
+    )
+]
+BATCHES = [job(autoscale=given) for given in choices(minGlobalBatchSize=(8, 16), maxGlobalBatchSize=(8, 16))]
+JOBS = [*SIZES, *NAMES, *TEMPLATES, *COSTS, *BATCHES]
+"""Each field of them has a value that it may have."""
+
+VALUES = [
+    job(low=0),
+    job(low=0, high=0),
+    job(high="4"),
+    job(template={"spec": {}}),
+    job(template={"spec": {"containers": []}}),
+    *(
+        job(autoscale=given)
+        for given in (
+            {"policy": "fast"},
+            {"threshold": 0},
+            {"threshold": 1.5},
+            {"threshold": -0.5},
+            {"everySteps": 9},
+            {"everySteps": 10},
+            {"retrySeconds": 0},
+            {"policy": "cost", "deadlineSeconds": 0},
+            {"policy": "cost", "budget": -1, "pricePerWorkerHour": 1},
+            {"policy": "cost", "budget": 1, "pricePerWorkerHour": 0},
+            {"policy": "cost", "valuePerHour": -1, "pricePerWorkerHour": 1},
+            {"minGlobalBatchSize": 0, "maxGlobalBatchSize": 8},
+            {"maxGlobalBatchSize": 0},
+        )
+    ),
+]
+"""Values of single fields, at their limits and beyond them."""
