@@ -115,6 +115,10 @@ class Reports:
             doors: Those of each job.
         """
         self._doors = doors
+        self._forget_others()
+
+    def _forget_others(self) -> None:
+        doors = self._doors
         for known in (self._reports, self._answered, self._seekers):
             for job in [job for job in list(known) if not doors.get(job)]:
                 known.pop(job, None)
@@ -162,7 +166,9 @@ class Reports:
             async with places:
                 return await self._ask_of(job, doors[job])
 
-        if any(await asyncio.gather(*map(ask, doors))):
+        is_news = any(await asyncio.gather(*map(ask, doors)))
+        self._forget_others()  # an answer may have come after it was told that nobody of this job may be asked any more
+        if is_news:
             self._on_news()
 
     async def _ask_of(self, job: str, doors: Sequence[Door]) -> bool:

@@ -186,6 +186,19 @@ def test_answer_that_cannot_be_read_at_all_keeps_nobody_from_being_asked(
     assert (reports.of("bad"), reports.of("good")) == (None, report_in(PAGE, 5.0))
 
 
+def test_answer_that_comes_when_nobody_may_be_asked_any_more_does_not_count(
+    reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def page(door: tuple[str, int]) -> str:
+        reports.follow({"b": [door]})
+        return PAGE + 'elasticflow_seeking{nonce="00112233445566ff"} 1\n'
+
+    monkeypatch.setattr(asking, "_page", page)
+    reports.follow({"a": [("10.0.0.1", 1)]})
+    asyncio.run(reports.ask_all())
+    assert (reports.of("a"), reports.seekers_of("a")) == (None, {})
+
+
 def test_two_pods_of_a_job_are_asked_in_a_round_and_others_in_the_next(
     reports: Reports, monkeypatch: pytest.MonkeyPatch
 ) -> None:
