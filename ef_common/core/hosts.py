@@ -76,7 +76,6 @@ class HostsVerdict(Enum):
 _CALL = {HostState.WAITING: HostState.CALLED, HostState.CUT: HostState.RECALLED}
 _LOSE = {HostState.CALLED: HostState.WAITING, HostState.RUNNING: HostState.CUT, HostState.RECALLED: HostState.CUT}
 _RUN = (HostState.CALLED, HostState.RECALLED)
-_CONNECTED = (HostState.CALLED, HostState.RUNNING, HostState.RECALLED)
 _THERE = (HostState.RUNNING, HostState.CUT, HostState.RECALLED)
 
 
@@ -228,7 +227,7 @@ class HostStates:
             now: The time.
         """
         node = self._nodes.get(name)
-        if node is None or node.state not in _CONNECTED:
+        if node is None or node.state not in _LOSE:  # there is no connection on which it could tell that
             return
         if status == 0:  # one that leaves has another status
             self.close(HostsVerdict.FINISHED, now)

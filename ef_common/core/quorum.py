@@ -118,12 +118,9 @@ class Stores:
 
     def have_one(self, members: Iterable[str]) -> bool:
         """Whether all these workers have reported a store, and it is the same one."""
-        told: set[str | None] = set()
-        for member in members:  # one after the other: each report asks for all of them anew
-            told.add(self.told.get(member))
-            if len(told) > 1 or not any(told):
-                return False
-        return bool(told)
+        told = map(self.told.get, members)  # one after the other: each report asks for all of them anew
+        first = next(told, None)
+        return bool(first) and all(store == first for store in told)
 
 
 NO_STORES = Stores()

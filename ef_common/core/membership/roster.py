@@ -39,9 +39,8 @@ def placed(state: Active, member: Member, phase: Phase, training: int = 1) -> Wo
 
 def moved(state: Active, workers: Collection[str], phase: Phase, training: int = 1) -> Workers:
     """The workers, some of them in another phase."""
-    return extended(
-        state.workers, {worker: Standing(state.workers[worker].member, phase, training) for worker in workers}
-    )
+    changed = {worker: Standing(state.workers[worker].member, phase, training) for worker in workers}
+    return extended(state.workers, changed)
 
 
 def without(state: Active, workers: Collection[str]) -> Workers:

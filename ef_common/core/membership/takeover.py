@@ -264,11 +264,8 @@ def _go_on(state: Serving, settings: Settings) -> Decision:
 
 def _agreed(state: Serving) -> tuple[Action, ...]:
     """Tell the members that all have one store, as some may not have heard so before."""
-    return (
-        (claim_rules.agreement(state.view),)
-        if any(link.agreed and link.view == state.view for link in state.chain)
-        else ()
-    )
+    have_agreed = any(link.agreed and link.view == state.view for link in state.chain)
+    return (claim_rules.agreement(state.view),) if have_agreed else ()
 
 
 def try_again(state: Serving, now: float, settings: Settings) -> Decision:
