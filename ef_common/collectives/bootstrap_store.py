@@ -20,7 +20,7 @@ _ABANDON_POLL_S = 0.02
 _WORD_BYTES = 8
 _MAX_VALUE_BYTES = 1024 * 1024
 _WINDOW_BITS, _MEMORY_LEVEL = 9, 1
-"""As little as zlib can do with. By default it takes 260 kB for a moment, and malloc keeps those in the arena of each
+"""As little as zlib can work with. By default it takes 260 kB for a moment, and malloc keeps those in the arena of each
 thread that has ever connected; what is compressed here repeats itself after a few bytes."""
 
 

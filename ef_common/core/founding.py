@@ -66,7 +66,7 @@ Decision = Found | FollowStart | Over | Wait
 
 
 class FoundingState(Enum):
-    """Of an agent that comes to a job."""
+    """What an agent does that comes to a job."""
 
     LOOKING = auto()  # it knows of no leader that does not answer
     WAITING = auto()  # it watches the signs of life of a leader that does not answer

@@ -23,7 +23,7 @@ _LEAST_S = 1e-6
 
 
 class StragglerState(Enum):
-    """Of a member, by its pace beside that of the others."""
+    """How the pace of a member compares with that of the others."""
 
     WELL = auto()
     SLOW = auto()  # for a moment

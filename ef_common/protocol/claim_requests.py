@@ -46,7 +46,7 @@ class ClaimRequests:
         return bids
 
     def settle(self, bid: Bid) -> bool:
-        """The store has answered; returns whether that was to be known."""
+        """The store has answered; returns whether a coordinator wanted to know that."""
         was_wanted = bid in self._due
         self._due.pop(bid, None)
         return was_wanted

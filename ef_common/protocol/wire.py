@@ -449,7 +449,7 @@ def decode_from_worker(line: bytes, *, sender: Member | None = None, max_bytes: 
 
 
 def decode_from_coordinator(line: bytes, *, max_bytes: int = MAX_LINE_BYTES) -> FromCoordinator:
-    """Decode a line that the coordinator sent (without its newline). It says of nobody that it is for them.
+    """Decode a line that the coordinator sent (without its newline). It names nobody as its receiver.
 
     Raises:
         ProtocolError: The line is not a message of a coordinator.

@@ -1,6 +1,6 @@
 """What is to be done: the actions of the membership machine.
 
-Most of them tell a worker something. What it is told is the action itself, without whom it tells.
+Most of them tell workers something: the message is the action itself, without the names of those workers.
 """
 
 from __future__ import annotations
