@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -21,6 +22,11 @@ def rows(machine: object) -> list[str]:
 def states(machine: object) -> set[str]:
     """The states in its diagram that are written in capitals, as the members of an Enum are."""
     return {name for row in rows(machine) for name in row.split(" → ") if name.isupper()}
+
+
+def cases(witnesses: Mapping[str, Sequence[object]]) -> list[tuple[str, int]]:
+    """The numbers of the witnesses for each row."""
+    return [(row, number) for row, ones in witnesses.items() for number in range(len(ones))]
 
 
 def blocks(text: str) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 
 from ef_common.collectives.torch_queue import Queue, QueuedSum
 from ef_common.errors import GroupBroken
-from tests.diagrams import rows
+from tests.diagrams import cases, rows
 
 
 class Meeting:
@@ -84,9 +84,7 @@ def test_diagram_has_a_witness_for_each_row() -> None:
     assert rows(QueuedSum) == list(WITNESSES)
 
 
-@pytest.mark.parametrize(
-    ("row", "case"), [(row, number) for row, cases in WITNESSES.items() for number in range(len(cases))]
-)
+@pytest.mark.parametrize(("row", "case"), cases(WITNESSES))
 def test_each_row_of_the_diagram_is_true(row: str, case: int) -> None:
     make, act = WITNESSES[row][case]
     waiting = make()

@@ -28,7 +28,7 @@ from ef_common.core.cluster.decide import END_S, LOST_S, RELEASE_S, RETRY_S, STE
 from ef_common.core.cluster.state import FAILED, FINISHED, LEFT
 from tests.core import cluster_model
 from tests.core.cluster_model import EXITS, GPU, ONE, Cluster, Controller, Served
-from tests.diagrams import rows, states
+from tests.diagrams import cases, rows, states
 
 NUM_SCHEDULES = 30
 MANY = 500
@@ -832,9 +832,7 @@ def test_diagram_has_a_witness_for_each_row() -> None:
     assert states(rules) == set(JobPhase.__members__)
 
 
-@pytest.mark.parametrize(
-    ("row", "case"), [(row, number) for row, jobs in PHASES.items() for number in range(len(jobs))]
-)
+@pytest.mark.parametrize(("row", "case"), cases(PHASES))
 def test_each_row_of_the_diagram_is_true(row: str, case: int) -> None:
     before = PHASES[row][case]
     assert phase_change(before, one(before, nodes(4))) == row.replace("any", before.record.phase.name)

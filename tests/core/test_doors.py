@@ -30,7 +30,7 @@ from ef_common.core.doors import (
     WaitForDoors,
 )
 from tests.core.timeline import Timeline
-from tests.diagrams import rows, states
+from tests.diagrams import cases, rows, states
 
 NUM_SCHEDULES = 3000
 PATIENCE_S = 60.0
@@ -526,9 +526,7 @@ def test_diagram_of_the_supporter_has_a_witness_for_each_row() -> None:
     assert states(Supporter) == set(Support.__members__)
 
 
-@pytest.mark.parametrize(
-    ("row", "case"), [(row, number) for row, cases in SUPPORTS.items() for number in range(len(cases))]
-)
+@pytest.mark.parametrize(("row", "case"), cases(SUPPORTS))
 def test_each_row_of_the_diagram_of_the_supporter_is_true(row: str, case: int) -> None:
     supporter = Supporter()
     *first, last = SUPPORTS[row][case]

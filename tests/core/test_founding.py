@@ -22,7 +22,7 @@ from ef_common.core.founding import (
     Wait,
 )
 from tests.core.timeline import Timeline
-from tests.diagrams import rows, states
+from tests.diagrams import cases, rows, states
 
 NUM_SCHEDULES = 3000
 
@@ -208,9 +208,7 @@ def test_diagram_has_a_witness_for_each_row() -> None:
     assert states(Founding) == set(FoundingState.__members__)
 
 
-@pytest.mark.parametrize(
-    ("row", "case"), [(row, number) for row, cases in WITNESSES.items() for number in range(len(cases))]
-)
+@pytest.mark.parametrize(("row", "case"), cases(WITNESSES))
 def test_each_row_of_the_diagram_is_true(row: str, case: int) -> None:
     agent = Founding()
     *first, last = WITNESSES[row][case]

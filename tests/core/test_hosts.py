@@ -7,7 +7,7 @@ import pytest
 
 from ef_common.core import hosts as rules
 from ef_common.core.hosts import AFTER_END_S, LAST_S, STEADY_S, Host, HostState, HostStates, HostsVerdict, shares
-from tests.diagrams import rows, states
+from tests.diagrams import cases, rows, states
 
 A, B, C = Host("a", 1), Host("b", 2), Host("c", 4)
 
@@ -342,9 +342,7 @@ def test_diagram_has_a_witness_for_each_row() -> None:
     assert states(rules) == {*HostState.__members__, "FORGOTTEN"}
 
 
-@pytest.mark.parametrize(
-    ("row", "case"), [(row, number) for row, cases in WITNESSES.items() for number in range(len(cases))]
-)
+@pytest.mark.parametrize(("row", "case"), cases(WITNESSES))
 def test_each_row_of_the_diagram_is_true(row: str, case: int) -> None:
     make, act = WITNESSES[row][case]
     hosts = make()

@@ -31,7 +31,7 @@ from ef_common.core.view import Member, View
 from ef_common.protocol import server
 from ef_common.testing.simulation.schedule import FAMILIES
 from ef_common.testing.simulation.simulation import simulate
-from tests.diagrams import rows
+from tests.diagrams import cases, rows
 
 SETTINGS = Settings(start_nodes=2, loss_notice_s=2.0)
 LATE = 100.0
@@ -80,9 +80,7 @@ def test_diagram_has_a_witness_for_each_row() -> None:
     assert rows(membership) == list(WITNESSES)
 
 
-@pytest.mark.parametrize(
-    ("row", "case"), [(row, number) for row, cases in WITNESSES.items() for number in range(len(cases))]
-)
+@pytest.mark.parametrize(("row", "case"), cases(WITNESSES))
 def test_each_row_of_the_diagram_is_true(row: str, case: int) -> None:
     before, first, last = WITNESSES[row][case]
     for event in first:

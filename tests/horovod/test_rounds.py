@@ -22,7 +22,7 @@ from ef_common.horovod.rounds import (
     Viewed,
     decide,
 )
-from tests.diagrams import rows, states
+from tests.diagrams import cases, rows, states
 
 A0, A1, B0, B1 = ("a0", "a"), ("a1", "a"), ("b0", "b"), ("b1", "b")
 CALL = (RoundAction.CALL, RoundAction.READY)
@@ -209,9 +209,7 @@ def test_diagram_has_a_witness_for_each_row() -> None:
     assert states(rounds) == set(RoundStage.__members__)
 
 
-@pytest.mark.parametrize(
-    ("row", "case"), [(row, number) for row, cases in WITNESSES.items() for number in range(len(cases))]
-)
+@pytest.mark.parametrize(("row", "case"), cases(WITNESSES))
 def test_each_row_of_the_diagram_is_true(row: str, case: int) -> None:
     host, events = WITNESSES[row][case]
     before, _ = after(*events[:-1], host=host)

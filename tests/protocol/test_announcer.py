@@ -10,7 +10,7 @@ import pytest
 from ef_common.core.membership import Ended, Membership, Serving
 from ef_common.core.view import Member, View
 from ef_common.protocol.announcer import Announcer, Hearer
-from tests.diagrams import rows, states
+from tests.diagrams import cases, rows, states
 
 VIEW = View(3, (Member("a", "a", ""),))
 STATE = Serving(generation=3, view=VIEW, contested_at=1000.0)
@@ -130,9 +130,7 @@ def test_diagram_has_a_witness_for_each_row() -> None:
     assert states(Announcer) == set(Hearer.__members__)
 
 
-@pytest.mark.parametrize(
-    ("row", "case"), [(row, number) for row, cases in WITNESSES.items() for number in range(len(cases))]
-)
+@pytest.mark.parametrize(("row", "case"), cases(WITNESSES))
 def test_each_row_of_the_diagram_is_true(row: str, case: int) -> None:
     announcer = Announcer(port=1, endpoints=())
     *first, last = WITNESSES[row][case]

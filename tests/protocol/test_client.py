@@ -36,7 +36,7 @@ from ef_common.protocol.server_outputs import Write, WriteOrReset
 from ef_common.protocol.view_patch import NO_VIEW, ViewPatch
 from ef_common.testing.simulation.schedule import FAMILIES
 from ef_common.testing.simulation.simulation import simulate
-from tests.diagrams import rows, states, watch
+from tests.diagrams import cases, rows, states, watch
 
 T = TypeVar("T", bound=ClientOutput)
 
@@ -469,9 +469,7 @@ def test_diagram_has_a_witness_for_each_row() -> None:
     assert states(module) == set(ClientState.__members__)
 
 
-@pytest.mark.parametrize(
-    ("row", "case"), [(row, number) for row, cases in WITNESSES.items() for number in range(len(cases))]
-)
+@pytest.mark.parametrize(("row", "case"), cases(WITNESSES))
 def test_each_row_of_the_diagram_is_true(row: str, case: int, monkeypatch: pytest.MonkeyPatch) -> None:
     changes = watch(monkeypatch, Client)
     WITNESSES[row][case]()

@@ -13,7 +13,7 @@ from ef_common.core.resume_state import ResumeState
 from ef_common.core.view import Member, View
 from ef_common.protocol.addresses import Address
 from ef_common.protocol.coordinator_search import PAUSE_S, Attempt, CoordinatorSearch, SearchState
-from tests.diagrams import rows, states, watch
+from tests.diagrams import cases, rows, states, watch
 
 FIRST, OTHER, OWN = ("10.0.0.1", 1000), ("10.0.0.2", 1000), ("127.0.0.1", 7)
 VIEW = View(1, (Member("w", "n", "10.0.0.1", standby=1000), Member("x", "m", "10.0.0.2", standby=1000)))
@@ -75,9 +75,7 @@ def test_diagram_has_a_witness_for_each_row() -> None:
     assert states(CoordinatorSearch) == set(SearchState.__members__)
 
 
-@pytest.mark.parametrize(
-    ("row", "case"), [(row, number) for row, cases in WITNESSES.items() for number in range(len(cases))]
-)
+@pytest.mark.parametrize(("row", "case"), cases(WITNESSES))
 def test_each_row_of_the_diagram_is_true(row: str, case: int, monkeypatch: pytest.MonkeyPatch) -> None:
     changes = watch(monkeypatch, CoordinatorSearch)
     search = make()

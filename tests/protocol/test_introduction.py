@@ -11,7 +11,7 @@ from ef_common.protocol import wire
 from ef_common.protocol.auth import Token, coordinator_proof
 from ef_common.protocol.introduction import Introduction
 from ef_common.protocol.lines import Lines
-from tests.diagrams import rows
+from tests.diagrams import cases, rows
 
 NONCE, TOKEN = "0f" * 16, Token("secret")
 CHALLENGE = wire.Challenge(NONCE)
@@ -60,9 +60,7 @@ def test_diagram_has_a_witness_for_each_row() -> None:
     assert rows(Introduction) == list(WITNESSES)
 
 
-@pytest.mark.parametrize(
-    ("row", "case"), [(row, number) for row, cases in WITNESSES.items() for number in range(len(cases))]
-)
+@pytest.mark.parametrize(("row", "case"), cases(WITNESSES))
 def test_each_row_of_the_diagram_is_true(row: str, case: int) -> None:
     handshake = Handshake()
     *first, last = WITNESSES[row][case]

@@ -8,7 +8,7 @@ import pytest
 
 from ef_common.core.progress import Limits
 from ef_common.protocol.liveness import Liveness
-from tests.diagrams import rows
+from tests.diagrams import cases, rows
 
 TIMEOUT_S = 8.0
 """A sweep is due each second."""
@@ -48,9 +48,7 @@ def test_diagram_has_a_witness_for_each_row() -> None:
     assert rows(Liveness) == list(WITNESSES)
 
 
-@pytest.mark.parametrize(
-    ("row", "case"), [(row, number) for row, cases in WITNESSES.items() for number in range(len(cases))]
-)
+@pytest.mark.parametrize(("row", "case"), cases(WITNESSES))
 def test_each_row_of_the_diagram_is_true(row: str, case: int) -> None:
     make_one, before, act = WITNESSES[row][case]
     liveness = make_one()

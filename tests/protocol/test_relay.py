@@ -11,7 +11,7 @@ from ef_common.core.view import Member, View
 from ef_common.protocol import wire
 from ef_common.protocol.peer import Peer, PeerRefusal
 from ef_common.protocol.relay import MAX_RELAYED_BYTES, MAX_VALUE_BYTES, Relaying
-from tests.diagrams import rows
+from tests.diagrams import cases, rows
 
 
 def members_of(number: int, generation: int = 3) -> tuple[View, list[Peer]]:
@@ -86,9 +86,7 @@ def test_diagram_has_a_witness_for_each_row() -> None:
     assert rows(Relaying) == list(WITNESSES)
 
 
-@pytest.mark.parametrize(
-    ("row", "case"), [(row, number) for row, cases in WITNESSES.items() for number in range(len(cases))]
-)
+@pytest.mark.parametrize(("row", "case"), cases(WITNESSES))
 def test_each_row_of_the_diagram_is_true(row: str, case: int) -> None:
     relay = Relaying()
     shown = []

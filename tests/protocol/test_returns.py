@@ -18,7 +18,7 @@ from ef_common.protocol.returns import Returns, is_elsewhere, is_in_order
 from ef_common.protocol.sessions import Sessions
 from ef_common.testing.simulation.schedule import FAMILIES
 from ef_common.testing.simulation.simulation import simulate
-from tests.diagrams import rows, states, watch
+from tests.diagrams import cases, rows, states, watch
 from tests.protocol.returning import returning
 
 MEMBERS = tuple(Member(name, f"n{name}", "") for name in "ab")
@@ -143,9 +143,7 @@ def test_diagram_has_a_witness_for_each_row() -> None:
     assert states(Returns) == set(Coming.__members__)
 
 
-@pytest.mark.parametrize(
-    ("row", "case"), [(row, number) for row, cases in WITNESSES.items() for number in range(len(cases))]
-)
+@pytest.mark.parametrize(("row", "case"), cases(WITNESSES))
 def test_each_row_of_the_diagram_is_true(row: str, case: int) -> None:
     returns, peer = Returns(), Peer("", 0.0)
     *first, last = WITNESSES[row][case]

@@ -12,7 +12,7 @@ from ef_common.protocol import fields, sessions, wire
 from ef_common.protocol.peer import Coming, Peer, PeerRefusal
 from ef_common.protocol.server_outputs import Close, Write, WriteOrReset
 from ef_common.protocol.sessions import Sessions
-from tests.diagrams import rows
+from tests.diagrams import cases, rows
 
 MEMBERS = tuple(Member(f"w{index}", f"n{index}", "10.0.0.1", standby=index % 2) for index in range(4))
 VIEW = View(3, MEMBERS)
@@ -165,9 +165,7 @@ def test_diagram_has_a_witness_for_each_row() -> None:
     assert rows(Sessions) == list(WITNESSES)
 
 
-@pytest.mark.parametrize(
-    ("row", "case"), [(row, number) for row, cases in WITNESSES.items() for number in range(len(cases))]
-)
+@pytest.mark.parametrize(("row", "case"), cases(WITNESSES))
 def test_each_row_of_the_diagram_is_true(row: str, case: int) -> None:
     known = Sessions()
     peer = known.connect("10.0.0.9", 0.0)

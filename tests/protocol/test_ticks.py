@@ -13,7 +13,7 @@ from ef_common.core.quorum import ChainLink
 from ef_common.core.view import Member, View
 from ef_common.protocol.server_outputs import Probe
 from ef_common.protocol.ticks import Probes, Ticks
-from tests.diagrams import rows
+from tests.diagrams import cases, rows
 
 SETTINGS = Settings(min_nodes=1, last_call_s=2.0)
 MEMBERS = (Member("a", "na", "", door=9), Member("b", "nb", ""))
@@ -87,9 +87,7 @@ def test_diagram_of_the_ticks_has_a_witness_for_each_row() -> None:
     assert rows(Ticks) == list(WITNESSES)
 
 
-@pytest.mark.parametrize(
-    ("row", "case"), [(row, number) for row, cases in WITNESSES.items() for number in range(len(cases))]
-)
+@pytest.mark.parametrize(("row", "case"), cases(WITNESSES))
 def test_each_row_of_the_diagram_of_the_ticks_is_true(row: str, case: int) -> None:
     ticks, shown = Ticks(), ["resting"]
     for act in WITNESSES[row][case]:
