@@ -13,7 +13,7 @@ from ef_common.collectives.array_memory import ArrayMemory
 from ef_common.collectives.linked_group import LinkedGroup
 from ef_common.core.view import Member, View
 from ef_common.errors import GroupBroken
-from tests.diagrams import rows
+from tests.diagrams import cases, rows
 
 VIEW = View(1, (Member("v", "n", ""), Member("w", "n", "")))
 
@@ -54,6 +54,12 @@ def fails(group: LinkedGroup, links: Links) -> None:
         send(group)
 
 
+def finds_a_member_lost(group: LinkedGroup, links: Links) -> None:
+    links.error = GroupBroken("lost")
+    with pytest.raises(GroupBroken):
+        send(group)
+
+
 def finds_a_mismatch(group: LinkedGroup, links: Links) -> None:
     group.mismatch(["sum", "barrier"])
 
@@ -63,7 +69,7 @@ def aborts(group: LinkedGroup, links: Links) -> None:
 
 
 WITNESSES: dict[str, tuple[tuple[Callable[[LinkedGroup, Links], None], ...], ...]] = {
-    "sound → broken": ((fails,), (finds_a_mismatch,)),
+    "sound → broken": ((fails,), (finds_a_mismatch,), (finds_a_member_lost,)),
     "sound → aborted": ((aborts,),),
     "broken → aborted": ((fails, aborts), (finds_a_mismatch, aborts)),
 }
@@ -78,9 +84,7 @@ def test_diagram_has_a_witness_for_each_row() -> None:
     assert rows(LinkedGroup) == list(WITNESSES)
 
 
-@pytest.mark.parametrize(
-    ("row", "case"), [(row, number) for row, cases in WITNESSES.items() for number in range(len(cases))]
-)
+@pytest.mark.parametrize(("row", "case"), cases(WITNESSES))
 def test_each_row_of_the_diagram_is_true(row: str, case: int) -> None:
     group, links = make()
     *first, last = WITNESSES[row][case]

@@ -310,3 +310,13 @@ def test_reason_names_some_of_very_many_workers() -> None:
     ids = [f"w{index:04}" for index in range(1000)]
     assert some_of(ids[:3]) == "w0000, w0001, w0002"
     assert some_of(ids) == f"{', '.join(ids[:8])} and 992 more"
+
+
+def test_stores_are_compared_until_one_is_missing_or_another_one() -> None:
+    stores = Stores({"a": "x", "b": "y", "c": "", "d": "x"})
+    assert stores.have_one("ad")
+    assert not stores.have_one("")
+    for names, left in [("abd", "d"), ("ead", "ad"), ("cad", "ad")]:
+        members = iter(names)
+        assert not stores.have_one(members)
+        assert "".join(members) == left
