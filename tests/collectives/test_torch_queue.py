@@ -103,3 +103,9 @@ def test_wait_begins_a_sum_and_raises_what_has_become_of_it() -> None:
     finds_the_group_broken(dropped)
     with pytest.raises(GroupBroken, match="could not begin"):
         dropped.later.wait()
+
+
+def test_sum_begins_neither_before_all_have_met_nor_before_those_of_earlier_calls() -> None:
+    waiting = Sum()
+    assert isinstance(waiting.queue.begin(None, lambda: cast(Any, waiting)), QueuedSum)
+    assert waiting.state == "queued"
