@@ -123,7 +123,6 @@ def tell_late(cluster: Cluster, *, starts: bool = False) -> Pod:
         cluster.think(controller)
         while cluster.step(controller):
             pass
-        old = cluster.picture()
         cluster.schedule()
         cluster.run_pods()
     cluster.pods["a"]["a-1"] = replace(cluster.pods["a"]["a-1"], address="", running=False)
