@@ -22,7 +22,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from ipaddress import ip_address
+from math import inf
 
 VALID_S = 150.0
 """How long after it has drawn a nonce an agent may found the job by a list with it. A kubelet writes the file at once
@@ -33,7 +35,7 @@ ASK_S = 10.0
 """How long an agent looks for its job before it shows a nonce. Where names are known, it has mostly found it then."""
 MAX_LISTED = 1024
 """How many addresses a list has at most."""
-_MAX_NONCE_CHARS = 64
+_MAX_NONCE_CHARS = _MAX_ADDRESS_CHARS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +94,14 @@ def _addresses(found: object) -> tuple[str, ...]:
 
 
 def _address(found: object) -> str:
-    if not isinstance(found, str):
+    if not isinstance(found, str) or len(found) > _MAX_ADDRESS_CHARS:
         raise ValueError("expected an address")
-    return str(ip_address(found))
+    return _in_one_form(found)
+
+
+@lru_cache(4 * MAX_LISTED)  # the lists of all pods of a job have the same addresses
+def _in_one_form(address: str) -> str:
+    return str(ip_address(address))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +120,7 @@ class Bearings:
 
 
 class ListReader:
-    """The part of an agent that reads lists.
+    """The part of an agent that reads lists. One thread may ask it for the nonce while another one looks.
 
     Args:
         own: The address of this agent.
@@ -157,7 +164,7 @@ class ListReader:
         return Bearings(ask, tuple(named), may_found=self._own in named)
 
     def _is_fresh(self, nonce: str, now: float) -> bool:
-        return nonce in self._drawn and now - self._drawn[nonce] < VALID_S
+        return now - self._drawn.get(nonce, -inf) < VALID_S
 
 
 def _unique(*groups: Iterable[str]) -> tuple[str, ...]:

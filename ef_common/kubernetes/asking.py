@@ -132,8 +132,7 @@ class Reports:
 
         One that does not answer any more may stand still for a while, and believe what it was told.
         """
-        now, known = self._clock(), list(self._seekers.get(job, {}).items())
-        return {address: nonce for address, (nonce, at) in known if now - at < VALID_S}
+        return {address: nonce for address, (nonce, _) in list(self._seekers.get(job, {}).items())}
 
     def start(self, *, on_failure: Callable[[ThreadFailed], object] = lambda failure: None) -> None:
         """Start the thread.
@@ -183,17 +182,18 @@ class Reports:
                 before, self._reports[job], self._answered[job] = self._reports.get(job), report, door
                 is_news |= before is None or (before.members, before.asked) != (report.members, report.asked)
                 break
-        do_all_train = report is not None and report.nodes is not None and report.nodes >= len(doors)
-        most = 0 if do_all_train else _SEEKERS_AT_FIRST if report is None else _SEEKERS
-        others = self._others([door for door in doors if door not in order], most)
+        most = _num_others(report, len(doors))
+        others = _turned([door for door in doors if door not in order], self._round * most)[:most]
         texts = await asyncio.gather(*map(_page, others))
         notes = [self._note_seeker(job, door, text) for door, text in zip(others, texts, strict=True)]
+        self._forget_old_seekers(job)
         return is_news or any(notes)
 
-    def _others(self, doors: Sequence[Door], most: int) -> list[Door]:
-        """So many of these, others in each round."""
-        first = self._round * most % max(1, len(doors))
-        return [*doors[first:], *doors[:first]][:most]
+    def _forget_old_seekers(self, job: str) -> None:
+        """Forget pods that have gone, too: nobody hears any more from them."""
+        known = self._seekers.get(job, {})
+        for address in [address for address, (_, at) in known.items() if self._clock() - at >= VALID_S]:
+            known.pop(address)
 
     def _note_seeker(self, job: str, door: Door, text: str | None) -> bool:
         """What a page says of whether this pod looks for its job; whether that is news. None: it has found it."""
@@ -207,12 +207,26 @@ class Reports:
 
     def _in_order(self, job: str, doors: Sequence[Door]) -> list[Door]:
         """The pod of rank 0 comes first, then the one that has answered before, and another one in each round."""
-        first = self._round % max(1, len(doors))
-        turned = [*doors[first:], *doors[:first]]
         known = self._reports.get(job)
         address = "" if known is None else known.first
-        order = sorted(turned, key=lambda door: (door[0] != address, door != self._answered.get(job)))
+        order = sorted(
+            _turned(doors, self._round), key=lambda door: (door[0] != address, door != self._answered.get(job))
+        )
         return order[:_ASK_OF_A_JOB]
+
+
+def _num_others(report: WorkerReport | None, num_pods: int) -> int:
+    """How many more pods of a job are asked whether they look for it."""
+    if report is None:
+        return _SEEKERS_AT_FIRST
+    do_all_train = report.nodes is not None and report.nodes >= num_pods
+    return 0 if do_all_train else _SEEKERS
+
+
+def _turned(doors: Sequence[Door], by: int) -> list[Door]:
+    """The same, beginning at another one."""
+    first = by % max(1, len(doors))
+    return [*doors[first:], *doors[:first]]
 
 
 async def _page(door: Door) -> str | None:

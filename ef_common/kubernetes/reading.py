@@ -120,6 +120,8 @@ def pod_of(pod: Object, slow: Collection[str] = (), seekers: Mapping[str, str] |
     phase, over = status.get("phase", "Pending"), _end_of_training(pod)
     ended = phase in _ENDED or over is not None
     address = _address_of(status)
+    seeks = (seekers or {}).get(address, "") if address else ""
+    told = (meta.get("annotations") or {}).get(DOORS_ANNOTATION, "") if seeks else ""  # it stays, and may be long
     return Pod(
         name=meta["name"],
         uid=meta["uid"],
@@ -136,12 +138,13 @@ def pod_of(pod: Object, slow: Collection[str] = (), seekers: Mapping[str, str] |
         problem=_problem_of(status),
         slow=status.get("podIP") in slow,
         address=address,
-        seeks=(seekers or {}).get(address, "") if address else "",
-        told=DoorList.of((meta.get("annotations") or {}).get(DOORS_ANNOTATION, "")),
+        seeks=seeks,
+        told=DoorList.of(told),
     )
 
 
 def _address_of(status: Object) -> str:
+    """The address of a pod in the usual form; "" if it has none."""
     try:
         return str(ip_address(status["podIP"]))
     except (KeyError, ValueError):
@@ -156,10 +159,10 @@ def door_of(pod: Object) -> tuple[str, int] | None:
     variables = pod["spec"]["containers"][0].get("env") or ()
     texts = [one.get("value") for one in variables if one.get("name") == METRICS_VARIABLE]
     try:
-        address, port = str(ip_address(status["podIP"])), int(texts[0])
-    except (IndexError, KeyError, TypeError, ValueError):
+        address, port = _address_of(status), int(texts[0])
+    except (IndexError, TypeError, ValueError):
         return None
-    return (address, port) if 0 < port < 65536 else None
+    return (address, port) if address and 0 < port < 65536 else None
 
 
 def _end_of_training(pod: Object) -> Object | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ef_common.core.cluster import Job, JobPhase, Pod, Record, WorkerReport, decide, doors_of
-from ef_common.core.cluster.doors import NUM_CONTACTS, contacts_of
+from ef_common.core.cluster.doors import NUM_CONTACTS, contacts_of, seekers_of
 from ef_common.core.door_list import MAX_LISTED, DoorList
 from tests.core import cluster_model
 from tests.core.cluster_model import Cluster, Served
@@ -84,6 +84,15 @@ def test_job_of_very_many_pods_is_told_of_a_few_by_which_nobody_founds_it() -> N
     many = [replace(pod(index), address=f"10.1.{index // 256}.{index % 256}") for index in range(MAX_LISTED + 1)]
     found = doors_of(running(*many), "4f")
     assert (len(found.doors), found.nonce) == (NUM_CONTACTS, "")
+    asks = [replace(many[0], seeks="4f", told=found), replace(many[1], seeks="5a"), *many[2:]]
+    assert [pod.name for pod in seekers_of(running(*asks))] == ["a-1"]
+
+
+def test_each_pod_is_told_for_its_own_nonce() -> None:
+    doors = DoorList((address(0), address(1)))
+    pods = [at(index, seeks=nonce, told=replace(doors, nonce=nonce)) for index, nonce in enumerate(("4f", "5a"))]
+    assert told(running(*pods)) == []
+    assert told(running(pods[0], replace(pods[1], told=pods[0].told))) == ["a-1"]
 
 
 # ---------------------------------------------------------------- anything in any order
@@ -123,7 +132,6 @@ def tell_late(cluster: Cluster, *, starts: bool = False) -> Pod:
         cluster.think(controller)
         while cluster.step(controller):
             pass
-        old = cluster.picture()
         cluster.schedule()
         cluster.run_pods()
     cluster.pods["a"]["a-1"] = replace(cluster.pods["a"]["a-1"], address="", running=False)

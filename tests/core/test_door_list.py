@@ -47,6 +47,7 @@ def test_addresses_are_read_in_one_form_and_once() -> None:
         *("", "{", "[]", "7", "null", '"10.0.0.1"', '{"doors": "10.0.0.1"}', '{"doors": [7]}', '{"doors": ["host"]}'),
         *('{"doors": ["10.0.0.1:29400"]}', '{"others": [null]}', '{"doors": ["10.0.0.1"], "nonce": 7}', "[" * 100_000),
         '{"doors": ["10.0.0.1"], "nonce": "' + "x" * 65 + '"}',
+        '{"doors": ["fe80::1%' + "x" * 65 + '"]}',
         '{"doors": [' + ",".join(['"10.0.0.1"'] * 1025) + "]}",
     ],
     ids=lambda text: text[:40],
@@ -105,6 +106,18 @@ def test_nonces_stay_few_however_often_they_are_asked_for() -> None:
     for second in range(1000):
         one.nonce(float(second))
     assert len(one._drawn) <= VALID_S / RENEW_S + 1
+
+
+def test_nonce_may_be_forgotten_while_a_list_is_looked_at() -> None:
+    """By the thread that shows nonces, between any two steps of the one that looks."""
+
+    class Forgotten(dict[str, float]):
+        def __contains__(self, nonce: object) -> bool:
+            return True
+
+    one = reader()
+    one._drawn = Forgotten()
+    assert not one.look(DoorList((A,), (), "4f"), (), 1.0).may_found
 
 
 # ---------------------------------------------------------------- in the simulator

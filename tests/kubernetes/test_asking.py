@@ -298,6 +298,17 @@ def test_pod_that_says_nothing_may_still_look_for_its_job_as_long_as_it_would_be
     assert not reports._seekers
 
 
+def test_pod_that_has_gone_while_it_looked_for_its_job_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [5.0]
+    reports = Reports(on_news=lambda: None, clock=lambda: now[0])
+    pods = Pods(reports, monkeypatch, seeking(NONCE), seeking(ANOTHER))
+    assert pods.seekers() == {0: NONCE, 1: ANOTHER}
+    reports.follow({"a": [("10.0.0.1", 1)]})
+    now[0] += VALID_S
+    assert pods.seekers() == {1: ANOTHER}
+    assert list(reports._seekers["a"]) == ["10.0.0.1"]
+
+
 def test_others_are_asked_only_while_fewer_pods_train_than_run_and_a_few_in_each_round(
     reports: Reports, monkeypatch: pytest.MonkeyPatch
 ) -> None:

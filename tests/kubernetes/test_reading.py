@@ -498,9 +498,12 @@ def test_address_of_a_pod_and_what_it_was_told_are_read() -> None:
     pod["metadata"].update(uid="x", annotations={DOORS_ANNOTATION: told.text()})
     pod["status"] = {"phase": "Running", "podIP": "FD00:0::7"}
     assert pod_of(pod).address == "fd00::7"
-    assert (pod_of(pod).told, pod_of(pod).seeks) == (told, "")
-    assert pod_of(pod, (), {"fd00::7": "5a"}).seeks == "5a"
-    assert pod_of(pod, (), {"fd00::8": "5a"}).seeks == ""
+    seeking = pod_of(pod, (), {"fd00::7": "5a"})
+    assert (seeking.told, seeking.seeks) == (told, "5a")
+    for one in (pod_of(pod), pod_of(pod, (), {"fd00::8": "5a"})):
+        assert (one.told, one.seeks) == (DoorList(), ""), "what it was told is of interest to nobody any more"
+    pod["metadata"]["annotations"][DOORS_ANNOTATION] = "nonsense"
+    assert pod_of(pod, (), {"fd00::7": "5a"}).told == DoorList()
     for text in ("", "nonsense"):
         pod["status"]["podIP"] = pod["metadata"]["annotations"][DOORS_ANNOTATION] = text
         assert (pod_of(pod).address, pod_of(pod).told, pod_of(pod, (), {"": "5a"}).seeks) == ("", DoorList(), "")

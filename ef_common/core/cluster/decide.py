@@ -228,7 +228,9 @@ def _decision(job: Job, share: Share | None, now: float) -> Decision:
     delete = [*_dooms(job, go, why=f"shrinks from {size} to {len(kept)} pods"), *_leftovers(job, now)]
     create = _free_indexes(job)[: share.new] if now >= job.record.crashed_at + _pause_s(job.record) else []
     return Decision(
-        *(record, tuple(delete), tuple(create)),
+        record,
+        tuple(delete),
+        tuple(create),
         wanted=share.size,
         spares=share.spares,
         why=why,

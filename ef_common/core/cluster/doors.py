@@ -4,9 +4,13 @@ A new pod is created with the addresses of a few pods that run, so it finds the 
 server. It must not found one by them. A pod that looks for its job in vain says so, with a nonce, and is told all
 addresses (:mod:`ef_common.core.door_list`): they are read after the nonce was heard, and it is told again whenever they
 have changed, until it has found its job. Where names are known, hardly any pod is told anything, which costs no call.
+
+Cost: each pod that looks for a job of N pods is told N addresses, and again when they have changed.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from ef_common.core.cluster.state import Job, Pod
 from ef_common.core.door_list import MAX_LISTED, DoorList
@@ -35,7 +39,11 @@ def doors_of(job: Job, nonce: str) -> DoorList:
 
 def seekers_of(job: Job) -> tuple[Pod, ...]:
     """The pods that look for the job and do not know what they would be told now."""
-    return tuple(pod for pod in _running(job) if pod.seeks and not _is_told(pod, doors_of(job, pod.seeks)))
+    seekers = [pod for pod in _running(job) if pod.seeks]
+    if not seekers:
+        return ()
+    doors = doors_of(job, seekers[0].seeks)  # all of them are told the same, but for the nonce if there is one
+    return tuple(pod for pod in seekers if not _is_told(pod, replace(doors, nonce=doors.nonce and pod.seeks)))
 
 
 def _running(job: Job) -> list[Pod]:

@@ -78,7 +78,7 @@ class Pod:
         slow: A worker of it is slower than the others of the job, which wait for it.
         address: Where it is reached; "" if it has no address yet.
         seeks: The nonce that it has shown, if it looks for its job in vain; "" if it does not.
-        told: The addresses that it was told last.
+        told: The addresses that it was told last, if it looks for its job.
     """
 
     name: str
