@@ -25,7 +25,8 @@ from typing import Any
 
 from ef_common.core import membership
 from ef_common.core.doors import DoorAnswer
-from ef_common.core.room import Room
+from ef_common.core.membership import Phase
+from ef_common.core.room import Demand, Room
 from ef_common.core.stragglers import StragglerReport
 from ef_common.core.view import Member
 from ef_common.errors import ProtocolError
@@ -336,7 +337,11 @@ _FROM_COORDINATOR: Mapping[str, type[FromCoordinator]] = {
 _NAMES = {kind: name for table in (_FROM_WORKER, _FROM_COORDINATOR) for name, kind in table.items()}
 
 
-_CODECS: Mapping[str, Any] = {
+_CODECS: Mapping[str | type, Any] = {
+    bool: fields.Flag,
+    float: fields.Amount,
+    Phase: fields.PhaseField,
+    Demand: fields.DemandField,
     "training": fields.Training,
     "generation": fields.Count,
     "store": fields.StoreName,
@@ -345,31 +350,18 @@ _CODECS: Mapping[str, Any] = {
     "members": fields.Ids,
     "Agree.members": fields.Digest,
     "why": fields.Failure,
-    "fatal": fields.Flag,
-    "warm_up": fields.Flag,
-    "phase": fields.PhaseField,
     "Returned.promised": fields.ReturnedGeneration,
     "settled": fields.Count,
-    "at_boundary": fields.Flag,
-    "suspects": fields.Flag,
-    "closed": fields.Flag,
     "failed": fields.Failure,
     "Returned.store": fields.StoreOrNone,
-    "demand": fields.DemandField,
     "nodes": fields.Count,
     "spares": fields.Count,
     "newcomers": fields.Count,
     "min_nodes": fields.Count,
     "max_nodes": fields.Count,
     "stragglers": fields.Names,
-    "slow": fields.Flag,
-    "ratio": fields.Amount,
-    "waiting": fields.Amount,
-    "leads": fields.Flag,
-    "over": fields.Flag,
     "leader": fields.Endpoint,
     "promised": fields.Endpoint,
-    "granted": fields.Flag,
     "doors": fields.Doors,
 }
 """How the fields of the core's dataclasses are written: of events, actions, reports, and what both ends know."""
