@@ -116,7 +116,7 @@ def state(known: Sessions, peer: Peer) -> str:
         return "worker"
     if not known.is_out(peer):
         return "gone"
-    return "suspended" if peer in known._untold else "out"
+    return "out" if known._out[peer] is None else "suspended"
 
 
 def adopts(member: Member) -> Callable[[Sessions, Peer], object]:
