@@ -41,11 +41,6 @@ class Returns:
         self._waiting: dict[Peer, None] = {}  # those that have named views which are not known
         self._recalled: dict[Peer, None] = {}  # those of them that have been asked for such views: a few
 
-    @property
-    def num_waiting(self) -> int:
-        """Number of workers whose reports wait."""
-        return len(self._waiting)
-
     def hear(self, peer: Peer, report: wire.Return, state: Membership) -> list[Write]:
         """A worker tells where it stands; its report waits if a view that it names is not known, which is asked for."""
         self._views.add(link.view for link in state.chain)

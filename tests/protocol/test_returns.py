@@ -72,7 +72,7 @@ def test_order_of_what_a_worker_that_comes_back_may_say() -> None:
     assert not is_in_order(peer, told)  # once
     assert list(returns.ready()) == [(peer, report)]
     assert list(returns.ready()) == []
-    assert returns.num_waiting == 0
+    assert not returns._waiting
 
 
 def test_views_of_the_chain_need_not_be_told() -> None:
