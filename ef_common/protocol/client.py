@@ -545,7 +545,7 @@ class Client:
     def _hear(self, message: wire.FromCoordinator) -> None:
         match message:
             case wire.NewView():
-                self._hear_patch(message)
+                self._hear_view(message)
             case wire.Recall(digests):
                 self._say(wire.Told(tuple(self._named[digest] for digest in digests if digest in self._named)))
             case wire.Relayed():
@@ -616,23 +616,18 @@ class Client:
         self.change_pending = True
         self.outputs.append(Replaced(_ABOVE_ALL))
 
-    def _hear_patch(self, message: wire.NewView) -> None:
+    def _hear_view(self, message: wire.NewView) -> None:
         try:
             view = self._newest.patched(message)
+            if view.rank_of(self.member.id) is not None:
+                self._newest.replace(view)
         except ProtocolError as error:
             self._refuse(self._link, error)
-        else:
-            self._hear_view(view)
-
-    def _hear_view(self, view: View) -> None:
-        if view.rank_of(self.member.id) is None:
-            self._dismiss(Left(view.reason, last=not view.members))
-        elif view.generation <= self.generation:
-            self._refuse(self._link, ProtocolError(f"view {view.generation} came after view {self.generation}"))
             return
-        else:
+        if view is self._newest.view:
             self.change_pending = False
             self.resume_state = self.resume_state.received(view)
             self._search.led = True
-            self._newest.replace(view)
+        else:
+            self._dismiss(Left(view.reason, last=not view.members))
         self.outputs.append(Replaced(view.generation))

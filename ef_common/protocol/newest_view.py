@@ -38,7 +38,13 @@ class NewestView:
         return message.patch.onto(known if message.before else NO_VIEW)
 
     def replace(self, view: View) -> None:
-        """There is a newer one."""
+        """There is a newer one.
+
+        Raises:
+            ProtocolError: It is not newer.
+        """
+        if view.generation <= self.generation:
+            raise ProtocolError(f"view {view.generation} came after view {self.generation}")
         self.view, self.published, self._values = view, [], {}
 
     def publish(self, message: wire.Relay) -> None:

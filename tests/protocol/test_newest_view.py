@@ -31,6 +31,9 @@ def test_values_are_those_of_the_newest_view_alone() -> None:
     newest.replace(SECOND)
     assert newest.published == []
     assert newest.value(2, "0") is None
+    with pytest.raises(ProtocolError, match="view 1 came after view 2"):
+        newest.replace(FIRST)
+    assert newest.view is SECOND
     with pytest.raises(GroupBroken, match="view 1 has been replaced"):
         newest.value(1, "0")
 
