@@ -78,7 +78,7 @@ def test_order_of_what_a_worker_that_comes_back_may_say() -> None:
 def test_views_of_the_chain_need_not_be_told() -> None:
     returns, peer, (report, _) = Returns(), Peer("", 0.0), returning([LINK])
     assert returns.hear(peer, report, STATE) == []
-    assert peer.report is None
+    assert not returns._waiting
     assert returns.event(report) == replace(report.event, received=(LINK,))
 
 
