@@ -78,7 +78,7 @@ class Sessions:
         """
         if member.id in self.workers:
             return
-        if len(self.workers) + self.num_out >= MAX_WORKERS:
+        if len(self.workers) + len(self._out) >= MAX_WORKERS:
             raise PeerRefusal("too many workers", f"{MAX_WORKERS} are connected")
         if self._members_bytes + fields.size_of(member) > wire.MAX_MEMBERS_BYTES:
             raise PeerRefusal("too many workers", f"{len(self.workers)} are connected, all that fit in a view")
@@ -118,11 +118,6 @@ class Sessions:
         return [Write(self.workers[worker], line, can_wait) for worker in workers if worker in self.workers]
 
     # ------------------------------------------------------------ workers that are out
-
-    @property
-    def num_out(self) -> int:
-        """Number of workers that are out, and whose connections are kept."""
-        return len(self._out)
 
     def is_out(self, peer: Peer) -> bool:
         """Whether this worker is out, and its connection is kept."""
