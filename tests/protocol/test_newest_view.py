@@ -46,4 +46,6 @@ def test_patch_is_of_this_view_or_of_none() -> None:
     with pytest.raises(ProtocolError, match="view 2 changes view 1, and not view 0"):
         newest.patched(patch)
     assert holding(FIRST).patched(patch) == SECOND
+    with pytest.raises(ProtocolError, match="expected ranks below 0"):
+        holding(FIRST).patched(wire.NewView(0, patch.patch))
     assert holding(FIRST).patched(wire.NewView(0, ViewPatch.between(NO_VIEW, SECOND))) == SECOND

@@ -88,6 +88,18 @@ def test_views_that_nobody_needs_are_not_kept() -> None:
     assert len(returns.hear(peer, report, Idle())) == 1
 
 
+def test_report_whose_worker_goes_while_others_are_taken_is_not_taken() -> None:
+    returns, first, second = Returns(), Peer("", 0.0), Peer("", 0.0)
+    for peer in (first, second):
+        returns.hear(peer, REPORT, Idle())
+    returns.learn(first, TOLD.views)
+    taken = []
+    for peer, _ in returns.ready():
+        taken.append(peer)
+        returns.forget(second)
+    assert taken == [first]
+
+
 def state(returns: Returns, peer: Peer) -> str:
     return "gone" if peer.coming is Coming.WAITING and peer not in returns._waiting else peer.coming.name
 
