@@ -357,7 +357,7 @@ class Client:
             return False
         if link is self._link:
             if message is not None:
-                self._hear(link, message)
+                self._hear(message)
             return message is not None
         if link.introduction.answer is not None:
             self._heed(link, link.introduction.answer)
@@ -470,8 +470,10 @@ class Client:
             self._replace_at = None
             self.outputs.append(Replaced(_ABOVE_ALL))
 
-    def _refuse(self, link: CoordinatorLink, error: ProtocolError | AuthenticationError) -> None:
+    def _refuse(self, link: CoordinatorLink | None, error: ProtocolError | AuthenticationError) -> None:
         """A peer says what no coordinator says."""
+        if link is None:
+            return
         if link is self._link:
             where = format_address(link.address)
             self._lose(link, f"the coordinator at {where} sent what the protocol does not allow: {error}", over=False)
@@ -514,7 +516,7 @@ class Client:
         link.lines.max_bytes = wire.MAX_LINE_BYTES
         self.outputs.append(TrustLeader(link, welcome.heartbeat_timeout_s))
         if not link.introduction.returning:
-            self._hear(link, welcome)
+            self._hear(welcome)
             if self.resume_state.failed:  # while the coordinator was sought
                 self._say(membership.Failed(self.member.id, self.resume_state.failed))
             if self.resume_state.leaving:
@@ -540,10 +542,10 @@ class Client:
 
     # ------------------------------------------------------------ messages
 
-    def _hear(self, link: CoordinatorLink, message: wire.FromCoordinator) -> None:
+    def _hear(self, message: wire.FromCoordinator) -> None:
         match message:
             case wire.NewView():
-                self._hear_view(link, message)
+                self._hear_view(message)
             case wire.Recall(digests):
                 self._say(wire.Told(tuple(self._named[digest] for digest in digests if digest in self._named)))
             case wire.Relayed():
@@ -600,7 +602,7 @@ class Client:
             case wire.Error(reason=reason):
                 self._dismiss(CoordinatorLost(f"the coordinator closed the connection: {reason}"))
             case wire.Challenge():
-                self._refuse(link, ProtocolError("a second challenge"))
+                self._refuse(self._link, ProtocolError("a second challenge"))
 
     def _dismiss(self, end: Exception) -> None:
         """Nothing more will come; the first reason counts."""
@@ -614,13 +616,13 @@ class Client:
         self.change_pending = True
         self.outputs.append(Replaced(_ABOVE_ALL))
 
-    def _hear_view(self, link: CoordinatorLink, message: wire.NewView) -> None:
+    def _hear_view(self, message: wire.NewView) -> None:
         try:
             view = self._newest.patched(message)
             if view.rank_of(self.member.id) is not None:
                 self._newest.replace(view)
         except ProtocolError as error:
-            self._refuse(link, error)
+            self._refuse(self._link, error)
             return
         if view is self._newest.view:
             self.change_pending = False
