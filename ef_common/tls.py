@@ -101,6 +101,12 @@ class Tls:
 class Channel:
     """One end of a TLS connection, without its socket. It is for one thread at a time.
 
+    ::
+
+        shaking → open     `receive`: the peer has proved its identity; what was to be said before is sent
+        shaking → failed   likewise, and it has not, or does not speak TLS 1.3: nothing is sent any more
+        open → failed      `receive`: what came was changed
+
     What it has for the peer, which :meth:`send` and :meth:`receive` add to, is taken by :meth:`take`.
 
     Attributes:

@@ -52,6 +52,15 @@ class _Door(NamedTuple):
 class PeerConnections:
     """This member's connections to others.
 
+    ::
+
+        own        silent → listening   `receive`, for the first time: the others learn the addresses
+                   silent → closed      `close`
+                   listening → closed   likewise; nobody can be accepted, since a thread has failed
+        incoming   stranger → member    it has shown the secret, and a rank that has not come before
+                   stranger → gone      it has not, or says nothing for long; there are too many of them; `close`
+                   member → gone        `close`
+
     Args:
         view: The members.
         rank: Rank of this one.

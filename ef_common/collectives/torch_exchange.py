@@ -122,6 +122,13 @@ class Exchanges:
 class Exchange:
     """Messages in flight.
 
+    ::
+
+        flying → complete      `wait`, `is_open`: all messages are there, and of one call
+        flying → mismatched    likewise, and they are not: `wait` raises
+        flying → GroupBroken   likewise, and a member is gone, or the group was aborted
+        complete → released    `let_go`: the memory is that of a later exchange
+
     Args:
         exchanges: Exchanges of this member.
         carrier: Carries them.

@@ -82,6 +82,15 @@ class NcclPending:
 class NcclSums:
     """One member's part in the sums of a view.
 
+    ::
+
+        unsettled → nccl          `start`: each member has a GPU of its own, and all have one release of NCCL
+        unsettled → gloo          likewise, and that is not so
+        unsettled → GroupBroken   likewise, and a member is lost, or NCCL cannot connect
+        unsettled → aborted       `abort`
+        nccl → aborted            likewise
+        gloo → aborted            likewise
+
     Args:
         view: The members.
         rank: Rank of this one.

@@ -213,25 +213,25 @@ class Coordinator:
         Returns:
             Whether there is one; `stop` may follow at once.
         """
-        return self._serving is not None and self._call(partial(self._serving.hand_over, node))
+        return self._call(CoordinatorServer.hand_over, node)
 
     def lead(self) -> bool:
         """Let this standby lead, because its agent has founded the job; False if it cannot."""
-        return self._serving is not None and self._call(self._serving.lead)
+        return self._call(CoordinatorServer.lead)
 
     def follow(self, leader: Address) -> None:
         """Let this standby know that its agent has found the job, which is led from there."""
-        if self._serving is not None:
-            self._call(partial(self._serving.follow, format_address(leader)))
+        self._call(CoordinatorServer.follow, format_address(leader))
 
-    def _call(self, act: Callable[[], bool]) -> bool:
-        """Do something in the thread of the event loop; False if that has failed or ended."""
-        if self._loop is None or self._thread is None or not self._thread.is_alive():
+    def _call(self, act: Callable[..., bool | None], *what: object) -> bool:
+        """Report something to the server in its thread; False if that has failed or ended, or the server says no."""
+        loop, serving = self._loop, self._serving
+        if loop is None or serving is None or self._thread is None or not self._thread.is_alive():
             return False
-        answer: Future[bool] = Future()
+        answer: Future[bool | None] = Future()
         try:
-            self._loop.call_soon_threadsafe(lambda: answer.set_result(act()))
-            return answer.result(_STOP_S)
+            loop.call_soon_threadsafe(lambda: answer.set_result(serving.report(act, serving.server, *what)))
+            return answer.result(_STOP_S) is not False
         except (RuntimeError, TimeoutError):
             return False
 

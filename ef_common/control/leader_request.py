@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ef_common.control.control_connection import ControlConnection
 from ef_common.core.doors import DoorAnswer
@@ -106,213 +106,157 @@ class Conversation:
         self._line.close()
 
 
-def report_failure(
-    addresses: Sequence[Address],
-    member: Member,
-    token: Token | None,
-    why: str,
-    *,
-    fatal: bool,
-    tls: Tls | None = None,
-) -> str:
-    """Report to the leading coordinator that the job has failed.
+@dataclass(frozen=True, slots=True)
+class LeaderRequests:
+    """What somebody who is no worker asks coordinators; each step with each of them takes at most `ANSWER_S`.
+
+    A standby at one of the addresses may name another one.
 
     Args:
-        addresses: Where the coordinator may be. A standby may name another address.
-        member: The one that reports; nobody else may have its id.
+        member: Who asks; nobody else may have an id that begins with this one's. All that one process asks is of the
+            same node.
         token: The job token, or None.
-        why: One line.
-        fatal: It ends the job. Else only if the job has not begun yet.
-        tls: The identity of the one that reports, if connections are encrypted.
-
-    Returns:
-        Why the job has failed, as the coordinator has it; "" if it goes on, or nobody was reached.
-    """
-    answer = ask_leader(addresses, member, token, Failed(member.id, why, fatal), tls=tls)
-    return answer.abort.why if isinstance(answer, wire.Aborted) else ""
-
-
-def inquire(
-    addresses: Sequence[Address], member: Member, token: Token | None, worker: str, *, tls: Tls | None = None
-) -> str | None:
-    """Ask the leading coordinator whether a worker is out.
-
-    Args:
-        addresses: Where the coordinator may be. A standby may name another address.
-        member: The one that asks; nobody else may have its id.
-        token: The job token, or None.
-        worker: Id of the worker.
         tls: The identity of the one that asks, if connections are encrypted.
-
-    Returns:
-        Why it is out; "" if it is not, or that is not decided; None if nobody was reached who knows.
-    """
-    answer = ask_leader(addresses, member, token, wire.Inquire(worker), tls=tls)
-    if isinstance(answer, (wire.Eviction, wire.Aborted)):
-        return answer.reason if isinstance(answer, wire.Eviction) else answer.abort.why
-    return "" if isinstance(answer, wire.Alive) else None
-
-
-def ask_leader(
-    addresses: Sequence[Address],
-    member: Member,
-    token: Token | None,
-    message: Failed | wire.Inquire,
-    *,
-    tls: Tls | None = None,
-) -> wire.FromCoordinator | None:
-    """Send a message to the leading coordinator; each step with each address takes at most `ANSWER_S`.
-
-    Args:
-        addresses: Where the coordinator may be. A standby may name another address.
-        member: The sender; nobody else may have its id.
-        token: The job token, or None.
-        message: The message.
-        tls: The identity of the sender, if connections are encrypted.
-
-    Returns:
-        The answer; None if nobody was reached, or nobody leads.
-    """
-    found = _talk_to_leader(addresses, member, token, message, tls)
-    return None if found is None else found[1]
-
-
-def find_leader(
-    addresses: Sequence[Address], member: Member, token: Token | None, *, tls: Tls | None = None
-) -> Address | None:
-    """Find the leading coordinator; each step takes at most `ANSWER_S`.
-
-    The first address is asked first, and then all others at the same time: most of their machines may be gone.
-
-    Args:
-        addresses: Where a coordinator may be, the likeliest one first. A standby may name another address.
-        member: Who looks for it; nobody else may have an id that begins with this one's.
-        token: The job token, or None.
-        tls: The identity of the one that looks, if connections are encrypted.
-
-    Returns:
-        Where it is; None if nobody was reached, or nobody leads.
-
-    Raises:
-        AuthenticationError: Somebody was reached whose token is another one, and nobody leads.
-        ProtocolError: Somebody was reached who is no coordinator, or one of another version, and nobody leads.
     """
 
-    def ask(address: Address) -> tuple[Address, wire.FromCoordinator] | None:
-        asker = replace(member, id=f"{member.id}-{format_address(address)}")  # the leader may hear of several
-        return _talk_to_leader([address], asker, token, wire.Inquire(asker.id), tls, raises=True)
+    member: Member
+    token: Token | None
+    tls: Tls | None = None
 
-    refusal: AuthenticationError | ProtocolError | None = None
-    for some in filter(None, (addresses[:1], addresses[1:])):
-        pool = ThreadPoolExecutor(len(some), thread_name_prefix="elasticflow-ask")
-        try:
-            for answer in as_completed([pool.submit(ask, address) for address in some]):
-                try:
-                    found = answer.result()
-                except (AuthenticationError, ProtocolError) as error:
-                    refusal = refusal or error
-                    continue
-                if found is not None:
-                    return found[0]
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-    if refusal is not None:
-        raise refusal
-    return None
+    def report_failure(self, addresses: Sequence[Address], why: str, *, fatal: bool) -> str:
+        """Report to the leading coordinator that the job has failed.
 
+        Args:
+            addresses: Where the coordinator may be.
+            why: One line.
+            fatal: It ends the job. Else only if the job has not begun yet.
 
-def seek(
-    address: Address,
-    member: Member,
-    token: Token | None,
-    *,
-    door: str,
-    wish: str,
-    job: str = "",
-    tls: Tls | None = None,
-) -> DoorAnswer | None:
-    """Ask a coordinator who leads; each step takes at most `ANSWER_S`.
+        Returns:
+            Why the job has failed, as the coordinator has it; "" if it goes on, or nobody was reached.
+        """
+        _, answer = self._talk_to_leader(addresses, Failed(self.member.id, why, fatal))
+        return answer.abort.why if isinstance(answer, wire.Aborted) else ""
 
-    Args:
-        address: Where it is.
-        member: Who asks; nobody else may have its id, and all that one process asks is of the same node.
-        token: The job token, or None.
-        door: Where the coordinator of the one that asks listens; "" for nowhere.
-        wish: Whose support it wants; see :mod:`ef_common.core.doors`.
-        job: Name of the job that it looks for; "" for any.
-        tls: The identity of the one that asks, if connections are encrypted.
+    def inquire(self, addresses: Sequence[Address], worker: str) -> str | None:
+        """Ask the leading coordinator whether a worker is out.
 
-    Returns:
-        What it knows; None if nobody answers.
+        Args:
+            addresses: Where the coordinator may be.
+            worker: Id of the worker.
 
-    Raises:
-        AuthenticationError: Somebody is there whose token is another one, or who is of another job.
-        ProtocolError: Somebody is there who is no coordinator, or one of another version.
-    """
-    try:
-        answer = _ask(address, member, token, wire.Seek(door, wish, job), tls)
-    except OSError as error:
-        logger.debug("no coordinator at %s: %s", format_address(address), error)
+        Returns:
+            Why it is out; "" if it is not, or that is not decided; None if nobody was reached who knows.
+        """
+        _, answer = self._talk_to_leader(addresses, wire.Inquire(worker))
+        if isinstance(answer, (wire.Eviction, wire.Aborted)):
+            return answer.reason if isinstance(answer, wire.Eviction) else answer.abort.why
+        return "" if isinstance(answer, wire.Alive) else None
+
+    def find_leader(self, addresses: Sequence[Address]) -> Address | None:
+        """Find the leading coordinator.
+
+        The first address is asked first, and then all others at the same time: most of their machines may be gone.
+
+        Args:
+            addresses: Where a coordinator may be, the likeliest one first.
+
+        Returns:
+            Where it is; None if nobody was reached, or nobody leads.
+
+        Raises:
+            AuthenticationError: Somebody was reached whose token is another one, and nobody leads.
+            ProtocolError: Somebody was reached who is no coordinator, or one of another version, and nobody leads.
+        """
+        refusal: AuthenticationError | ProtocolError | None = None
+        for some in filter(None, (addresses[:1], addresses[1:])):
+            pool = ThreadPoolExecutor(len(some), thread_name_prefix="elasticflow-ask")
+            try:
+                for answer in as_completed([pool.submit(self._leader_by, address) for address in some]):
+                    try:
+                        leader = answer.result()
+                    except (AuthenticationError, ProtocolError) as error:
+                        refusal = refusal or error
+                        continue
+                    if leader is not None:
+                        return leader
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+        if refusal is not None:
+            raise refusal
         return None
-    return answer if isinstance(answer, DoorAnswer) else None
 
+    def seek(self, address: Address, *, door: str, wish: str, job: str = "") -> DoorAnswer | None:
+        """Ask a coordinator who leads.
 
-def _talk_to_leader(
-    addresses: Sequence[Address],
-    member: Member,
-    token: Token | None,
-    message: Failed | wire.Inquire,
-    tls: Tls | None,
-    *,
-    raises: bool = False,
-) -> tuple[Address, wire.FromCoordinator] | None:
-    """Where the leading coordinator is, and its answer."""
-    todo = list(addresses)
-    asked: set[Address] = set()
-    refusal: AuthenticationError | ProtocolError | None = None
-    while todo:
-        address = todo.pop(0)
-        if address in asked:
-            continue
-        asked.add(address)
+        Args:
+            address: Where it is.
+            door: Where the coordinator of the one that asks listens; "" for nowhere.
+            wish: Whose support it wants; see :mod:`ef_common.core.doors`.
+            job: Name of the job that it looks for; "" for any.
+
+        Returns:
+            What it knows; None if nobody answers.
+
+        Raises:
+            AuthenticationError: Somebody is there whose token is another one, or who is of another job.
+            ProtocolError: Somebody is there who is no coordinator, or one of another version.
+        """
         try:
-            answer = _ask(address, member, token, message, tls)
-        except (OSError, ProtocolError, AuthenticationError) as error:
+            answer = self._ask(address, wire.Seek(door, wish, job))
+        except OSError as error:
             logger.debug("no coordinator at %s: %s", format_address(address), error)
-            refusal = refusal if isinstance(error, OSError) else error
-            continue
-        if not isinstance(answer, wire.Redirect):
-            if answer is not None:
-                return address, answer
-        elif answer.address:
-            todo.insert(0, named_by(address, answer.address))
-    if refusal is not None and raises:
-        raise refusal
-    return None
+            return None
+        return answer if isinstance(answer, DoorAnswer) else None
 
+    def _leader_by(self, address: Address) -> Address | None:
+        """The leader, as the coordinator there knows it."""
+        name = f"{self.member.id}-{format_address(address)}"  # the leader may hear of several
+        asker = replace(self, member=replace(self.member, id=name))
+        return asker._talk_to_leader([address], wire.Inquire(name), raises=True)[0]
 
-def _ask(
-    address: Address,
-    member: Member,
-    token: Token | None,
-    message: Failed | wire.Inquire | wire.Seek,
-    tls: Tls | None,
-) -> wire.FromCoordinator | None:
-    conversation = Conversation(address, member, token, tls=tls)
-    try:
-        if not isinstance(conversation.answer, wire.Welcome):
-            return conversation.answer
-        conversation.send(message)
-        deadline = time.monotonic() + ANSWER_S
-        while time.monotonic() < deadline:
-            answer = conversation.receive()
-            if isinstance(answer, wire.Error) and answer.code == "job":
-                raise AuthenticationError(
-                    f"the coordinator at {format_address(address)} is another job's: {answer.reason}. Give each job an "
-                    "endpoint of its own, and all nodes of a job the same --rdzv-id"
-                )
-            if answer is None or isinstance(answer, _ANSWERS):
-                return answer
-        return None
-    finally:
-        conversation.close()
+    def _talk_to_leader(
+        self, addresses: Sequence[Address], message: Failed | wire.Inquire, *, raises: bool = False
+    ) -> tuple[Address | None, wire.FromCoordinator | None]:
+        """Where the leading coordinator is, and its answer; None for both if nobody was reached, or nobody leads."""
+        todo = list(addresses)
+        asked: set[Address] = set()
+        refusal: AuthenticationError | ProtocolError | None = None
+        while todo:
+            address = todo.pop(0)
+            if address in asked:
+                continue
+            asked.add(address)
+            try:
+                answer = self._ask(address, message)
+            except (OSError, ProtocolError, AuthenticationError) as error:
+                logger.debug("no coordinator at %s: %s", format_address(address), error)
+                refusal = refusal if isinstance(error, OSError) else error
+                continue
+            if not isinstance(answer, wire.Redirect):
+                if answer is not None:
+                    return address, answer
+            elif answer.address:
+                todo.insert(0, named_by(address, answer.address))
+        if refusal is not None and raises:
+            raise refusal
+        return None, None
+
+    def _ask(self, address: Address, message: Failed | wire.Inquire | wire.Seek) -> wire.FromCoordinator | None:
+        conversation = Conversation(address, self.member, self.token, tls=self.tls)
+        try:
+            if not isinstance(conversation.answer, wire.Welcome):
+                return conversation.answer
+            conversation.send(message)
+            deadline = time.monotonic() + ANSWER_S
+            while time.monotonic() < deadline:
+                answer = conversation.receive()
+                if isinstance(answer, wire.Error) and answer.code == "job":
+                    raise AuthenticationError(
+                        f"the coordinator at {format_address(address)} is another job's: {answer.reason}. Give each "
+                        "job an endpoint of its own, and all nodes of a job the same --rdzv-id"
+                    )
+                if answer is None or isinstance(answer, _ANSWERS):
+                    return answer
+            return None
+        finally:
+            conversation.close()

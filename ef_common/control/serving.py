@@ -44,6 +44,9 @@ class ServerLoop:
         server: The server.
         on_population: Called with the number of connected workers whenever it has changed.
         tls: The identity of this coordinator, if connections are encrypted.
+
+    Attributes:
+        server: The server.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class ServerLoop:
         self._tls = tls
         self._loop = loop
         self._listener = listener
-        self._server = server
+        self.server = server
         self._on_population = on_population
         self._population = 0
         self._streams: dict[Peer, ServedStream] = {}
@@ -109,7 +112,7 @@ class ServerLoop:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:  # out of files or memory
-                self._server.make_room(_ACCEPTS_AT_ONCE, f"cannot accept more: {error.strerror}")
+                self.server.make_room(_ACCEPTS_AT_ONCE, f"cannot accept more: {error.strerror}")
                 self._carry_out()
                 self._loop.remove_reader(self._listener.fileno())
                 self._loop.call_later(_ACCEPT_PAUSE_S, self._accept_again)
@@ -137,40 +140,10 @@ class ServerLoop:
 
     def connected(self, stream: ServedStream) -> Peer:
         """A peer has connected."""
-        peer = self._server.connect(peer_address(stream.socket), self._loop.time())
+        peer = self.server.connect(peer_address(stream.socket), self._loop.time())
         self._streams[peer] = stream
         self._carry_out()
         return peer
-
-    def received(self, peer: Peer, data: bytes) -> None:
-        """Bytes have come."""
-        self._report(self._server.receive, peer, data)
-
-    def hand_over(self, node: str) -> bool:
-        """Let the coordinator of another node lead; see `CoordinatorServer.hand_over`."""
-        return self._report(self._server.hand_over, node)
-
-    def lead(self) -> bool:
-        """Lead; see `CoordinatorServer.lead`."""
-        self._report(self._server.lead)
-        return True
-
-    def follow(self, leader: str) -> bool:
-        """Follow; see `CoordinatorServer.follow`."""
-        self._report(self._server.follow, leader)
-        return True
-
-    def distrusted(self, peer: Peer, error: ssl.SSLError) -> None:
-        """A peer does not keep to TLS."""
-        self._report(self._server.distrust, peer, explain(error))
-
-    def overflowed(self, peer: Peer) -> None:
-        """A peer has not read what was written."""
-        self._report(self._server.overflow, peer, MAX_UNSENT_BYTES)
-
-    def ended(self, peer: Peer, how: End) -> None:
-        """A connection has ended."""
-        self._report(self._server.end, peer, how)
 
     def closed(self, stream: ServedStream, peer: Peer | None) -> None:
         """A socket is closed."""
@@ -180,9 +153,10 @@ class ServerLoop:
 
     def _tick(self) -> None:
         self._alarm = None
-        self._report(self._server.tick)
+        self.report(self.server.tick)
 
-    def _report(self, act: Callable[..., _T], *what: object) -> _T:
+    def report(self, act: Callable[..., _T], *what: object) -> _T:
+        """Report something to the server: one of its methods, and its arguments but for the time."""
         try:
             return act(*what, self._loop.time())
         finally:
@@ -192,16 +166,16 @@ class ServerLoop:
 
     def _carry_out(self) -> None:
         """Do all that the server asks for, in its order, and be there again at its deadline."""
-        outputs = self._server.outputs
+        outputs = self.server.outputs
         while outputs:
             self._do(outputs.popleft())
-        if len(self._server.workers) != self._population:
-            self._population = len(self._server.workers)
+        if len(self.server.workers) != self._population:
+            self._population = len(self.server.workers)
             self._on_population(self._population)
-        if self._alarm is None or self._alarm.when() != self._server.deadline:
+        if self._alarm is None or self._alarm.when() != self.server.deadline:
             if self._alarm is not None:
                 self._alarm.cancel()
-            self._alarm = self._loop.call_at(self._server.deadline, self._tick)
+            self._alarm = self._loop.call_at(self.server.deadline, self._tick)
 
     def _do(self, output: Output) -> None:
         match output:
@@ -215,7 +189,7 @@ class ServerLoop:
                     stream.write(data)
                     if stream.num_unsent:
                         stream.reset()
-                        self._server.end(peer, End.UNSENT, self._loop.time())
+                        self.server.end(peer, End.UNSENT, self._loop.time())
             case Close(peer, last_words):
                 stream = self._streams.get(peer)
                 if stream is not None:
@@ -231,7 +205,7 @@ class ServerLoop:
             transport, _ = await asyncio.wait_for(attempt, _PROBE_TIMEOUT_S)
             transport.abort()
         except ConnectionRefusedError:
-            self._report(self._server.refused, member.id)
+            self.report(self.server.refused, member.id)
         except (OSError, asyncio.TimeoutError) as error:
             logger.debug("no answer from where %s was: %s", member.id, error)
         finally:
@@ -317,7 +291,7 @@ class ServedStream(asyncio.BufferedProtocol):
             if self._channel is not None:
                 data = self._decrypt(self._channel, self._peer, data)
             if data:
-                self._host.received(self._peer, data)
+                self._host.report(self._host.server.receive, self._peer, data)
 
     def _decrypt(self, channel: Channel, peer: Peer, data: bytes) -> bytes:
         was_open = channel.is_open
@@ -325,7 +299,7 @@ class ServedStream(asyncio.BufferedProtocol):
             data = channel.receive(data)
         except ssl.SSLError as error:
             self.write(b"")  # TLS tells the peer why
-            self._host.distrusted(peer, error)
+            self._host.report(self._host.server.distrust, peer, explain(error))
             return b""
         if not was_open and channel.is_open:
             peer.may_lead = channel.peer == COORDINATOR
@@ -338,7 +312,8 @@ class ServedStream(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         if self._peer is not None and not self._ended:
             # Not at once, as the server may be in the middle of something.
-            asyncio.get_running_loop().call_soon(self._host.overflowed, self._peer)
+            host = self._host
+            asyncio.get_running_loop().call_soon(host.report, host.server.overflow, self._peer, MAX_UNSENT_BYTES)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if exc is not None:  # asyncio closes it, and the peer may live
@@ -350,4 +325,4 @@ class ServedStream(asyncio.BufferedProtocol):
     def _end(self, how: End) -> None:
         if self._peer is not None and not self._ended:
             self._ended = True
-            self._host.ended(self._peer, how)
+            self._host.report(self._host.server.end, self._peer, how)

@@ -14,7 +14,7 @@ from math import inf
 from pathlib import Path
 
 from ef_common.control.coordinator import Coordinator
-from ef_common.control.leader_request import find_leader, inquire, report_failure, seek
+from ef_common.control.leader_request import LeaderRequests
 from ef_common.core.doors import LOOK, DoorAnswer
 from ef_common.core.view import Member
 from ef_common.errors import CoordinatorLost, JobFinished, ProtocolError, StorageError, UsageError
@@ -143,7 +143,7 @@ class Hosting:
         patience = self._patience()
         while True:
             try:
-                standing = seek(at, self._agent(), self._trust.token, door="", wish=LOOK, job=self._job, tls=self._tls)
+                standing = self._requests().seek(at, door="", wish=LOOK, job=self._job)
             except ProtocolError as error:
                 raise ProtocolError(f"no coordinator of this version is at {format_address(at)}: {error}") from error
             if standing is None:
@@ -181,7 +181,7 @@ class Hosting:
             if self.coordinator is not None and address in own:
                 bound, port = self.coordinator.address
                 at = (bound if is_loopback(bound) else LOOPBACK, port)
-            return seek(at, self._agent(), self._trust.token, door=door, wish=wish, job=self._job, tls=self._tls)
+            return self._requests().seek(at, door=door, wish=wish, job=self._job)
 
         def lead() -> None:
             if self.coordinator is None or not self.coordinator.lead():
@@ -229,11 +229,9 @@ class Hosting:
 
         def ask(nonce: str, addresses: list[Address]) -> Address | None:
             trust_start(nonce)
-            leader = find_leader(addresses, self._agent(), self._trust.token, tls=self._tls)
+            leader = self._requests().find_leader(addresses)
             if leader is not None:
-                standing = seek(
-                    leader, self._agent(), self._trust.token, door="", wish=LOOK, job=self._job, tls=self._tls
-                )
+                standing = self._requests().seek(leader, door="", wish=LOOK, job=self._job)
                 if standing is not None and standing.over:  # it waits for others to end before it records that
                     raise JobFinished(NOTHING_TO_JOIN)
             return leader
@@ -345,20 +343,21 @@ class Hosting:
         return variables
 
     def report(self, why: str, fatal: bool) -> str:
-        """Report that the job has failed; see :func:`~ef_common.control.leader_request.report_failure`."""
-        return report_failure(self._coordinators, self._agent(), self._trust.token, why, fatal=fatal, tls=self._tls)
+        """Report that the job has failed; see :class:`~ef_common.control.leader_request.LeaderRequests`."""
+        return self._requests().report_failure(self._coordinators, why, fatal=fatal)
 
     def ask_about(self, worker: str) -> str | None:
-        """Ask whether a worker is out; see :func:`~ef_common.control.leader_request.inquire`."""
-        return inquire(self._coordinators, self._agent(), self._trust.token, worker, tls=self._tls)
+        """Ask whether a worker is out; see :class:`~ef_common.control.leader_request.LeaderRequests`."""
+        return self._requests().inquire(self._coordinators, worker)
 
     @property
     def _coordinators(self) -> list[Address]:
         own = [] if self.coordinator is None else [(LOOPBACK, self.coordinator.address[1])]
         return [*own, self._coordinator_at]
 
-    def _agent(self) -> Member:
-        return Member(f"{self._node}-agent-{secrets.token_hex(2)}", self._node, "")
+    def _requests(self) -> LeaderRequests:
+        agent = Member(f"{self._node}-agent-{secrets.token_hex(2)}", self._node, "")
+        return LeaderRequests(agent, self._trust.token, self._tls)
 
     # ------------------------------------------------------------ the end
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import Enum, auto
 
 from ef_common.core.membership import Membership, Serving
@@ -14,12 +13,6 @@ LOOK_S = 0.25
 """How often somebody should be looked for whose turn it is."""
 _AGAIN_S, _RARELY_S = 5.0, 15.0  # a worker looks for a coordinator for longer than either
 _IN_DOUBT_S = 300.0
-
-
-@dataclass(frozen=True)
-class _News:
-    leads: bool = False
-    failed: str = ""
 
 
 class Hearer(Enum):
@@ -54,6 +47,9 @@ class Announcer:
     Args:
         port: On which the coordinator listens.
         endpoints: Where newcomers look for the job.
+
+    Attributes:
+        news: What is to be told.
     """
 
     def __init__(self, *, port: int, endpoints: Iterable[Address]) -> None:
@@ -61,13 +57,8 @@ class Announcer:
         self.endpoints = tuple(endpoints)
         self._tried: dict[Address, float] = {}  # time of the newest attempt
         self._heard: set[Address] = set()  # where an attempt has succeeded
-        self._told = _News()
+        self.news = wire.Follow(port, leads=False)
         self._news_at = 0.0
-
-    @property
-    def news(self) -> wire.Follow:
-        """What is to be told."""
-        return wire.Follow(self.port, self._told.leads, self._told.failed)
 
     def has_news(self, state: Membership) -> bool:
         """Whether anybody is to be told anything."""
@@ -83,11 +74,11 @@ class Announcer:
         """
         if not self.has_news(state):
             return None
-        news = _News(leads=not state.failed and not state.held, failed=state.failed)
-        if news != self._told and (news.leads or news.failed):
+        news = wire.Follow(self.port, leads=not state.failed and not state.held, failed=state.failed)
+        if news != self.news and (news.leads or news.failed):
             self._tried, self._heard = {}, set()
             self._news_at = now
-        self._told = news
+        self.news = news
         known = dict.fromkeys(reversed(list(standbys)))
         if not state.failed:  # else the next job may be there already
             known.update(dict.fromkeys(self.endpoints))

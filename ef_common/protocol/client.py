@@ -71,15 +71,13 @@ from ef_common.protocol.client_outputs import (
     TrustLeader,
 )
 from ef_common.protocol.coordinator_search import Attempt, CoordinatorSearch, SearchState
+from ef_common.protocol.heartbeats import Heartbeats
 from ef_common.protocol.introduction import HELP, Answer, Introduction
-from ef_common.protocol.view_patch import NO_VIEW, ViewName, ViewPatch
+from ef_common.protocol.newest_view import NewestView
+from ef_common.protocol.view_patch import ViewName
 
 logger = logging.getLogger(__name__)
 
-BEATS_PER_TIMEOUT = 4
-"""Number of heartbeats that a worker sends within the heartbeat timeout."""
-_SILENT_TIMEOUTS = 1.5
-"""A worker leaves a coordinator after this many heartbeat timeouts without an answer: it is evicted by then."""
 _ABOVE_ALL = 1 << 60  # a generation that is newer than any view
 _IN_FLIGHT_S = 0.5
 """After a failure of the job, collectives that one worker has completed come to their end in the others, too."""
@@ -155,16 +153,11 @@ class Client:
         self._token = token
         self._key = new_nonce()
         self._connect_timeout_s = connect_timeout_s
-        self._progress = progress
-        self._now = self._ticked_at = 0.0
-        self._view: View | None = None
-        self._values: dict[str, bytes] = {}
+        self._now = 0.0
+        self._newest = NewestView()
+        self._heartbeats = Heartbeats(progress)
         self._warm_up = False
-        self._own_watermark: Watermark | None = None
-        self._relayed: list[wire.Relay] = []  # what this worker has published to the newest view
         self._named: dict[str, View] = {}  # views that it has named to the coordinator that it has
-        self._timeout_s = 0.0
-        self._beat_at: float | None = None  # None before the first coordinator has taken it
         self._link: CoordinatorLink | None = None  # to the coordinator that has taken it
         self._old: CoordinatorLink | None = None  # the one before, until the first attempt to come back has ended
         self._trying: CoordinatorLink | None = None
@@ -178,12 +171,12 @@ class Client:
     @property
     def generation(self) -> int:
         """Generation of the newest view, 0 before the first."""
-        return 0 if self._view is None else self._view.generation
+        return self._newest.generation
 
     @property
     def deadline(self) -> float | None:
         """When :meth:`tick` is to be called, or None; it may be called earlier, too."""
-        times = (self._beat_at, self._search.due, self._replace_at, self._claims.due)
+        times = (self._heartbeats.due, self._search.due, self._replace_at, self._claims.due)
         return None if self.stopped else min((time for time in times if time is not None), default=None)
 
     @property
@@ -209,7 +202,7 @@ class Client:
         Raises:
             AuthenticationError, CoordinatorLost, JobFailed, JobFinished, ProtocolError: There is no start.
         """
-        if self._warm_up or self._view is not None:
+        if self._warm_up or self.generation:
             return self._warm_up
         self._raise_end()
         return None
@@ -224,8 +217,8 @@ class Client:
         # A lost link harms nobody who has a view; every other end concerns this worker itself.
         if not isinstance(self.end, CoordinatorLost):
             self._raise_end()
-        if self._view is not None and self._view.generation > after:
-            return self._view
+        if self.generation > after:
+            return self._newest.view
         if not self.resume_state.links and self.training > self.resume_state.training:
             raise TrainingOver(f"the others are in training {self.training}")
         self._raise_end()
@@ -237,11 +230,10 @@ class Client:
         Raises:
             GroupBroken: The view has been replaced, or nothing more will come.
         """
-        if self.generation != generation:
-            raise GroupBroken(f"view {generation} has been replaced")
-        if key not in self._values and self.end is not None:
+        value = self._newest.value(generation, key)
+        if value is None and self.end is not None:
             raise GroupBroken(f"no more values of view {generation} can come: {self.end}")
-        return self._values.get(key)
+        return value
 
     def _raise_end(self) -> None:
         if self.end is not None:
@@ -251,7 +243,8 @@ class Client:
 
     def start(self, now: float) -> None:
         """Look for the coordinator, and introduce this worker."""
-        self._now = self._ticked_at = now
+        self._now = now
+        self._heartbeats.look(now)
         self.state = ClientState.SEARCHING
         self._try(self._search.begin(self.resume_state, now))
 
@@ -278,15 +271,13 @@ class Client:
     def publish(self, generation: int, key: str, value: bytes) -> None:
         """Publish a value to the members of a view."""
         message = wire.Relay(generation, key, value)
-        if generation == self.generation:
-            self._values[key] = value
-            self._relayed.append(message)
+        self._newest.publish(message)
         self._say(message)
 
     def tell_watermark(self, watermark: Watermark) -> None:
         """Report this member's watermark in the next heartbeats. A watermark that names too much is left out."""
         if len(watermark.returned) <= fields.MAX_RETURNED:
-            self._own_watermark = watermark
+            self._heartbeats.watermark = watermark
 
     def tell_store(self, store: str) -> None:
         """Report the store that this worker has; only the first counts."""
@@ -344,7 +335,7 @@ class Client:
             if isinstance(problem, AuthenticationError):
                 self._refuse(link, problem)
             else:
-                self._fail_attempt(problem)
+                self._fail_attempt(link, problem)
 
     def receive(self, link: CoordinatorLink, data: bytes, now: float) -> None:
         """Bytes have come."""
@@ -378,9 +369,11 @@ class Client:
         """A connection has ended; `in_order`: by the coordinator, after all that it had to say."""
         self._now = now
         if link is self._trying:
-            self._fail_attempt("it closed the connection")
+            self._fail_attempt(link, "it closed the connection")
         elif link is self._link:
-            self._lose(f"the connection to the coordinator at {format_address(link.address)} has ended", over=in_order)
+            self._lose(
+                link, f"the connection to the coordinator at {format_address(link.address)} has ended", over=in_order
+            )
 
     def claimed(self, bid: Bid, named: tuple[str, ...] | None, now: float) -> None:
         """The store has said who has a claim; None: it has not said, and is asked again."""
@@ -393,28 +386,24 @@ class Client:
 
     def tick(self, now: float) -> None:
         """Time has passed."""
-        slept_s, self._now, self._ticked_at = now - self._ticked_at, now, now
+        self._now = now
+        has_listened = self._heartbeats.look(now)
         if self._replace_at is not None and now >= self._replace_at:
             self._replace()
         if self.stopped:
             return
         if self._search.due is not None and now >= self._search.due:
             self._search_on()
-        if self._beat_at is not None and now >= self._beat_at:
-            self._beat_at = now + self._period_s
-            self._say(wire.Heartbeat(self._own_watermark, self._progress()))
+        if (heartbeat := self._heartbeats.beat(now)) is not None:
+            self._say(heartbeat)
         self.outputs.extend(map(AskForClaim, self._claims.again(now)))
         link = self._link
         if link is None:
             return
-        if slept_s > 2 * self._period_s:
-            link.heard = now  # it was us who did not listen
-        elif self._search.can_return(self.resume_state) and now - link.heard > _SILENT_TIMEOUTS * self._timeout_s:
-            self._lose("the coordinator is silent", over=False)
-
-    @property
-    def _period_s(self) -> float:
-        return self._timeout_s / BEATS_PER_TIMEOUT
+        if not has_listened:
+            link.heard = now
+        elif self._search.can_return(self.resume_state) and self._heartbeats.is_silent(link.heard, now):
+            self._lose(link, "the coordinator is silent", over=False)
 
     def _say(self, message: wire.FromWorker) -> None:
         if self._link is not None and self.state in (ClientState.SERVED, ClientState.DISMISSED):
@@ -422,11 +411,9 @@ class Client:
 
     # ------------------------------------------------------------ from one coordinator to another
 
-    def _lose(self, why: str, *, over: bool) -> None:
+    def _lose(self, link: CoordinatorLink, why: str, *, over: bool) -> None:
         """The link has ended, or is given up; `over`: the coordinator has ended it."""
-        link, self._link = self._link, None
-        if link is None:
-            return
+        self._link = None
         if self.state is not ClientState.SERVED or not self._search.can_return(self.resume_state):
             self.outputs.append(Disconnect(link))
             self._finish(CoordinatorLost(why))
@@ -453,7 +440,7 @@ class Client:
             return
         if link.reached:
             self._search.be_patient()
-        self._fail_attempt("timed out")
+        self._fail_attempt(link, "timed out")
 
     def _try(self, attempt: Attempt | None) -> None:
         """Connect to a coordinator, if that is to be tried now."""
@@ -464,11 +451,9 @@ class Client:
         self._trying = CoordinatorLink(attempt.address, introduction, wire.MAX_STRANGER_BYTES, self._now)
         self.outputs.append(Connect(self._trying, attempt.timeout_s))
 
-    def _fail_attempt(self, problem: str) -> None:
+    def _fail_attempt(self, link: CoordinatorLink, problem: str) -> None:
         """An attempt has come to nothing."""
-        link, self._trying = self._trying, None
-        if link is None:
-            return
+        self._trying = None
         self.outputs.append(Disconnect(link))
         where = format_address(link.address)
         logger.debug("%s does not take us: %s", where, problem)
@@ -491,42 +476,45 @@ class Client:
             return
         if link is self._link:
             where = format_address(link.address)
-            self._lose(f"the coordinator at {where} sent what the protocol does not allow: {error}", over=False)
-        elif self._beat_at is None:  # the user's settings must be wrong
+            self._lose(link, f"the coordinator at {where} sent what the protocol does not allow: {error}", over=False)
+        elif self._begins:  # the user's settings must be wrong
             self._finish(error)
         else:
-            self._fail_attempt(str(error))
+            self._fail_attempt(link, str(error))
+
+    @property
+    def _begins(self) -> bool:
+        """Whether no coordinator has taken this worker yet."""
+        return self._heartbeats.due is None
 
     def _heed(self, link: CoordinatorLink, answer: Answer) -> None:
         """A coordinator has answered to the introduction."""
-        begins = self._beat_at is None
         if isinstance(answer, wire.Welcome):
             self._take_up(link, answer)
         elif isinstance(answer, wire.Redirect):
-            if begins and not self.member.standby:
+            if self._begins and not self.member.standby:
                 where = format_address(link.address)
                 self._finish(CoordinatorLost(f"a standby listens at {where}, and this node has none"))
                 return
             self._search.redirect(link.address, answer.address)
-            self._fail_attempt("it is a standby")
+            self._fail_attempt(link, "it is a standby")
         elif isinstance(answer, wire.Aborted):
             self._finish(JobFailed(answer.abort.why))
-            if not begins:
+            if not self._begins:
                 self._put_out(JobFailed(answer.abort.why))
-        elif begins:
+        elif self._begins:
             self._finish(JobFinished("the job has ended"))
         else:
-            self._fail_attempt("the job has ended there")
+            self._fail_attempt(link, "the job has ended there")
 
     def _take_up(self, link: CoordinatorLink, welcome: wire.Welcome) -> None:
         """Use a new link: tell where this worker stands before anything else."""
         self._search.find(link.address)
-        self._timeout_s = welcome.heartbeat_timeout_s
-        self._beat_at = self._now + self._period_s
+        self._heartbeats.begin(welcome.heartbeat_timeout_s, self._now)
         self.state, self._trying, self._link = ClientState.SERVED, None, link
         link.since = self._now
         link.lines.max_bytes = wire.MAX_LINE_BYTES
-        self.outputs.append(TrustLeader(link, self._timeout_s))
+        self.outputs.append(TrustLeader(link, welcome.heartbeat_timeout_s))
         if not link.introduction.returning:
             self._hear(welcome)
             if self.resume_state.failed:  # while the coordinator was sought
@@ -549,20 +537,19 @@ class Client:
         self._say(wire.Return(report, tuple(names)))
 
     def _publish_again(self) -> None:
-        for message in self._relayed:
+        for message in self._newest.published:
             self._say(message)
 
     # ------------------------------------------------------------ messages
 
     def _hear(self, message: wire.FromCoordinator) -> None:
         match message:
-            case wire.NewView(before, patch):
-                self._hear_patch(before, patch)
+            case wire.NewView():
+                self._hear_view(message)
             case wire.Recall(digests):
                 self._say(wire.Told(tuple(self._named[digest] for digest in digests if digest in self._named)))
-            case wire.Relayed(generation, values):
-                if generation == self.generation:
-                    self._values.update(values)
+            case wire.Relayed():
+                self._newest.hear(message)
             case membership.Announce(generation=generation):
                 if generation == self.generation:
                     self.change_pending = True
@@ -629,28 +616,18 @@ class Client:
         self.change_pending = True
         self.outputs.append(Replaced(_ABOVE_ALL))
 
-    def _hear_patch(self, before: int, patch: ViewPatch) -> None:
-        known, generation = self._view or NO_VIEW, patch.rest.generation
+    def _hear_view(self, message: wire.NewView) -> None:
         try:
-            if before not in (0, known.generation):
-                raise ProtocolError(f"view {generation} changes view {before}, and not view {known.generation}")
-            view = patch.onto(known if before else NO_VIEW)
+            view = self._newest.patched(message)
+            if view.rank_of(self.member.id) is not None:
+                self._newest.replace(view)
         except ProtocolError as error:
             self._refuse(self._link, error)
-        else:
-            self._hear_view(view)
-
-    def _hear_view(self, view: View) -> None:
-        if view.rank_of(self.member.id) is None:
-            self._dismiss(Left(view.reason, last=not view.members))
-        elif view.generation <= self.generation:
-            self._refuse(self._link, ProtocolError(f"view {view.generation} came after view {self.generation}"))
             return
-        else:
+        if view is self._newest.view:
             self.change_pending = False
             self.resume_state = self.resume_state.received(view)
-            self._relayed = []
             self._search.led = True
-            self._view = view
-            self._values = {}
+        else:
+            self._dismiss(Left(view.reason, last=not view.members))
         self.outputs.append(Replaced(view.generation))

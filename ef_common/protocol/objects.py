@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar, get_type_hints
 from ef_common.errors import ProtocolError
 from ef_common.protocol.fields import FieldCodec
 
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
+_NOTHING: Mapping[Any, Any] = MappingProxyType({})
 _Kind = TypeVar("_Kind", bound=type)
 
 
@@ -67,12 +67,12 @@ class Layout(NamedTuple):
         return self.kind(**fields)
 
 
-def layout_of(kind: type, codecs: Mapping[str, Any] = _NOTHING, *, unwritten: Collection[str] = ()) -> Layout:
+def layout_of(kind: type, codecs: Mapping[Any, Any] = _NOTHING, *, unwritten: Collection[str] = ()) -> Layout:
     """How a dataclass is written.
 
     Args:
         kind: The dataclass. Some of its fields may be `Annotated` with their codecs.
-        codecs: `Annotated` types of the others, by ``Kind.field``, or by the name of the field alone.
+        codecs: `Annotated` types of the others, by ``Kind.field``, by the name of the field alone, or by its type.
         unwritten: Names of the others that are not written.
 
     Raises:
@@ -82,7 +82,8 @@ def layout_of(kind: type, codecs: Mapping[str, Any] = _NOTHING, *, unwritten: Co
     parts: dict[str, Layout] = {}
     left = []
     for name, hint in get_type_hints(kind, include_extras=True).items():
-        found = hint if hasattr(hint, "__metadata__") else codecs.get(f"{kind.__name__}.{name}", codecs.get(name))
+        keys = (f"{kind.__name__}.{name}", name, hint)
+        found = hint if hasattr(hint, "__metadata__") else next((codecs[key] for key in keys if key in codecs), None)
         if found is not None:
             own[name] = found.__metadata__[0]
         elif name in unwritten:

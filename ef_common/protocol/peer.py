@@ -59,7 +59,6 @@ class Peer:
         self.member: Member | None = None  # likewise
         self.standby = 0  # port of the standby on the worker's node
         self.coming = Coming.NEW
-        self.report: wire.Return | None = None  # where it stands, while it waits
         self.told = False  # it has told the views that it has named
         self.recalled: tuple[str, ...] = ()  # digests of views that it has been asked for
         self.later: list[bytes] = []  # lines that it has sent after its report

@@ -38,13 +38,8 @@ class Returns:
 
     def __init__(self) -> None:
         self._views = KnownViews()
-        self._waiting: dict[Peer, None] = {}  # those that have named views which are not known
+        self._waiting: dict[Peer, wire.Return] = {}  # the reports that name views which are not known
         self._recalled: dict[Peer, None] = {}  # those of them that have been asked for such views: a few
-
-    @property
-    def num_waiting(self) -> int:
-        """Number of workers whose reports wait."""
-        return len(self._waiting)
 
     def hear(self, peer: Peer, report: wire.Return, state: Membership) -> list[Write]:
         """A worker tells where it stands; its report waits if a view that it names is not known, which is asked for."""
@@ -52,8 +47,8 @@ class Returns:
         if not self._views.missing(report.received):
             peer.coming = Coming.HEARD
             return []
-        peer.coming, peer.report = Coming.WAITING, report
-        self._waiting[peer] = None
+        peer.coming = Coming.WAITING
+        self._waiting[peer] = report
         return self._recall(peer, report)
 
     def put_off(self, peer: Peer, line: bytes) -> None:
@@ -70,22 +65,22 @@ class Returns:
     def learn(self, peer: Peer, views: tuple[View, ...]) -> bool:
         """A worker tells the views that it names; returns whether anybody needs them."""
         peer.told = True
-        if peer.report is None and not peer.recalled:
+        if peer not in self._waiting and not peer.recalled:
             return False
         self._views.add(views)
         return True
 
     def lacks_views_of(self, peer: Peer) -> bool:
         """Whether the report of this worker waits, and names views that are still not known."""
-        return peer.report is not None and bool(self._views.missing(peer.report.received))
+        report = self._waiting.get(peer)
+        return report is not None and bool(self._views.missing(report.received))
 
     def ready(self) -> Iterator[tuple[Peer, wire.Return]]:
         """The reports that have waited, and need not any more; each as it is taken, since one may end another's."""
-        for peer in list(self._waiting):
-            report = peer.report
-            if peer in self._waiting and report is not None and not self._views.missing(report.received):
+        for peer, report in list(self._waiting.items()):
+            if peer in self._waiting and not self._views.missing(report.received):
                 self._drop(peer)
-                peer.coming, peer.report = Coming.HEARD, None
+                peer.coming = Coming.HEARD
                 yield peer, report
 
     def event(self, report: wire.Return) -> membership.Returned:
@@ -106,9 +101,9 @@ class Returns:
             return []
         self._drop(peer)
         recalls: list[Write] = []
-        for other in self._waiting if peer.recalled else ():
-            if other.report is not None and not other.recalled:
-                recalls += self._recall(other, other.report)
+        for other, report in self._waiting.items() if peer.recalled else ():
+            if not other.recalled:
+                recalls += self._recall(other, report)
         return recalls
 
     def forget_views(self, state: Membership) -> None:

@@ -42,8 +42,7 @@ class Sessions:
     def __init__(self) -> None:
         self.workers: dict[str, Peer] = {}
         self._strangers: dict[Peer, None] = {}  # ordered by age
-        self._out: dict[Peer, None] = {}  # in the order in which they left, which the simulation can repeat
-        self._untold: dict[Peer, str] = {}  # those that are out and are not told so far, and why they are
+        self._out: dict[Peer, str | None] = {}  # in order of time; and why, if not told so far
         self._members_bytes = 0  # that a view of all workers would take
 
     # ------------------------------------------------------------ strangers
@@ -79,7 +78,7 @@ class Sessions:
         """
         if member.id in self.workers:
             return
-        if len(self.workers) + self.num_out >= MAX_WORKERS:
+        if len(self.workers) + len(self._out) >= MAX_WORKERS:
             raise PeerRefusal("too many workers", f"{MAX_WORKERS} are connected")
         if self._members_bytes + fields.size_of(member) > wire.MAX_MEMBERS_BYTES:
             raise PeerRefusal("too many workers", f"{len(self.workers)} are connected, all that fit in a view")
@@ -120,11 +119,6 @@ class Sessions:
 
     # ------------------------------------------------------------ workers that are out
 
-    @property
-    def num_out(self) -> int:
-        """Number of workers that are out, and whose connections are kept."""
-        return len(self._out)
-
     def is_out(self, peer: Peer) -> bool:
         """Whether this worker is out, and its connection is kept."""
         return peer in self._out
@@ -141,13 +135,13 @@ class Sessions:
         """A worker is silent: it is out, and is not told yet, if others could take it."""
         if not peer.standby:
             return [self.evict(peer, why)]
-        self._out[peer] = None
-        self._untold[peer] = why
+        self._out[peer] = why
         return []
 
     def tell_out(self, view: View | None = None) -> list[Output]:
         """What tells workers that they are out, if they have not been told yet, and are out of this view, too."""
-        untold, self._untold = self._untold, {}
+        untold = {peer: why for peer, why in self._out.items() if why is not None}
+        self._out |= dict.fromkeys(untold)
         return [
             self.evict(peer, why)
             for peer, why in untold.items()
@@ -158,11 +152,9 @@ class Sessions:
         """A worker that is out is gone; returns whether it was out."""
         was_out = peer in self._out
         self._out.pop(peer, None)
-        self._untold.pop(peer, None)
         return was_out
 
     def discard_all(self) -> list[Output]:
         """What ends the connections of all workers that are out."""
-        gone = list(self._out)
-        self._out, self._untold = {}, {}
+        gone, self._out = self._out, {}
         return [Close(peer) for peer in gone]

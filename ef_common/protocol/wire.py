@@ -25,48 +25,12 @@ from typing import Any
 
 from ef_common.core import membership
 from ef_common.core.doors import DoorAnswer
-from ef_common.core.room import Room
+from ef_common.core.membership import Phase
+from ef_common.core.room import Demand, Room
 from ef_common.core.stragglers import StragglerReport
 from ef_common.core.view import Member
 from ef_common.errors import ProtocolError
-from ef_common.protocol.fields import (
-    Amount,
-    Bytes,
-    ClaimName,
-    Count,
-    DemandField,
-    Digest,
-    Doors,
-    Duration,
-    Endpoint,
-    ErrorCode,
-    Failure,
-    Flag,
-    Ids,
-    JobName,
-    MemberField,
-    Name,
-    Names,
-    Nonce,
-    PhaseField,
-    Port,
-    ProgressOrNone,
-    Proof,
-    Reason,
-    ReturnedGeneration,
-    Standbys,
-    StoreName,
-    StoreOrNone,
-    Training,
-    Values,
-    ViewNames,
-    ViewPatchField,
-    Views,
-    WatermarkField,
-    WatermarkOrNone,
-    Wish,
-    to_json,
-)
+from ef_common.protocol import fields
 from ef_common.protocol.objects import brief, kind_of, layout_of, parse
 
 VERSION = 10
@@ -89,11 +53,11 @@ class Hello:
     `returning`: it has been with another coordinator, or with this one; more follows.
     """
 
-    member: MemberField
-    nonce: Nonce
-    key: Nonce
-    proof: Proof
-    returning: Flag
+    member: fields.MemberField
+    nonce: fields.Nonce
+    key: fields.Nonce
+    proof: fields.Proof
+    returning: fields.Flag
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +65,14 @@ class Return:
     """Where a worker stands, with its views by name: a coordinator that does not know one asks for it with `recall`."""
 
     event: membership.Returned
-    received: ViewNames
+    received: fields.ViewNames
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
     """The views that a worker names in its `return`: an answer to `recall`, or sent before it."""
 
-    views: Views
+    views: fields.Views
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,24 +87,24 @@ class Follow:
     `failed`: why the job has failed; "" if it has not.
     """
 
-    port: Port
-    leads: Flag
-    failed: Failure = ""
+    port: fields.Port
+    leads: fields.Flag
+    failed: fields.Failure = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     """This worker lives. A member also reports its progress and, if newcomers need it, its watermark."""
 
-    watermark: WatermarkOrNone
-    progress: ProgressOrNone = None
+    watermark: fields.WatermarkOrNone
+    progress: fields.ProgressOrNone = None
 
 
 @dataclass(frozen=True, slots=True)
 class Inquire:
     """From an agent: do others continue without this worker? The answers are `evicted` and `alive`."""
 
-    worker: Name
+    worker: fields.Name
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +115,9 @@ class Seek:
     `error`. A job without a name is any.
     """
 
-    door: Endpoint
-    wish: Wish
-    job: JobName = ""
+    door: fields.Endpoint
+    wish: fields.Wish
+    job: fields.JobName = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +129,9 @@ class Bye:
 class Relay:
     """A value for the other members of the view."""
 
-    generation: Count
-    key: Name
-    value: Bytes
+    generation: fields.Count
+    key: fields.Name
+    value: fields.Bytes
 
 
 # ---------------------------------------------------------------- messages of the coordinator
@@ -177,7 +141,7 @@ class Relay:
 class Challenge:
     """First message on a connection."""
 
-    nonce: Nonce
+    nonce: fields.Nonce
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +152,9 @@ class Welcome:
     """
 
     accept: membership.Accept
-    heartbeat_timeout_s: Duration
-    proof: Proof
-    standbys: Standbys
+    heartbeat_timeout_s: fields.Duration
+    proof: fields.Proof
+    standbys: fields.Standbys
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,30 +164,30 @@ class NewView:
     `before`: generation of the view that `patch` changes, the newest one that the receiver knows; 0 for a whole view.
     """
 
-    before: Count
-    patch: ViewPatchField
+    before: fields.Count
+    patch: fields.ViewPatchField
 
 
 @dataclass(frozen=True, slots=True)
 class Recall:
     """Tell these views, which you have named by their digests."""
 
-    digests: Names
+    digests: fields.Names
 
 
 @dataclass(frozen=True, slots=True)
 class Relayed:
     """Values that members of this view have published."""
 
-    generation: Count
-    values: Values
+    generation: fields.Count
+    values: fields.Values
 
 
 @dataclass(frozen=True, slots=True)
 class JobWatermark:
     """To a newcomer that warms up, in answer to its heartbeats: the newest watermark of the members."""
 
-    watermark: WatermarkField
+    watermark: fields.WatermarkField
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +195,7 @@ class Finished:
     """The job has ended. It may replace the welcome, so it carries the same proof."""
 
     finish: membership.Finish
-    proof: Proof
+    proof: fields.Proof
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,8 +210,8 @@ class Redirect:
     It is no decision of the membership, which sends a worker away and knows no address.
     """
 
-    address: Endpoint
-    proof: Proof
+    address: fields.Endpoint
+    proof: fields.Proof
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,8 +221,8 @@ class Eviction:
     It is no decision of the membership: that dismisses some, but others are silent or hang, and an agent may ask.
     """
 
-    reason: Reason
-    hung: Flag = False
+    reason: fields.Reason
+    hung: fields.Flag = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,15 +230,15 @@ class Aborted:
     """The job has failed. It may replace the welcome, so it carries the same proof."""
 
     abort: membership.Abort
-    proof: Proof
+    proof: fields.Proof
 
 
 @dataclass(frozen=True, slots=True)
 class Error:
     """The coordinator closes the connection because of what the worker did."""
 
-    code: ErrorCode
-    reason: Reason
+    code: fields.ErrorCode
+    reason: fields.Reason
 
 
 Reported = (
@@ -373,41 +337,32 @@ _FROM_COORDINATOR: Mapping[str, type[FromCoordinator]] = {
 _NAMES = {kind: name for table in (_FROM_WORKER, _FROM_COORDINATOR) for name, kind in table.items()}
 
 
-_CODECS: Mapping[str, Any] = {
-    "training": Training,
-    "generation": Count,
-    "store": StoreName,
-    "claim": ClaimName,
-    "named": Ids,
-    "members": Ids,
-    "Agree.members": Digest,
-    "why": Failure,
-    "fatal": Flag,
-    "warm_up": Flag,
-    "phase": PhaseField,
-    "Returned.promised": ReturnedGeneration,
-    "settled": Count,
-    "at_boundary": Flag,
-    "suspects": Flag,
-    "closed": Flag,
-    "failed": Failure,
-    "Returned.store": StoreOrNone,
-    "demand": DemandField,
-    "nodes": Count,
-    "spares": Count,
-    "newcomers": Count,
-    "min_nodes": Count,
-    "max_nodes": Count,
-    "stragglers": Names,
-    "slow": Flag,
-    "ratio": Amount,
-    "waiting": Amount,
-    "leads": Flag,
-    "over": Flag,
-    "leader": Endpoint,
-    "promised": Endpoint,
-    "granted": Flag,
-    "doors": Doors,
+_CODECS: Mapping[str | type, Any] = {
+    bool: fields.Flag,
+    float: fields.Amount,
+    Phase: fields.PhaseField,
+    Demand: fields.DemandField,
+    "training": fields.Training,
+    "generation": fields.Count,
+    "store": fields.StoreName,
+    "claim": fields.ClaimName,
+    "named": fields.Ids,
+    "members": fields.Ids,
+    "Agree.members": fields.Digest,
+    "why": fields.Failure,
+    "Returned.promised": fields.ReturnedGeneration,
+    "settled": fields.Count,
+    "failed": fields.Failure,
+    "Returned.store": fields.StoreOrNone,
+    "nodes": fields.Count,
+    "spares": fields.Count,
+    "newcomers": fields.Count,
+    "min_nodes": fields.Count,
+    "max_nodes": fields.Count,
+    "stragglers": fields.Names,
+    "leader": fields.Endpoint,
+    "promised": fields.Endpoint,
+    "doors": fields.Doors,
 }
 """How the fields of the core's dataclasses are written: of events, actions, reports, and what both ends know."""
 _KNOWN: Mapping[str, Any] = {"worker": "", "workers": (), "member": Member("", "", ""), "received": ()}
@@ -426,7 +381,7 @@ def encode(message: FromWorker | FromCoordinator) -> bytes:
     """
     kind = type(message)
     record = {"v": VERSION, "t": _NAMES[kind], **LAYOUTS[kind].dump(message)}
-    line = to_json(record).encode() + b"\n"
+    line = fields.to_json(record).encode() + b"\n"
     if len(line) > MAX_LINE_BYTES:
         raise ProtocolError(f"a message must fit into {MAX_LINE_BYTES} bytes. Received: {len(line)} bytes")
     return line

@@ -24,22 +24,6 @@ class ProgressTracker:
         rests: No training is running, so nobody is to conclude anything from its standing still.
     """
 
-    __slots__ = (
-        "_clock",
-        "_computing_s",
-        "_kind",
-        "_longest",
-        "_now",
-        "_num_begun",
-        "_num_samples",
-        "_since",
-        "_span_s",
-        "_step_waiting_s",
-        "_sums",
-        "evicts_stragglers",
-        "rests",
-    )
-
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._now: tuple[int, int, bool, str, float] | None = None

@@ -371,7 +371,7 @@ class Job:
                 worker.do_all()
 
         def is_over() -> bool:
-            return all(len(worker.client._values) >= len(workers) for worker in workers)
+            return all(len(worker.client._newest._values) >= len(workers) for worker in workers)
 
         return self.cost(act, is_over)
 

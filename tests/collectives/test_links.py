@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from ef_common import threads
+from ef_common.collectives import peer_connections
 from ef_common.collectives.bootstrap import SharedValues
 from ef_common.collectives.peer_connections import MAX_STRANGERS, PeerConnections
 from ef_common.core.view import Member, View
@@ -20,6 +21,7 @@ from ef_common.errors import GroupBroken, ProtocolError, ThreadFailed
 from ef_common.launch.certificates import trust_of
 from ef_common.protocol.auth import Token
 from ef_common.tls import WORKER, Tls
+from tests.diagrams import cases, rows
 from tests.tap import Tap
 from tests.waiting import poll_until
 
@@ -191,6 +193,130 @@ def hello_of(known: dict[str, Any], rank: int) -> bytes:
     return bytes.fromhex(known["secret"]) + rank.to_bytes(4, "big")
 
 
+class Listener:
+    """The first of two members, and a connection that comes to it."""
+
+    def __init__(self) -> None:
+        view = View(1, (Member("w0", "n0", "127.0.0.1"), Member("w1", "n1", "127.0.0.1")))
+        self.values = SharedValues()
+        self.links = PeerConnections(view, 0, self.values)
+        self.heeds = threading.Event()  # what strangers say; before, they are there for sure
+        welcome = self.links._welcome
+        self.links._welcome = lambda one: self.heeds.wait(GUARD_S) and welcome(one)  # type: ignore[method-assign]
+        self.far: socket.socket | None = None  # their end
+        self.near: socket.socket | None = None  # ours
+
+    @property
+    def state(self) -> str:
+        """That of the connection, or, if none has come, of the first member's end."""
+        if self.near is None:
+            return "closed" if self.links._closed else "listening" if self.links._listeners else "silent"
+        if self.near.fileno() < 0:
+            return "gone"
+        return "member" if self.near in self.links._incoming.values() else "stranger"
+
+    @property
+    def known(self) -> dict[str, Any]:
+        return json.loads(self.values.get("link/0"))
+
+    def leaves(self, state: str) -> None:
+        self.heeds.set()
+        poll_until(lambda: self.state != state)
+
+    def close(self) -> None:
+        self.heeds.set()
+        self.links.close()
+        if self.far is not None:
+            self.far.close()
+
+
+def listens(listener: Listener) -> None:
+    outcome_of(lambda: listener.links.receive([memoryview(bytearray(1))], 1))
+    assert listener.known["port"]
+
+
+def closes(listener: Listener) -> None:
+    before = listener.state
+    listener.links.close()
+    listener.leaves(before)
+
+
+def fails_to_accept(listener: Listener) -> None:
+    listener.links._break(ThreadFailed("out of order"))
+    assert listener.state == "closed"
+    with pytest.raises(ThreadFailed, match="out of order"):
+        listener.links.receive([memoryview(bytearray(1))], 1)
+
+
+def is_reached(listener: Listener) -> None:
+    listens(listener)
+    listener.far = dial(listener.known, None)
+    poll_until(lambda: len(listener.links._strangers) == 1)
+    (listener.near,) = listener.links._strangers
+
+
+def says(listener: Listener, hello: bytes) -> None:
+    assert listener.far is not None
+    listener.far.sendall(hello)
+    listener.leaves("stranger")
+
+
+def hears_the_secret(listener: Listener) -> None:
+    says(listener, hello_of(listener.known, 1))
+
+
+def hears_a_wrong_secret(listener: Listener) -> None:
+    says(listener, bytes(16) + (1).to_bytes(4, "big"))
+
+
+def hears_a_rank_twice(listener: Listener) -> None:
+    listener.heeds.set()
+    others = dial(listener.known, None)
+    others.sendall(hello_of(listener.known, 1))
+    poll_until(lambda: 1 in listener.links._incoming)
+    with others:
+        hears_the_secret(listener)
+
+
+def makes_room(listener: Listener) -> None:
+    with dial(listener.known, None):
+        poll_until(lambda: len(listener.links._strangers) == 2)
+        listener.links._make_room(1)
+        listener.leaves("stranger")
+
+
+def hears_nothing(listener: Listener) -> None:
+    listener.leaves("stranger")
+
+
+WITNESSES: dict[str, tuple[tuple[Callable[[Listener], None], ...], ...]] = {
+    "silent → listening": ((listens,),),
+    "silent → closed": ((closes,),),
+    "listening → closed": ((listens, closes), (listens, fails_to_accept)),
+    "stranger → member": ((is_reached, hears_the_secret),),
+    "stranger → gone": tuple(
+        (is_reached, act) for act in (hears_a_wrong_secret, hears_a_rank_twice, makes_room, hears_nothing, closes)
+    ),
+    "member → gone": ((is_reached, hears_the_secret, closes),),
+}
+
+
+def test_diagram_has_a_witness_for_each_row() -> None:
+    assert rows(PeerConnections) == list(WITNESSES)
+
+
+@pytest.mark.parametrize(("row", "case"), cases(WITNESSES))
+def test_each_row_of_the_diagram_is_true(row: str, case: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    *first, last = WITNESSES[row][case]
+    monkeypatch.setattr(peer_connections, "_HELLO_TIMEOUT_S", 0.2 if last is hears_nothing else 2 * GUARD_S)
+    with contextlib.closing(Listener()) as listener:
+        for act in first:
+            act(listener)
+        before = listener.state
+        last(listener)
+        assert row == f"{before} → {listener.state}"
+
+
 @pytest.mark.parametrize("rank", [0, 1, 3, 2**32 - 1])
 def test_member_that_comes_in_the_name_of_another_rank_is_turned_away(
     links: list[PeerConnections], values: SharedValues, rank: int
@@ -351,7 +477,7 @@ def test_what_is_sent_cannot_be_read_and_what_was_changed_breaks_the_group(
     with Tap((known["address"], known["port"])) as tap:
         values.put("link/0", json.dumps({**known, "port": tap.address[1]}).encode())
         links[1].send([memoryview(b"a weight" * (LARGE // 8))], 0)
-        poll_until(lambda: len(tap.passed) > LARGE)
+        poll_until(lambda: first.endswith(b"a weight"))  # all of it has passed
         tap.changes = True
         outcome_of(lambda: links[1].send([memoryview(b"a weight" * (LARGE // 8))], 0))
         receiver.join(GUARD_S)

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from ef_common.collectives.torch_nccl import NcclRecord, NcclSums, why_not
 from ef_common.errors import GroupBroken
 from tests.collectives import scripts
 from tests.collectives.seats import run_in_processes, view_of
+from tests.diagrams import cases, rows
 from tests.gpu import on_gpu
 from tests.waiting import poll_until
 
@@ -185,6 +187,93 @@ def test_nccl_that_fails_twice_is_left_to_gloo(
     assert sums_of_rank_0(bootstrap, record=record).start(torch.zeros(1)) is None
     assert bootstrap.values["gpu/0"] == b"null"  # so the others leave it, too
     assert [entry.levelname for entry in caplog.records] == ["WARNING"]
+
+
+class FakeGroup:
+    """NCCL's group, on no GPU."""
+
+    def __init__(self) -> None:
+        self.is_aborted = False
+
+    def allreduce(self, tensors: list[torch.Tensor]) -> None:
+        """The sum is that of one member."""
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+def state(sums: NcclSums) -> str:
+    if sums._aborted:
+        return "aborted"
+    if not sums.is_settled:
+        return "unsettled"
+    return "gloo" if sums._process_group is None else "nccl"
+
+
+def meets(other: str, sums: NcclSums) -> None:
+    """The other member has this GPU."""
+    sums._bootstrap.put("gpu/1", json.dumps(gpu(other)).encode())
+    pending = sums.start(torch.zeros(1))
+    assert (pending is None) == (other == "a")
+
+
+def meets_nobody(sums: NcclSums) -> None:
+    sums._is_cut = lambda: True
+    sums._bootstrap.get = lambda key: time.sleep(60)  # type: ignore[assignment, method-assign, return-value]
+    with pytest.raises(GroupBroken, match="replaced while it was built"):
+        sums.start(torch.zeros(1))
+
+
+def cannot_connect(sums: NcclSums) -> None:
+    sums._build = fail_to_build  # type: ignore[method-assign]
+    with pytest.raises(GroupBroken, match="NCCL could not connect: out of order"):
+        sums.start(torch.zeros(1))
+
+
+def fail_to_build(device: torch.device) -> None:
+    raise RuntimeError("out of order")
+
+
+def aborts(sums: NcclSums) -> None:
+    group = sums._process_group
+    sums.abort()
+    if group is not None:
+        poll_until(lambda: group.is_aborted)
+    with pytest.raises(GroupBroken):
+        sums.start(torch.zeros(1))
+
+
+Act = Callable[[NcclSums], None]
+WITNESSES: dict[str, tuple[tuple[Act, ...], ...]] = {
+    "unsettled → nccl": ((partial(meets, "b"),),),
+    "unsettled → gloo": ((partial(meets, "a"),),),
+    "unsettled → GroupBroken": ((meets_nobody,), (cannot_connect,)),
+    "unsettled → aborted": ((aborts,), (cannot_connect, aborts)),
+    "nccl → aborted": ((partial(meets, "b"), aborts),),
+    "gloo → aborted": ((partial(meets, "a"), aborts),),
+}
+
+
+def test_diagram_has_a_witness_for_each_row() -> None:
+    assert rows(NcclSums) == list(WITNESSES)
+
+
+@pytest.mark.parametrize(("row", "case"), cases(WITNESSES))
+def test_each_row_of_the_diagram_is_true(row: str, case: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_nccl, "_identity_of", lambda device: gpu("a"))
+    monkeypatch.setattr(torch_nccl, "_stream_on", lambda device: None)
+    monkeypatch.setattr(torch_nccl, "NcclPending", lambda *args: FakePending(is_over=True))
+    sums = sums_of_rank_0()
+    sums._build = lambda device: FakeGroup()  # type: ignore[method-assign]
+    *first, last = WITNESSES[row][case]
+    for act in first:
+        act(sums)
+    before = state(sums)
+    last(sums)
+    after = "GroupBroken" if row.endswith("GroupBroken") else state(sums)  # which `last` has seen
+    assert row == f"{before} → {after}"
+    if after == "GroupBroken":
+        assert state(sums) == before
 
 
 @on_gpu

@@ -104,7 +104,7 @@ def in_loop(coordinator: Coordinator, act: Callable[[float], object]) -> None:
     done = threading.Event()
 
     def run() -> None:
-        coordinator._serving._report(act)
+        coordinator._serving.report(act)
         done.set()
 
     coordinator._loop.call_soon_threadsafe(run)

@@ -268,7 +268,7 @@ def test_client_does_not_tell_a_place_that_names_too_many_positions():
     client = CoordinatorClient(("127.0.0.1", 1), MEMBER, None)
     client.tell_watermark(Watermark(0, 5))
     client.tell_watermark(Watermark(0, 9999, tuple(range(fields.MAX_RETURNED + 1))))
-    assert client._protocol._own_watermark == Watermark(0, 5)
+    assert client._protocol._heartbeats.watermark == Watermark(0, 5)
 
 
 def test_client_of_a_newcomer_that_looks_for_the_place_learns_that_the_job_is_over(form, join):

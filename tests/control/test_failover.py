@@ -274,7 +274,7 @@ def test_client_whose_connection_breaks_publishes_again_what_may_be_lost(job):
     _, workers, _ = job(2)
     line_of(workers[0].client).give_up()
     workers[0].client.bootstrap(1).put("key", b"value")
-    poll_until(lambda: workers[1].client._protocol._values.get("key") == b"value")
+    poll_until(lambda: workers[1].client._protocol.value(1, "key") == b"value")
 
 
 def test_end_of_a_connection_that_proves_nothing_does_not_count_a_worker_as_gone(job):

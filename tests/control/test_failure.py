@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from ef_common.control.control_connection import ControlConnection
-from ef_common.control.leader_request import report_failure
+from ef_common.control.leader_request import LeaderRequests
 from ef_common.core.view import Member
 from ef_common.errors import JobFailed
 from ef_common.protocol.auth import Token
@@ -95,24 +95,25 @@ def test_failure_is_not_told_at_the_endpoint_where_the_next_job_may_be(job, serv
 
 
 AGENT = Member("n-agent", "n", "")
+ASKER = LeaderRequests(AGENT, None)
 
 
 def test_report_of_an_agent_ends_the_job(form):
     coordinator, (worker,) = form(1)
-    assert report_failure([coordinator.address], AGENT, None, "a crash", fatal=True) == "a crash"
+    assert ASKER.report_failure([coordinator.address], "a crash", fatal=True) == "a crash"
     with pytest.raises(JobFailed, match="a crash"):
         worker.client.next_view(1)
-    assert report_failure([coordinator.address], AGENT, None, "another", fatal=True) == "a crash"
+    assert ASKER.report_failure([coordinator.address], "another", fatal=True) == "a crash"
 
 
 def test_report_that_is_not_fatal_ends_nothing_once_there_is_a_view(form, serve, join):
     coordinator, (worker,) = form(1)
-    assert report_failure([coordinator.address], AGENT, None, "an import", fatal=False) == ""
+    assert ASKER.report_failure([coordinator.address], "an import", fatal=False) == ""
     assert worker.client.next_view(0).world_size == 1
     begins = serve(2)
     waiting = join(begins, "a")
     poll_until(lambda: begins._server.state.workers)
-    assert report_failure([begins.address], AGENT, None, "an import", fatal=False) == "an import"
+    assert ASKER.report_failure([begins.address], "an import", fatal=False) == "an import"
     with pytest.raises(JobFailed, match="an import"):
         waiting.started()
 
@@ -123,7 +124,7 @@ def test_report_goes_on_from_a_standby_and_from_who_is_not_there(form, serve):
     gone = serve()
     gone.stop()
     addresses = [gone.address, standby.address, leads.address]
-    assert report_failure(addresses, AGENT, None, "a crash", fatal=True) == "a crash"
+    assert ASKER.report_failure(addresses, "a crash", fatal=True) == "a crash"
 
 
 def test_report_follows_a_standby_that_knows_who_leads(job):  # noqa: F811
@@ -132,12 +133,12 @@ def test_report_follows_a_standby_that_knows_who_leads(job):  # noqa: F811
     poll_until(lambda: leader(coordinators) is not None)
     third = next(one for one in coordinators[1:] if one is not leader(coordinators))
     poll_until(lambda: third._server.leader)
-    assert report_failure([third.address], AGENT, None, "a crash", fatal=True) == "a crash"
+    assert ASKER.report_failure([third.address], "a crash", fatal=True) == "a crash"
 
 
 def test_report_to_nobody_is_in_vain(serve):
     gone = serve()
     gone.stop()
-    assert report_failure([gone.address], AGENT, None, "a crash", fatal=True) == ""
+    assert ASKER.report_failure([gone.address], "a crash", fatal=True) == ""
     token = Token("secret")
-    assert report_failure([serve(token=token).address], AGENT, None, "a crash", fatal=True) == ""
+    assert ASKER.report_failure([serve(token=token).address], "a crash", fatal=True) == ""

@@ -46,7 +46,7 @@ def test_coordinator_forgets_newcomers_that_have_come_and_gone(form, dial, monke
             late.say(*returning([ChainLink(other)], store="0f" * 16))
             assert any(isinstance(message, wire.Eviction) for message in iter(late.hear, None))
             late.close()
-        poll_until(lambda: len(board.workers) == 2 and not board._sessions.num_out)
+        poll_until(lambda: len(board.workers) == 2 and not board._sessions._out)
         in_loop(coordinator, lambda now: board._sweep())
         poll_until(lambda: set(board._admission.known) == set(board.workers))
         poll_until(lambda: len(coordinator._serving._open) == 2)

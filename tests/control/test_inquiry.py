@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ef_common.control.leader_request import find_leader, inquire
+from ef_common.control.leader_request import LeaderRequests
 from ef_common.core.membership import Gathering, Shortage
 from ef_common.core.view import Member
 from ef_common.errors import AuthenticationError, Evicted, ProtocolError
@@ -26,10 +26,11 @@ from tests.control.test_failover import job, leader  # noqa: F401  (a fixture)
 from tests.waiting import poll_until
 
 AGENT = Member("n-agent", "n", "")
+ASKER = LeaderRequests(AGENT, None)
 
 
 def ask(coordinator, worker):
-    return inquire([coordinator.address], AGENT, None, worker)
+    return ASKER.inquire([coordinator.address], worker)
 
 
 def test_inquiry_about_a_member_and_a_newcomer_says_that_they_are_not_out(form, join):
@@ -93,7 +94,7 @@ def test_inquiry_goes_from_a_standby_to_who_has_taken_over(job):  # noqa: F811
 def test_inquiry_of_nobody_and_of_a_standby_that_knows_no_leader_says_nothing(serve):
     gone = serve()
     gone.stop()
-    assert inquire([gone.address, serve(standby=True).address], AGENT, None, "w0") is None
+    assert ASKER.inquire([gone.address, serve(standby=True).address], "w0") is None
 
 
 def test_heartbeats_are_noted_down_until_the_worker_knows_that_it_is_out(serve, join, tmp_path: Path):
@@ -131,29 +132,29 @@ def test_leader_is_found_also_through_a_standby_that_knows_it(serve, join):
     for worker in workers:
         worker.started().client.send("settled", worker.client.next_view(0).generation)
     here, there = (coordinator.address for coordinator in coordinators)
-    assert find_leader([here], AGENT, None) == here
-    assert find_leader([there], AGENT, None) is None  # it has heard of nobody so far
+    assert ASKER.find_leader([here]) == here
+    assert ASKER.find_leader([there]) is None  # it has heard of nobody so far
     assert coordinators[0].hand_over(workers[0].client.member.node)
-    poll_until(lambda: find_leader([there], AGENT, None) == there)
-    assert find_leader([here], AGENT, None) == there  # the one that has handed over sends on
-    assert find_leader([("127.0.0.1", 1)], AGENT, None) is None
+    poll_until(lambda: ASKER.find_leader([there]) == there)
+    assert ASKER.find_leader([here]) == there  # the one that has handed over sends on
+    assert ASKER.find_leader([("127.0.0.1", 1)]) is None
 
 
 def test_leader_of_another_start_with_the_same_token_is_none(serve):
     token = Token("of the whole cluster")
     leader = serve(token=token.for_start("this")).address
-    assert find_leader([leader], AGENT, token.for_start("this")) == leader
+    assert LeaderRequests(AGENT, token.for_start("this")).find_leader([leader]) == leader
     for other in (token, token.for_start("that"), None):
         with pytest.raises(AuthenticationError):
-            find_leader([leader], AGENT, other)
+            LeaderRequests(AGENT, other).find_leader([leader])
 
 
 def test_coordinator_of_another_version_is_told_by_both_versions_only_where_nobody_leads(serve, listener):  # noqa: F811
     answer_with(listener, b'{"v":99,"t":"challenge","nonce":""}\n')
     with pytest.raises(ProtocolError, match=rf"expected version {wire.VERSION} .*Received: v=99"):
-        find_leader([("127.0.0.1", 1), listener.getsockname()], AGENT, None)
+        ASKER.find_leader([("127.0.0.1", 1), listener.getsockname()])
     leader = serve().address
-    assert find_leader([listener.getsockname(), leader], AGENT, None) == leader
+    assert ASKER.find_leader([listener.getsockname(), leader]) == leader
 
 
 def test_those_who_do_not_answer_are_asked_at_the_same_time():
@@ -174,7 +175,7 @@ def test_those_who_do_not_answer_are_asked_at_the_same_time():
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(number) as pool:
         silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
         heard = [pool.submit(be_silent, server) for server in silent]
-        assert find_leader([("127.0.0.1", 1), *(one.getsockname() for one in silent)], AGENT, None) is None
+        assert ASKER.find_leader([("127.0.0.1", 1), *(one.getsockname() for one in silent)]) is None
         assert all(one.result() is None for one in heard)
     assert most > number / 2
 
@@ -186,9 +187,9 @@ def test_error_while_one_of_several_is_asked_reaches_the_one_that_looks(
     def fail(*args: object, **kwargs: object) -> None:
         raise error("out of order")
 
-    monkeypatch.setattr("ef_common.control.leader_request._talk_to_leader", fail)
+    monkeypatch.setattr("ef_common.control.leader_request.LeaderRequests._talk_to_leader", fail)
     with pytest.raises(error, match="out of order"):
-        find_leader([("127.0.0.1", 7)], AGENT, None)
+        ASKER.find_leader([("127.0.0.1", 7)])
 
 
 def test_what_a_standby_reaches_on_its_own_machine_others_reach_under_its_address():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ef_common.control.leader_request import seek
+from ef_common.control.leader_request import LeaderRequests
 from ef_common.core.doors import COMMIT, LOOK, PROMISE, DoorAnswer
 from ef_common.core.view import Member
 from ef_common.errors import AuthenticationError
@@ -16,7 +16,7 @@ DOOR = "h1:29400"
 
 
 def ask(coordinator, wish=LOOK, *, node="n", door=DOOR, token=None):
-    return seek(coordinator.address, Member(f"{node}-agent", node, ""), token, door=door, wish=wish)
+    return LeaderRequests(Member(f"{node}-agent", node, ""), token).seek(coordinator.address, door=door, wish=wish)
 
 
 def test_standby_that_knows_no_leader_says_so_and_supports_one_candidate(serve):
@@ -59,10 +59,10 @@ def test_one_that_looks_for_another_job_is_told_so(serve, standby):
     found = serve(job="digits", standby=standby)
     member = Member("n-agent", "n", "")
     for job in ("", "digits"):
-        assert seek(found.address, member, None, door="", wish=LOOK, job=job) is not None
+        assert LeaderRequests(member, None).seek(found.address, door="", wish=LOOK, job=job) is not None
     with pytest.raises(AuthenticationError, match="is another job's: it is of the job 'digits', and not of 'words'"):
-        seek(found.address, member, None, door="", wish=PROMISE, job="words")
-    assert seek(serve().address, member, None, door="", wish=LOOK, job="words") is not None
+        LeaderRequests(member, None).seek(found.address, door="", wish=PROMISE, job="words")
+    assert LeaderRequests(member, None).seek(serve().address, door="", wish=LOOK, job="words") is not None
 
 
 def test_one_with_another_token_is_refused(serve):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ef_common.control.coordinator import Coordinator
-from ef_common.control.leader_request import Conversation, inquire, seek
+from ef_common.control.leader_request import Conversation, LeaderRequests
 from ef_common.core.membership import Idle
 from ef_common.core.view import Member
 from ef_common.errors import AuthenticationError, CoordinatorLost
@@ -127,7 +127,9 @@ def test_only_a_coordinator_says_that_it_leads(lead, enter, tls, caplog):
 def test_worker_has_no_voice_in_who_founds_the_job(lead):
     standby = lead(standby=True)
     for tls, granted in ((WORKER, False), (COORDINATOR, True)):
-        answer = seek(standby.address, Member("a", "n", ""), TRUST.token, door="h1:1", wish="promise", tls=tls)
+        answer = LeaderRequests(Member("a", "n", ""), TRUST.token, tls).seek(
+            standby.address, door="h1:1", wish="promise"
+        )
         assert answer is not None
         assert (answer.granted, answer.doors) == (granted, ("h1:1",) if granted else ())
 
@@ -178,8 +180,8 @@ def test_agent_asks_about_a_worker(lead, enter):
     coordinator = lead()
     enter(coordinator, "w0").started()
     agent = Member("agent", "n", "")
-    assert inquire([coordinator.address], agent, TRUST.token, "w0", tls=COORDINATOR) == ""
-    assert inquire([coordinator.address], agent, TRUST.token, "w0") is None
+    assert LeaderRequests(agent, TRUST.token, COORDINATOR).inquire([coordinator.address], "w0") == ""
+    assert LeaderRequests(agent, TRUST.token).inquire([coordinator.address], "w0") is None
 
 
 # ---------------------------------------------------------------- the network

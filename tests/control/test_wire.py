@@ -19,7 +19,7 @@ from ef_common.core.view import Member, View
 from ef_common.core.watermark import Watermark
 from ef_common.errors import ProtocolError
 from ef_common.protocol import fields, wire
-from ef_common.protocol.view_patch import Span, ViewName, ViewPatch
+from ef_common.protocol.view_patch import NO_VIEW, Span, ViewName, ViewPatch
 
 NONCE, KEY, PROOF = "0f" * 16, "1e" * 16, "a9" * 32
 MEMBERS = (
@@ -151,12 +151,13 @@ def test_message_of_the_coordinator_comes_back_as_it_was(message):
         b'{"v":10,"t":"heartbeat","watermark":null,"progress":[1,1,true,"step",-1,0,0,0,0,0,0,false]}',
         b'{"v":10,"t":"heartbeat","watermark":null,"progress":[1,1,true,"step",1e999,0,0,0,0,0,0,false]}',
         b'{"v":10,"t":"heartbeat","watermark":[],"progress":null}',
-        b'{"v":10,"t":"heartbeat","watermark":[1,2],"progress":null}',
-        b'{"v":10,"t":"heartbeat","watermark":[1,-2,[]],"progress":null}',
-        b'{"v":10,"t":"heartbeat","watermark":[1,2,null],"progress":null}',
-        b'{"v":10,"t":"heartbeat","watermark":[1,2,[0.5]],"progress":null}',
-        b'{"v":10,"t":"heartbeat","watermark":[1,2,[' + b"0," * 1000 + b'0]],"progress":null}',
-        b'{"v":10,"t":"watermark","watermark":[1,2,[]]}',
+        b'{"v":10,"t":"heartbeat","watermark":[1,2,[]],"progress":null}',
+        b'{"v":10,"t":"heartbeat","watermark":[1,-2,[],1],"progress":null}',
+        b'{"v":10,"t":"heartbeat","watermark":[1,2,null,1],"progress":null}',
+        b'{"v":10,"t":"heartbeat","watermark":[1,2,[0.5],1],"progress":null}',
+        b'{"v":10,"t":"heartbeat","watermark":[1,2,[],0],"progress":null}',
+        b'{"v":10,"t":"heartbeat","watermark":[1,2,[' + b"0," * 1000 + b'0],1],"progress":null}',
+        b'{"v":10,"t":"watermark","watermark":[1,2,[],1]}',
         b'{"v":10,"t":"suspect"}',
         b'{"v":10,"t":"suspect","generation":-1}',
         b'{"v":10,"t":"suspect","generation":true}',
@@ -221,21 +222,38 @@ def test_decode_hello_with_malformed_member_raises_protocol_error(member):
 @pytest.mark.parametrize(
     "view",
     [
-        [1, [["a", "n", "", 0, 1, 0, 0], [1, 1]], 0, False, False, "", [], 0],
-        [1, [["a", "n", "", 0, 1, 0]], 0, False, False, "", [], 0],
-        [1, [], 2, False, False, "", [], 0],
-        [1, [], 0, 0, False, "", [], 0],
-        [1, {}, 0, False, False, "", [], 0],
-        [1, [], 0, False, False, "", [""], 0],
-        [1, [], 0, False, False, "", {}, 0],
-        [1, [], 0, False, False, "", [], 2],
-        [1, [], 0, False, False, "", []],
+        [1, [["a", "n", "", 0, 1, 0, 0], [1, 1]], 0, False, False, "", [], 0, 0],
+        [1, [["a", "n", "", 0, 1, 0]], 0, False, False, "", [], 0, 0],
+        [1, [["a", "n", "", 1, 1, 0, 0]], 0, False, False, "", [], 0, 0],
+        [1, [], 2, False, False, "", [], 0, 0],
+        [1, [], 0, 0, False, "", [], 0, 0],
+        [1, [], 0, False, 0, "", [], 0, 0],
+        [1, [], 0, False, False, "\n", [], 0, 0],
+        [1, {}, 0, False, False, "", [], 0, 0],
+        [1, [], 0, False, False, "", [""], 0, 0],
+        [1, [], 0, False, False, "", {}, 0, 0],
+        [1, [], 0, False, False, "", [], 2, 0],
+        [1, [], 0, False, False, "", [], 0, 65536],
+        [1, [], 0, False, False, "", [], 0],
     ],
     ids=str,
 )
 def test_decode_malformed_view_raises_protocol_error(view):
     with pytest.raises(ProtocolError, match=r"view\.patch"):
-        wire.decode_from_coordinator(json.dumps({"v": wire.VERSION, "t": "view", "before": 0, "patch": view}).encode())
+        wire.decode_from_coordinator(_line_of_view(view))
+
+
+def test_decode_view_of_which_the_malformed_ones_differ_gives_it():
+    view = [1, [["a", "n", "", 0, 1, 0, 0]], 1, True, True, "", ["b"], 1, 65535]
+    message = wire.decode_from_coordinator(_line_of_view(view))
+    expected = View(
+        1, (Member("a", "n", ""),), admitted_at=1, pending=True, hold=True, gone=("b",), base=1, issuer=65535
+    )
+    assert message.patch.onto(NO_VIEW) == expected
+
+
+def _line_of_view(view) -> bytes:
+    return json.dumps({"v": wire.VERSION, "t": "view", "before": 0, "patch": view}).encode()
 
 
 def test_decode_other_version_says_so():

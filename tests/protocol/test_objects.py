@@ -77,3 +77,12 @@ def test_field_of_a_part_with_the_name_of_another_raises_type_error() -> None:
 def test_field_without_a_codec_raises_type_error() -> None:
     with pytest.raises(TypeError, match=r"Received: Part\.number"):
         layout_of(Whole, {"more": Flag}, unwritten=["who"])
+
+
+def test_codec_of_a_field_is_that_of_its_name_and_else_that_of_its_type() -> None:
+    layout = layout_of(Part, {str: Name, int: Count, bool: Flag, "who": Count})
+    record = {"who": 3, "number": 4, "more": True}
+    assert layout.load(record, name="part") == Part(3, 4, True)  # type: ignore[arg-type]
+    for name in record:
+        with pytest.raises(ProtocolError, match=rf"part\.{name}"):
+            layout.load({**record, name: "x"}, name="part")

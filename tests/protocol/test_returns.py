@@ -72,13 +72,13 @@ def test_order_of_what_a_worker_that_comes_back_may_say() -> None:
     assert not is_in_order(peer, told)  # once
     assert list(returns.ready()) == [(peer, report)]
     assert list(returns.ready()) == []
-    assert returns.num_waiting == 0
+    assert not returns._waiting
 
 
 def test_views_of_the_chain_need_not_be_told() -> None:
     returns, peer, (report, _) = Returns(), Peer("", 0.0), returning([LINK])
     assert returns.hear(peer, report, STATE) == []
-    assert peer.report is None
+    assert not returns._waiting
     assert returns.event(report) == replace(report.event, received=(LINK,))
 
 
@@ -86,6 +86,18 @@ def test_views_that_nobody_needs_are_not_kept() -> None:
     returns, peer, (report, told) = Returns(), Peer("", 0.0), returning([LINK])
     assert not returns.learn(peer, told.views)
     assert len(returns.hear(peer, report, Idle())) == 1
+
+
+def test_report_whose_worker_goes_while_others_are_taken_is_not_taken() -> None:
+    returns, first, second = Returns(), Peer("", 0.0), Peer("", 0.0)
+    for peer in (first, second):
+        returns.hear(peer, REPORT, Idle())
+    returns.learn(first, TOLD.views)
+    taken = []
+    for peer, _ in returns.ready():
+        taken.append(peer)
+        returns.forget(second)
+    assert taken == [first]
 
 
 def state(returns: Returns, peer: Peer) -> str:

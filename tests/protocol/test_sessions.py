@@ -68,7 +68,7 @@ def test_worker_that_is_suspended_is_told_once_and_only_if_others_go_on_without_
     assert [known.is_out(peer) for peer in peers] == [False, True, False, True]
     assert [known.discard(peer) for peer in (peers[3], peers[3])] == [True, False]
     assert known.discard_all() == [Close(peers[1])]
-    assert known.num_out == 0
+    assert not known._out
 
 
 def test_worker_that_is_gone_before_it_is_told_is_told_nothing() -> None:
@@ -116,7 +116,7 @@ def state(known: Sessions, peer: Peer) -> str:
         return "worker"
     if not known.is_out(peer):
         return "gone"
-    return "suspended" if peer in known._untold else "out"
+    return "out" if known._out[peer] is None else "suspended"
 
 
 def adopts(member: Member) -> Callable[[Sessions, Peer], object]:

@@ -69,10 +69,14 @@ def is_awaited(state: Serving) -> bool:
     return any(worker in state.workers and state.workers[worker].phase is Phase.MEMBER for worker in state.asked)
 
 
+def leaving(workers: Workers) -> set[str]:
+    """Ids of the members that leave."""
+    return {worker for worker, (_, phase, _) in workers.items() if phase is Phase.LEAVING}
+
+
 def gone(state: Active) -> frozenset[str]:
     """Members that do not count in the quorum."""
-    leaving = {worker for worker, (_, phase, _) in state.workers.items() if phase is Phase.LEAVING}
-    return state.gone | leaving
+    return state.gone | leaving(state.workers)
 
 
 def ready(state: Active, training: int) -> list[Member]:

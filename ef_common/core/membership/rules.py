@@ -297,7 +297,7 @@ def install(
         slow = tuple(worker for worker in state.slow if worker in ids)
         after = replace(after, replacement=state.replacement, slow=slow, asked=state.asked & ids)
     joiners = admissible(after, list(members), settings) or replacement.spares(after, settings)
-    if joiners or any(phase is Phase.LEAVING for _, phase, _ in workers.values()):
+    if joiners or roster.leaving(workers):
         view = replace(view, pending=True)
     chain = (*state.chain, ChainLink(view, own=True))
     return replace(after, view=view, announced=view.pending, chain=chain), (Install(view, dropped),), reason

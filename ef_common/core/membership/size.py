@@ -79,13 +79,9 @@ def follow(before: Membership, state: Membership, settings: Settings) -> tuple[M
     actions: tuple[Action, ...] = tuple(Resign(worker) for worker in leavers)
     if leavers:
         state = replace(state, asked=state.asked.union(leavers))
-    if state.asked and not state.announced and not roster.is_awaited(state) and _anybody_leaves(state):
+    if state.asked and not state.announced and not roster.is_awaited(state) and roster.leaving(state.workers):
         return replace(state, announced=True), (*actions, Announce(state.view.ids, state.view.generation))
     return state, actions
-
-
-def _anybody_leaves(state: Serving) -> bool:
-    return any(phase is Phase.LEAVING for _, phase, _ in state.workers.values())
 
 
 def _leavers(state: Serving, settings: Settings) -> list[str]:

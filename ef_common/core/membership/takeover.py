@@ -255,8 +255,7 @@ def _go_on(state: Serving, settings: Settings) -> Decision:
     """Continue the view: all its members are here and nothing is wrong with it."""
     reason = f"the members of view {state.view.generation} go on with it"
     after: Decision = state, (), reason
-    leaving = any(phase is Phase.LEAVING for _, phase, _ in state.workers.values())
-    if leaving or roster.admissible(state, roster.remaining(state), settings):
+    if roster.leaving(state.workers) or roster.admissible(state, roster.remaining(state), settings):
         after = rules.announce(state, reason)
     planned, install, why = rules.plan(after[0], settings)
     return planned, (Resume(state.view.ids, state.view.generation), *_agreed(state), *after[1], *install), why or reason
