@@ -28,6 +28,7 @@ from ef_common.core.membership import (
     Suspected,
     Tick,
     decide,
+    is_at_work,
     next_deadline,
 )
 from ef_common.core.quorum import ChainLink
@@ -95,6 +96,7 @@ def test_losses_while_a_view_has_not_come_about_are_decided_together() -> None:
     job = Job(8).gone(7).gone(6, at=1.0).gone(5, 4, at=1.002)
     assert (job.view, job.state.generation) == ((0, 1, 2, 3, 4, 5, 6), 2)
     assert job.deadline == pytest.approx(1.007)  # a millisecond for each of seven members
+    assert not is_at_work(job.state)  # nobody is judged meanwhile
     job(Tick(), at=1.006)
     assert job.state.generation == 2
     job(Tick(), at=1.007)
