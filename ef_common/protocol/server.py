@@ -477,7 +477,9 @@ class CoordinatorServer:
         self._look_for_hung(now)
         self._look_for_stragglers(now)
         for peer in self._sessions.overdue(now, self.liveness.timeout_s):
-            self._refuse(peer, "no introduction", "it said nothing")
+            # Without a word, or a worker that stood still meanwhile would take it for a refusal, and not come again.
+            self._journal.notice("no introduction", "dropped the connection of %s: it said nothing", peer.address)
+            self._depart(peer, "it said nothing")
         if not isinstance(self.state, Gathering):
             self._returns.forget_views(self.state)
         self._admission.forget(self._admission.known - self.workers.keys(), self.state)

@@ -193,6 +193,8 @@ class Worker:
         self._waited_s, self._waits_since = self._waited_s + now - (self._waits_since or now), None
         sock = socket.socket()
         try:
+            if link.address[1] == self.crowd.told_port:
+                raise ConnectionRefusedError
             sock.connect(link.address)
         except OSError as error:
             sock.close()
@@ -259,10 +261,12 @@ class Crowd:
         num_bytes: That all have sent and received.
         longest: Bytes of the longest message among them.
         settles: Views come about: workers settle in them.
+        told_port: That of the standbys that only hear who leads: no worker reaches them, or these would wait for it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, told_port: int = 0) -> None:
         self.settles = True
+        self.told_port = told_port
         self.workers: list[Worker] = []
         self.callers: dict[outputs.CoordinatorLink, Worker] = {}
         self.greeting: set[outputs.CoordinatorLink] = set()
@@ -324,7 +328,7 @@ class Job:
         self.size = size
         self.leader, self.others = Leader(size), Leader(size, "others")
         self.standbys = [Leader(size, "standby") for _ in range(2)]
-        self.crowd = Crowd()
+        self.crowd = Crowd(self.others.port)
         self.num_made = 0
 
     def start(self) -> Cost:

@@ -1,4 +1,4 @@
-"""Connections in the simulated network: bytes keep their order in each direction, may come in pieces, or several together.
+"""Connections in the simulated network: bytes keep their order in each direction, and come in pieces or together.
 
 What is sent on different connections does not keep its order. Where the network is cut, bytes and ends wait until it is
 whole again, or a firewall rejects them: then the connection is reset for their sender. An end that was not forced comes
