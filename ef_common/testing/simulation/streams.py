@@ -48,7 +48,6 @@ class Parcel:
     def __init__(self, data: bytes, due: float) -> None:
         self.data = data
         self.due = due
-        self.delivered = False
 
 
 class Stream:
@@ -132,16 +131,12 @@ class Stream:
         if not isinstance(what, bytes):  # an end
             self._scheduler.idle_at(due, act, what)
             return None
-        if last is not None and last.due == due and not last.delivered and self._scheduler.chance(_TOGETHER):
+        if last is not None and last.due == due > self._scheduler.now and self._scheduler.chance(_TOGETHER):
             last.data += what
             return last
         parcel = Parcel(what, due)
-        self._scheduler.idle_at(due, self._deliver, parcel, act)
+        self._scheduler.idle_at(due, lambda: act(parcel.data))
         return parcel
-
-    def _deliver(self, parcel: Parcel, act: Callable[..., None]) -> None:
-        parcel.delivered = True
-        act(parcel.data)
 
     def _due(self, before: float, source: str, target: str) -> float:
         now = max(self._scheduler.now, self._cuts.until(source, target))
