@@ -68,10 +68,13 @@ class LeaderAnnouncer:
                 pause_s = _AFTER_FAULT_S
 
     def _look(self) -> None:
-        """Tell every coordinator whose turn it is."""
+        """Tell every coordinator whose turn it is; who is heard of meanwhile has its turn soon, too."""
+        server, standbys, seen_at = self._server, self._server.standbys.addresses, time.monotonic()
         while not self._stopped.is_set():
-            server = self._server
-            address = self._announcer.next(server.state, server.standbys.addresses, time.monotonic())
+            now = time.monotonic()
+            if now >= seen_at + LOOK_S:  # not for each, as all of them are compared when one has come or gone
+                standbys, seen_at = server.standbys.addresses, now
+            address = self._announcer.next(server.state, standbys, now)
             if address is None:
                 return
             self._tell(address)

@@ -159,7 +159,10 @@ def shortfall(
         The reason in one line, or "" if the view may be issued.
     """
     here = frozenset(members)
+    here_or_gone = here.union(gone)
     for link in chain:
+        if here_or_gone.issuperset(link.view.ids):
+            continue
         counted = _counted(link, gone)
         lack = _lack(link, here, counted, gone=gone, dead=dead, based=based, stores=stores)
         if lack is not None:
@@ -264,6 +267,11 @@ def _next_bid(view: View, here: frozenset[str], gone: Collection[str], stores: S
         if left and here.issuperset(left):
             return None
     return Bid(claim, tuple(sorted(here & left)))
+
+
+def is_in(worker: str, chain: Iterable[ChainLink]) -> bool:
+    """Whether a worker is a member of a view of the chain."""
+    return any(link.view.rank_of(worker) is not None for link in chain)
 
 
 def generation_of(claim: str) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import Enum, auto
+from heapq import heapify, heappop, heappush
+from math import ceil, inf
 
 from ef_common.core.membership import Membership, Serving
 from ef_common.protocol import wire
@@ -12,6 +14,7 @@ from ef_common.protocol.addresses import Address
 LOOK_S = 0.25
 """How often somebody should be looked for whose turn it is."""
 _AGAIN_S, _RARELY_S = 5.0, 15.0  # a worker looks for a coordinator for longer than either
+_AGAIN_AT_ONCE = 64  # so many of those that have been told are told again in that time
 _IN_DOUBT_S = 300.0
 
 
@@ -38,11 +41,14 @@ class Announcer:
         TOLD → FRESH     likewise
 
     An address that is fresh is due at once. For some minutes after the newest sign that others lead or look for a
-    quorum, the others are due every 5 s, because workers may turn to a standby at any time. Later, those that were
-    tried in vain are due every 15 s: a node may be cut off for hours. A standby that gathers members announces that,
-    which is such a sign again. An endpoint is always due every 5 s, and at once if its port is closed, because another
-    agent may come up there; a standby whose port is closed is gone for good. A coordinator that has never taken over
-    from another one, and never lost a worker without a word, has no news unless the job has failed.
+    quorum, the others are due every 5 s, because workers may turn to a standby at any time. Of more than 64 that have
+    been told since that sign, 64 are due in 5 s. Later, those that were tried in vain are due every 15 s: a node may be
+    cut off for hours. A standby that gathers members announces that, which is such a sign again. An endpoint is always
+    due every 5 s, and at once if its port is closed, because another agent may come up there; a standby whose port is
+    closed is gone for good. A coordinator that has never taken over from another one, and never lost a worker without a
+    word, has no news unless the job has failed.
+
+    Of N addresses, to choose one costs log N steps, and N when the standbys that are known have changed.
 
     Args:
         port: On which the coordinator listens.
@@ -55,41 +61,78 @@ class Announcer:
     def __init__(self, *, port: int, endpoints: Iterable[Address]) -> None:
         self.port = port
         self.endpoints = tuple(endpoints)
+        self._standbys: tuple[Address, ...] | None = None  # as they were seen last
+        self._known: dict[Address, int] = {}  # and the endpoints; each with its place in the order
         self._tried: dict[Address, float] = {}  # time of the newest attempt
         self._heard: set[Address] = set()  # where an attempt has succeeded
         self.news = wire.Follow(port, leads=False)
+        self._due: dict[Address, float] = {}  # when to look at an address again; it may turn out not to be due then
+        self._queue: list[tuple[float, int, Address]] = []  # likewise, the earliest first, and some that hold no more
         self._news_at = 0.0
+        self._sign = 0.0  # when there was the newest sign that all others were looked at for
+        self._looked_at = 0.0
+        self._in_doubt = False
 
     def has_news(self, state: Membership) -> bool:
         """Whether anybody is to be told anything."""
         return bool(state.failed) or _contested_at(state) is not None
 
-    def next(self, state: Membership, standbys: Iterable[Address], now: float) -> Address | None:
+    def next(self, state: Membership, standbys: tuple[Address, ...], now: float) -> Address | None:
         """Who is to be told next, the newest standbys first, as former ones may not answer any more; None for nobody.
 
         Args:
             state: What the coordinator has decided.
-            standbys: The standbys that it has heard of, the newest last.
+            standbys: The standbys that it has heard of, the newest last; the same object as long as nothing changes.
             now: Time of a monotonic clock, in seconds.
         """
         if not self.has_news(state):
             return None
         news = wire.Follow(self.port, leads=not state.failed and not state.held, failed=state.failed)
-        if news != self.news and (news.leads or news.failed):
+        is_new = news != self.news and bool(news.leads or news.failed)
+        if is_new:
             self._tried, self._heard = {}, set()
             self._news_at = now
+        are_others = standbys is not self._standbys or bool(news.failed) != bool(self.news.failed)
         self.news = news
-        known = dict.fromkeys(reversed(list(standbys)))
-        if not state.failed:  # else the next job may be there already
-            known.update(dict.fromkeys(self.endpoints))
+        if are_others:
+            self._know(standbys, () if news.failed else self.endpoints)  # the next job may be there already
+        sign = max(self._news_at, _contested_at(state) or 0.0)
+        self._in_doubt = now < sign + _IN_DOUBT_S
+        if is_new or are_others or (sign > self._sign and now >= self._looked_at + LOOK_S):
+            self._sign, self._looked_at = sign, now
+            self._look_at_all()
+        return self._choose(now)
+
+    def _know(self, standbys: tuple[Address, ...], endpoints: tuple[Address, ...]) -> None:
+        """These are all addresses there are; the new ones are due at once."""
+        self._standbys = standbys
+        known = dict.fromkeys((*reversed(standbys), *endpoints))
+        self._known = {address: order for order, address in enumerate(known)}
         self._tried = {address: when for address, when in self._tried.items() if address in known}
         self._heard.intersection_update(known)
-        in_doubt = now < max(self._news_at, _contested_at(state) or 0.0) + _IN_DOUBT_S
-        for address in known:
-            if self._is_due(address, now, in_doubt=in_doubt):
+
+    def _look_at_all(self) -> None:
+        self._due = {address: self._due_at(address) for address in self._known}
+        self._queue = [(due, self._known[address], address) for address, due in self._due.items() if due < inf]
+        heapify(self._queue)
+
+    def _choose(self, now: float) -> Address | None:
+        while self._queue and self._queue[0][0] <= now:
+            due, _, address = heappop(self._queue)
+            if self._due.get(address) != due:
+                continue
+            due = self._due_at(address)
+            if due <= now:
                 self._tried[address] = now
+                self._look_at(address, now + _AGAIN_S)
                 return address
+            self._look_at(address, due)
         return None
+
+    def _look_at(self, address: Address, due: float) -> None:
+        self._due[address] = due
+        if due < inf:
+            heappush(self._queue, (due, self._known[address], address))
 
     def hearer(self, address: Address) -> Hearer:
         """Whether an address has heard the news."""
@@ -97,14 +140,24 @@ class Announcer:
             return Hearer.FRESH
         return Hearer.TOLD if address in self._heard else Hearer.TRIED
 
-    def _is_due(self, address: Address, now: float, *, in_doubt: bool) -> bool:
+    def _due_at(self, address: Address) -> float:
         hearer = self.hearer(address)
         if hearer is Hearer.FRESH:
-            return True
-        since_s = now - self._tried[address]
-        if in_doubt or address in self.endpoints:
-            return since_s >= _AGAIN_S
-        return hearer is Hearer.TRIED and since_s >= _RARELY_S
+            return -inf
+        tried_at, is_told = self._tried[address], hearer is Hearer.TOLD
+        if address in self.endpoints or (self._in_doubt and not (is_told and tried_at >= self._sign)):
+            return tried_at + _AGAIN_S
+        if self._in_doubt:
+            return self._told_again_at(address, tried_at)
+        return inf if is_told else tried_at + _RARELY_S
+
+    def _told_again_at(self, address: Address, tried_at: float) -> float:
+        """When one that has been told has its turn again; where there are many, they have it one after the other."""
+        period_s = _AGAIN_S * len(self._known) / _AGAIN_AT_ONCE
+        if period_s <= _AGAIN_S:
+            return tried_at + _AGAIN_S
+        turn = self._sign + period_s * self._known[address] / len(self._known)
+        return turn + period_s * ceil((tried_at + _AGAIN_S - turn) / period_s)
 
     def told(self, address: Address) -> None:
         """It has been told."""
@@ -114,5 +167,9 @@ class Announcer:
         """Nobody listens there; returns whether nobody ever will again."""
         if address in self.endpoints:  # a coordinator that comes up there must hear it at once
             self._tried[address] = self._tried.get(address, 0.0) - _AGAIN_S + LOOK_S
+            if address in self._known:
+                self._look_at(address, self._due_at(address))
             return False
+        for known in (self._due, self._known, self._tried):
+            known.pop(address, None)
         return True

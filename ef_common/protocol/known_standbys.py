@@ -21,20 +21,26 @@ class KnownStandbys:
     """Addresses of the coordinators of all nodes, as far as workers have named them.
 
     It keeps those that a worker here or a member of the chain names, and a bounded number of former ones. Other threads
-    may look, and forget one.
+    may look, and forget one. To look again costs nothing until one is noted or forgotten.
     """
 
     def __init__(self) -> None:
         self._addresses: dict[Address, None] = {}
+        self._version = 0  # it is changed after the addresses
+        self._seen: tuple[int, tuple[Address, ...]] = (0, ())  # a version, read before the addresses that it belongs to
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """All of them, the newest last."""
-        return tuple(self._addresses)
+        """All of them, the newest last; the same object until one is noted or forgotten."""
+        version, seen = self._version, self._seen
+        if seen[0] != version:
+            self._seen = seen = (version, tuple(self._addresses))
+        return seen[1]
 
     def forget(self, address: Address) -> None:
         """Nobody will ever be there again."""
         self._addresses.pop(address, None)
+        self._version += 1
 
     def note(self, members: Iterable[Member], workers: Mapping[str, Peer], state: Membership) -> None:
         """Note those of members that have come; if there are too many by now, forget the oldest that nobody names."""
@@ -48,11 +54,18 @@ class KnownStandbys:
             self._addresses = dict.fromkeys(former[-max(NUM_FORMER, len(named)) :]) | named
         if len(self._addresses) > MAX_STANDBYS:
             self._addresses = _standbys_of(() if state.view is None else state.view.members)
+        self._version += 1
 
 
 def some_standbys(members: Iterable[Member]) -> tuple[Address, ...]:
     """Some standbys of these members, for a worker that knows none."""
-    return tuple(_standbys_of(member for member in members if len(member.address) < _SHORT))[:_NUM_TOLD]
+    found: dict[Address, None] = {}
+    for member in members:
+        if member.standby and len(member.address) < _SHORT:
+            found[member.address, member.standby] = None
+            if len(found) == _NUM_TOLD:
+                break
+    return tuple(found)
 
 
 def _standbys_of(members: Iterable[Member]) -> dict[Address, None]:

@@ -52,7 +52,8 @@ class Leadership:
     def hand_over(self, node: str, state: Membership) -> bool:
         """Let the coordinator of the first member with one on another node lead; False if there is none."""
         members = () if state.view is None else state.view.members
-        successor = next((member for member in members if member.standby and member.node != node), None)
+        here = (member for member in members if member.id in state.workers)  # others may be lost
+        successor = next((member for member in here if member.standby and member.node != node), None)
         if successor is None or state.closed:
             return False
         self.leader = format_address((successor.address, successor.standby))

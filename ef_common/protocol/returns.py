@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -39,7 +40,7 @@ class Returns:
     def __init__(self) -> None:
         self._views = KnownViews()
         self._waiting: dict[Peer, wire.Return] = {}  # the reports that name views which are not known
-        self._recalled: dict[Peer, None] = {}  # those of them that have been asked for such views: a few
+        self._recalled: Counter[str] = Counter()  # how many of them have been asked for each such view, by its digest
 
     def hear(self, peer: Peer, report: wire.Return, state: Membership) -> list[Write]:
         """A worker tells where it stands; its report waits if a view that it names is not known, which is asked for."""
@@ -114,17 +115,16 @@ class Returns:
     def _recall(self, peer: Peer, report: wire.Return) -> list[Write]:
         """Ask a worker for views that it has named, unless enough have been asked."""
         missing = self._views.missing(report.received)
-        asked = [digest for other in self._recalled for digest in other.recalled]
-        if all(asked.count(digest) >= _RECALLS for digest in missing):
+        if all(self._recalled[digest] >= _RECALLS for digest in missing):
             return []
         peer.recalled = missing
-        self._recalled[peer] = None
+        self._recalled.update(missing)
         return [Write(peer, wire.encode(wire.Recall(missing)))]
 
     def _drop(self, peer: Peer) -> None:
         """Its report waits no more."""
         del self._waiting[peer]
-        self._recalled.pop(peer, None)
+        self._recalled -= Counter(peer.recalled)
 
 
 def is_in_order(peer: Peer, message: wire.FromWorker) -> bool:

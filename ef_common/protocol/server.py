@@ -107,8 +107,8 @@ class CoordinatorServer:
     @property
     def deadline(self) -> float:
         """When :meth:`tick` is to be called; it may be called earlier, too."""
-        soon = self._now if self._ticks.soon else inf
-        return min(self.liveness.sweep_at, self._ticks.due, self._probes.due, self._relay.due, self._room.due, soon)
+        ticks = min(self._ticks.due, self._ticks.soon)
+        return min(self.liveness.sweep_at, ticks, self._probes.due, self._relay.due, self._room.due)
 
     # ------------------------------------------------------------ what happens
 
@@ -275,8 +275,8 @@ class CoordinatorServer:
             accept = membership.Accept(member.id, warm_up=False)
             self._write(peer, wire.Welcome(accept, self.liveness.timeout_s, proof, ()))
         else:
+            self._ticks.arrived(self.state, self._now)
             self._submit(membership.Arrived(member), peer)
-            self._ticks.arrived(self.state)
 
     def _hear(self, peer: Peer, worker: str, message: wire.FromWorker) -> None:
         match message:
@@ -352,7 +352,7 @@ class CoordinatorServer:
                 peer.view = event.received[-1].view
             self._room.returned()
             self._submit(event, peer)
-            self._ticks.arrived(self.state)
+            self._ticks.arrived(self.state, self._now)
 
     # ------------------------------------------------------------ workers that go
 
@@ -432,7 +432,8 @@ class CoordinatorServer:
             self.liveness.viewed_at = self._now
             self._relay.clear()
             self._returns.forget_views(self.state)
-            members = (member for link in self.state.chain for member in link.view.members)
+            known = () if before is None else self.state.chain[:-1]  # those of the others have been noted with them
+            members = (member for link in self.state.chain[len(known) :] for member in link.view.members)
             self.standbys.note(members, self.workers, self.state)
         self._journal.decided(before, self.state, reason)
 
@@ -476,7 +477,9 @@ class CoordinatorServer:
         self._look_for_hung(now)
         self._look_for_stragglers(now)
         for peer in self._sessions.overdue(now, self.liveness.timeout_s):
-            self._refuse(peer, "no introduction", "it said nothing")
+            # Without a word, or a worker that stood still meanwhile would take it for a refusal, and not come again.
+            self._journal.notice("no introduction", "dropped the connection of %s: it said nothing", peer.address)
+            self._depart(peer, "it said nothing")
         if not isinstance(self.state, Gathering):
             self._returns.forget_views(self.state)
         self._admission.forget(self._admission.known - self.workers.keys(), self.state)

@@ -5,10 +5,14 @@ from __future__ import annotations
 from math import inf
 
 from ef_common.core import membership
-from ef_common.core.membership import Membership, Settings
+from ef_common.core.membership import Forming, Membership, Settings
 from ef_common.protocol.server_outputs import Probe
 
 _PROBE_S = 0.1
+_SMALL_WORLD = 16
+"""Up to so many workers, the machine looks as soon as one has come."""
+_LOOK_S = 2e-5
+"""Beyond that, it looks again after so long for each of them: N looks would cost the square of their number."""
 
 
 class Ticks:
@@ -21,30 +25,35 @@ class Ticks:
 
     Attributes:
         due: The newest deadline of the machine, until it is taken; inf for none.
-        soon: The machine is to look as soon as what has come by now is processed.
+        soon: When the machine is to look because workers have come; what has come by then is processed first.
     """
 
     def __init__(self) -> None:
-        self.due = inf
-        self.soon = False
+        self.due = self.soon = inf
+        self._looked_at = -inf
         self._deadline: float | None = None
 
     def arm(self, state: Membership, settings: Settings) -> None:
-        """The machine has decided."""
+        """The machine has decided. If it is to look soon, its deadline, which takes time to find, is asked for then."""
+        if self.soon < inf and isinstance(state, Forming):
+            return
         deadline = membership.next_deadline(state, settings)
         if deadline != self._deadline:
             self._deadline = deadline
             self.due = inf if deadline is None else deadline
 
-    def arrived(self, state: Membership) -> None:
-        """A worker has come: the first view may be complete."""
-        self.soon = self.soon or state.view is None
+    def arrived(self, state: Membership, now: float) -> None:
+        """A worker comes: the first view may be complete with it."""
+        if state.view is None and self.soon == inf:
+            num_workers = len(state.workers)
+            self.soon = max(now, self._looked_at + (_LOOK_S * num_workers if num_workers > _SMALL_WORLD else 0.0))
 
     def take(self, now: float) -> bool:
         """Whether the machine is to look now."""
-        looks = self.soon or now >= self.due
-        self.soon = False
+        looks = now >= min(self.soon, self.due)
+        self.soon = inf if now >= self.soon else self.soon
         self.due = inf if now >= self.due else self.due
+        self._looked_at = now if looks else self._looked_at
         return looks
 
 

@@ -1,10 +1,19 @@
-"""How the cost of a change grows with the number of workers: a loss, a join, 100 joins at once, a failover.
+"""How the cost of a change grows with the number of workers: the start, losses, joins, and failovers.
 
 A real coordinator, in a process of its own, serves real clients over loopback: the state machine of a worker's end,
 with a socket each, many in this process; no training, and no process groups. A client counts as settled in a view as
-soon as it has it. For each change, and for the exchange of addresses in a view (`meeting`): the bytes that all clients
-send and receive, the longest message, and the CPU time of the coordinator that leads. The exponents are those of a
-power law through the figures of 64 workers and more.
+soon as it has it. Each worker's node has an address of its own, of loopback, so that the coordinator knows as many
+standbys as there are nodes; a third process answers for all of them but two, which take over.
+
+For each change, and for the exchange of addresses in a view (`meeting`): the bytes that all clients send and receive,
+the longest message, and the CPU time of the coordinator that leads. The exponents are those of a power law through the
+figures of 64 workers and more.
+
+* `start`: all come, and form the first view. The CPU time is without that of the process's own start.
+* `loss`, `join`: of one.
+* `joins`, `losses`: of 100 at once; a third is lost at most, as more than half have to go on.
+* `failover`: the leader is killed; `announcing`: likewise, until its successor has told all standbys that it leads.
+* `later_failover`: as many are lost at once, and the leader is killed before any view without them has come about.
 """
 
 from __future__ import annotations
@@ -17,7 +26,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import IO
 
@@ -26,13 +35,17 @@ from ef_common.control.sockets import raise_file_limit
 from ef_common.core.view import Member
 from ef_common.errors import MembershipError
 from ef_common.protocol import client_outputs as outputs
+from ef_common.protocol.auth import Token
 from ef_common.protocol.client import Client
 from tests.benchmarks.figure import Figure, emit, is_quick
 from tests.benchmarks.processes import ROOT
 
 SIZES = (16, 64, 256, 1024, 4096)
 QUICK_SIZES = (16, 64, 256, 1024)
-NUM_JOINS = 100
+NUM_JOINS = NUM_LOSSES = 100
+CHANGES = ("start", "loss", "join", "losses", "failover", "announcing", "later_failover", "meeting")
+"""Those whose growth is fitted; 100 joins cost the same among few workers."""
+TOKEN = Token("of this benchmark alone")
 TARGET_EXPONENT = 1.3
 BUDGET_S = 1.0
 BUDGET_SIZE = 1024
@@ -113,7 +126,7 @@ class Worker:
 
     def __init__(self, crowd: Crowd, member: Member, address: tuple[str, int]) -> None:
         self.crowd = crowd
-        self.client = Client(address, member, None, connect_timeout_s=_GUARD_S)
+        self.client = Client(address, member, TOKEN, connect_timeout_s=_GUARD_S)
         self.sockets: dict[outputs.CoordinatorLink, socket.socket] = {}
         self.unsent: dict[outputs.CoordinatorLink, bytearray] = {}
         self.received: dict[outputs.CoordinatorLink, Lengths] = {}
@@ -155,7 +168,8 @@ class Worker:
             return
         if view is not None:
             self.settled = view.generation
-            client.send("settled", view.generation)
+            if self.crowd.settles:
+                client.send("settled", view.generation)
         if client.change_pending and self.settled > self.asked:
             self.asked = self.settled
             client.send("at_boundary", self.settled)
@@ -179,6 +193,8 @@ class Worker:
         self._waited_s, self._waits_since = self._waited_s + now - (self._waits_since or now), None
         sock = socket.socket()
         try:
+            if link.address[1] == self.crowd.told_port:
+                raise ConnectionRefusedError
             sock.connect(link.address)
         except OSError as error:
             sock.close()
@@ -244,9 +260,13 @@ class Crowd:
         greeting: Connections whose coordinator has not taken the worker so far.
         num_bytes: That all have sent and received.
         longest: Bytes of the longest message among them.
+        settles: Views come about: workers settle in them.
+        told_port: That of the standbys that only hear who leads: no worker reaches them, or these would wait for it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, told_port: int = 0) -> None:
+        self.settles = True
+        self.told_port = told_port
         self.workers: list[Worker] = []
         self.callers: dict[outputs.CoordinatorLink, Worker] = {}
         self.greeting: set[outputs.CoordinatorLink] = set()
@@ -302,32 +322,46 @@ class Crowd:
 
 
 class Job:
-    """A job of so many workers, in its first view, and a standby."""
+    """A job of so many workers, and the standbys of their nodes: those of the first two are processes of their own."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.leader, self.standby = Leader(size), Leader(size, "standby")
-        self.crowd = Crowd()
+        self.leader, self.others = Leader(size), Leader(size, "others")
+        self.standbys = [Leader(size, "standby") for _ in range(2)]
+        self.crowd = Crowd(self.others.port)
         self.num_made = 0
-        for _ in range(size):
-            self.join()
-        self.crowd.run_until(lambda: self.is_settled(size))
+
+    def start(self) -> Cost:
+        """All come."""
+
+        def act() -> None:
+            for _ in range(self.size):
+                self.join()
+
+        return self.cost(act, lambda: self.is_settled(self.size))
 
     def join(self) -> Worker:
         """One more worker, on a node of its own."""
         index = self.num_made
         self.num_made += 1
         node = f"node-{index:05}.cluster"
-        member = Member(f"{node}/0-{index:08x}", node, "127.0.0.1", standby=self.standby.port)
+        own = index < len(self.standbys)
+        address = "127.0.0.1" if own else f"127.1.{index // 250}.{1 + index % 250}"
+        port = self.standbys[index].port if own else self.others.port
+        member = Member(f"{node}/0-{index:08x}", node, address, standby=port)
         return self.crowd.add(Worker(self.crowd, member, ("127.0.0.1", self.leader.port)))
 
     def is_settled(self, size: int, after: int = 0) -> bool:
         """Whether so many workers are in a view after that of this generation, and have all settled."""
+        return self.has_view(size, after) and self.leader.ask()["settled"] == size
+
+    def has_view(self, size: int, after: int) -> bool:
+        """Whether so many workers are in a view after that of this generation, and all know it."""
         views = [worker.client.generation for worker in self.crowd.workers]
         if min(views) <= after or len(set(views)) > 1:
             return False
         state = self.leader.ask()
-        return state["size"] == state["settled"] == size and state["generation"] == views[0]
+        return state["size"] == size and state["generation"] == views[0]
 
     def cost(self, act: Callable[[], None], is_over: Callable[[], bool]) -> Cost:
         """What a change costs."""
@@ -357,6 +391,20 @@ class Job:
 
         return self.cost(act, lambda: self.is_settled(size, newest))
 
+    def lose_newest(self, number: int, *, settles: bool = True) -> Cost:
+        """As many of those who came last are killed at once; perhaps no view without them comes about."""
+        crowd = self.crowd
+        newest = crowd.workers[0].client.generation
+        crowd.workers, lost = crowd.workers[:-number], crowd.workers[-number:]
+        size = len(crowd.workers)
+        crowd.settles = settles
+
+        def act() -> None:
+            for worker in lost:
+                worker.kill()
+
+        return self.cost(act, lambda: self.is_settled(size, newest) if settles else self.has_view(size, newest))
+
     def meet(self) -> Cost:
         """All publish addresses as Gloo does, and wait for those of all others."""
         workers = self.crowd.workers
@@ -378,7 +426,8 @@ class Job:
     def fail_over(self) -> Cost:
         """The coordinator is killed."""
         size = len(self.crowd.workers)
-        killed, self.leader = self.leader, self.standby
+        killed, self.leader = self.leader, self.standbys.pop(0)
+        self.crowd.settles = True
 
         def is_over() -> bool:
             state = self.leader.ask()
@@ -386,19 +435,31 @@ class Job:
 
         return self.cost(killed.kill, is_over)
 
+    def announce(self, failover: Cost) -> Cost:
+        """The successor tells all standbys; it has told some of them during the failover, which is part of this."""
+        rest = self.cost(lambda: None, lambda: self.leader.ask()["told"] >= self.size - 2)
+        return replace(failover, cpu_s=failover.cpu_s + rest.cpu_s, wall_s=failover.wall_s + rest.wall_s)
+
     def close(self) -> None:
         """End it."""
         for worker in self.crowd.workers:
             worker.kill()
-        self.leader.kill()
-        self.standby.kill()
+        for leader in (self.leader, self.others, *self.standbys):
+            leader.kill()
 
 
 def measure(size: int) -> dict[str, Cost]:
     """The costs of each change in a job of this size."""
     job = Job(size)
     try:
-        costs = {"loss": job.lose(), "join": job.gain(1), "meeting": job.meet(), "failover": job.fail_over()}
+        costs = {"start": job.start(), "loss": job.lose(), "join": job.gain(1), "meeting": job.meet()}
+        num_losses = min(NUM_LOSSES, size // 3)
+        costs |= {"losses": job.lose_newest(num_losses)}
+        job.gain(num_losses)
+        costs |= {"failover": job.fail_over()}
+        costs |= {"announcing": job.announce(costs["failover"])}
+        job.lose_newest(num_losses, settles=False)
+        costs |= {"later_failover": job.fail_over()}
         return costs | {"joins": job.gain(NUM_JOINS)}
     finally:
         job.close()
@@ -419,14 +480,14 @@ def run(sizes: Sequence[int]) -> dict[str, Figure]:
         costs[size] = measure(size)
         for change, cost in costs[size].items():
             print(
-                f"{size:5} workers, {change:8}: {cost.num_bytes / 1e6:9.3f} MB, longest message "
+                f"{size:5} workers, {change:14}: {cost.num_bytes / 1e6:9.3f} MB, longest message "
                 f"{cost.longest / 1e3:7.1f} kB, leader {cost.cpu_s:7.3f} s CPU, {cost.wall_s:7.3f} s",
                 flush=True,
             )
     large = [size for size in sizes if size >= 64]
     figures: dict[str, Figure] = {}
-    for change in ("loss", "join", "failover", "meeting"):
-        for what in ("num_bytes", "cpu_s"):
+    for change in CHANGES:
+        for what in ("num_bytes", "cpu_s") if change != "announcing" else ("cpu_s",):
             found = [float(getattr(costs[size][change], what)) for size in large]
             steps = {
                 f"{one}-{two}": exponent((one, two), pair)
@@ -436,7 +497,9 @@ def run(sizes: Sequence[int]) -> dict[str, Figure]:
             details = {str(size): cost for size, cost in zip(large, found, strict=True)} | steps
             figures[name] = Figure(exponent(large, found), 1.0, TARGET_EXPONENT, "exponent", details)
     if BUDGET_SIZE in costs:
-        for change in ("loss", "join", "joins", "failover"):
+        for change in ("joins", *CHANGES):
+            if change == "meeting":
+                continue
             ours = costs[BUDGET_SIZE][change].cpu_s
             figures[f"scale_{change}_cpu_{BUDGET_SIZE}"] = Figure(ours, BUDGET_S, 1.0, "s CPU")
     longest = max(cost.longest for found in costs.values() for cost in found.values())

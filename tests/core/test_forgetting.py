@@ -32,6 +32,7 @@ from ef_common.core.membership import (
     Settled,
     Silent,
     Stored,
+    Tick,
     decide,
 )
 from ef_common.core.quorum import ChainLink
@@ -69,6 +70,7 @@ class Job:
         self.longest_line = 0
         for _ in range(3):
             self.arrive()
+        self(Tick())
         self.settle()
 
     def __call__(self, event: Event) -> None:

@@ -37,7 +37,7 @@ from ef_common.core.membership import (
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
 
-SETTINGS = Settings(min_nodes=1, max_nodes=4, last_call_s=1.0, loss_notice_s=2.5)
+SETTINGS = Settings(min_nodes=1, max_nodes=4, last_call_s=1.0, loss_notice_s=2.5, gathering_s=0.0)
 
 
 def member(name: str, *, of: int = 1) -> Member:
@@ -110,20 +110,22 @@ def test_rule_1_first_view_comes_a_last_call_after_the_last_arrival(at: float, f
 
 @pytest.mark.parametrize(("names", "formed"), [("a", False), ("ab", True), ("abc", True)])
 def test_rule_1_first_view_comes_at_once_when_as_many_are_there_as_start(names: str, formed: bool) -> None:
-    job = Coordinator(Settings(max_nodes=8, start_nodes=2)).arrive(*names)
+    settings = Settings(max_nodes=8, start_nodes=2)
+    job = Coordinator(settings).arrive(*names, at=5.0)
 
-    assert (job.state.view is not None) == formed
+    assert next_deadline(job.state, settings) == (5.0 if formed else 6.0)
+    assert (job(Tick(), at=5.0).state.view is not None) == formed
 
 
 def test_rule_1_first_view_comes_at_once_when_max_nodes_are_there() -> None:
     job = Coordinator(Settings(max_nodes=2)).arrive("a", "b")
 
     assert job.actions[0] == Accept("b", warm_up=False)
-    assert job.installed.view.ids == ("a", "b")
+    assert job(Tick()).installed.view.ids == ("a", "b")
 
 
 def test_rule_1_first_view_waits_for_min_nodes_without_a_deadline() -> None:
-    settings = Settings(min_nodes=2)
+    settings = Settings(min_nodes=2, gathering_s=0.0)
     job = Coordinator(settings).arrive("a")(Tick(), at=100.0)
 
     assert job.state.view is None
@@ -147,7 +149,7 @@ def test_rule_1_worker_gone_before_the_first_view_is_forgotten() -> None:
 
 
 def test_rule_1_node_above_max_nodes_becomes_a_spare_and_warms_up() -> None:
-    job = Coordinator(Settings(max_nodes=1)).arrive("a0", of=2).arrive("b").arrive("a1", of=2)
+    job = Coordinator(Settings(max_nodes=1)).arrive("a0", of=2).arrive("b").arrive("a1", of=2)(Tick())
 
     assert job.view.ids == ("a0", "a1")
     assert job.actions[-1] == Accept("b", warm_up=True)
@@ -348,7 +350,7 @@ def test_rule_4_newcomer_that_may_not_have_heard_that_a_training_is_over_is_beli
 
 
 def test_rule_4_newcomers_that_are_enough_only_together_go_to_one_training() -> None:
-    settings = Settings(min_nodes=2)
+    settings = Settings(min_nodes=2, gathering_s=0.0)
     job = in_training(2, "a", "b", settings=settings).arrive("c")(Ready("c", 2), Gone("a", "x"), Gone("b", "x"))
     job.arrive("d")(Ready("d", 1))
     assert job.actions == (Skip("d", 2),)
@@ -428,7 +430,7 @@ def test_rule_4_loss_of_all_forgets_what_the_members_reported() -> None:
 
 
 def test_rule_5_view_below_min_nodes_holds_until_enough_are_ready() -> None:
-    settings = Settings(min_nodes=2)
+    settings = Settings(min_nodes=2, gathering_s=0.0)
     job = started("a", "b", settings=settings)(Gone("b", "crash"))
     assert job.view.hold is True
 
@@ -439,7 +441,7 @@ def test_rule_5_view_below_min_nodes_holds_until_enough_are_ready() -> None:
 
 
 def test_rule_5_number_of_nodes_counts_not_of_workers() -> None:
-    settings = Settings(min_nodes=2)
+    settings = Settings(min_nodes=2, gathering_s=0.0)
     job = Coordinator(settings).arrive("a0", "a1", "b0", "b1", of=2)(Tick(), at=1.0)
 
     assert job(Gone("a0", "crash")).view.hold is False
@@ -538,7 +540,7 @@ def test_rule_7_nobody_is_admitted_after_the_end() -> None:
 
 
 def test_rule_8_nobody_holds_after_the_end() -> None:
-    settings = Settings(min_nodes=2)
+    settings = Settings(min_nodes=2, gathering_s=0.0)
     job = started("a", "b", settings=settings)(Closed("a"), Gone("b", "crash"))
     assert job.view.hold is False
 
@@ -576,7 +578,7 @@ def test_rule_9_ready_newcomers_get_the_state_before_the_last_members_leave() ->
 
 
 def test_rule_9_state_is_handed_over_also_to_too_few_nodes() -> None:
-    settings = Settings(min_nodes=3)
+    settings = Settings(min_nodes=3, gathering_s=0.0)
     job = started("a", "b", "c", settings=settings)(Gone("b", "crash"), Gone("c", "crash")).join("d")(Leaving("a"))
     job.at_boundary("a")
 
@@ -694,7 +696,7 @@ def test_rule_7_last_goodbye_leaves_nobody() -> None:
 
 # ---------------------------------------------------------------- rule 9, of stragglers
 
-FULL = Settings(max_nodes=3)
+FULL = Settings(max_nodes=3, gathering_s=0.0)
 
 
 def test_rule_9_spare_comes_in_before_the_straggler_goes() -> None:

@@ -23,6 +23,7 @@ from ef_common.core.membership import (
     Settings,
     Settled,
     Silent,
+    Tick,
     Wanted,
     decide,
     phase,
@@ -51,13 +52,13 @@ def back(worker: Member, as_: Phase) -> Returned:
 
 
 GATHERS = (Idle(), (back(A, Phase.MEMBER),))
-SERVES: tuple[Event, ...] = (Arrived(A),)
+SERVES: tuple[Event, ...] = (Arrived(A), Tick())
 WARMS = (*SERVES, Arrived(C))
 IS_READY = (*WARMS, Ready("c", 1))
 BOTH = (*IS_READY, AtBoundary("a", 1), Settled("a", 2), Settled("c", 2))
 """A and C are members, and have settled."""
 RELEASED = (*BOTH, Wanted("a", Demand(2, 1, 1)), Leaving("c"))
-LONELY = (Arrived(D), Arrived(E), Silent(("d",), "silent"))
+LONELY = (Arrived(D), Arrived(E), Tick(), Silent(("d",), "silent"))
 """E waits for a quorum."""
 WITNESSES: dict[str, tuple[tuple[Membership, tuple[Event, ...], str, Settings], ...]] = {
     "ABSENT → EARLY": ((Forming(), (Arrived(B),), "b", Settings()),),
@@ -66,10 +67,10 @@ WITNESSES: dict[str, tuple[tuple[Membership, tuple[Event, ...], str, Settings], 
         (GATHERS[0], (*GATHERS[1], back(C, Phase.WARMING)), "c", SETTINGS),
     ),
     "ABSENT → READY": ((GATHERS[0], (*GATHERS[1], back(C, Phase.READY)), "c", SETTINGS),),
-    "ABSENT → MEMBER": ((*GATHERS, "a", SETTINGS), (Forming(), SERVES, "a", SETTINGS)),
+    "ABSENT → MEMBER": ((*GATHERS, "a", SETTINGS),),
     "ABSENT → LEAVING": ((Idle(), (back(A, Phase.LEAVING),), "a", SETTINGS),),
-    "EARLY → WARMING": ((Forming(), (Arrived(PAIR[0]), Arrived(B), Arrived(PAIR[1])), "b", ONE_NODE),),
-    "EARLY → MEMBER": ((Forming(), (Arrived(PAIR[0]), Arrived(B), Arrived(PAIR[1])), "a", ONE_NODE),),
+    "EARLY → WARMING": ((Forming(), (Arrived(PAIR[0]), Arrived(B), Arrived(PAIR[1]), Tick()), "b", ONE_NODE),),
+    "EARLY → MEMBER": ((Forming(), (Arrived(PAIR[0]), Arrived(B), Arrived(PAIR[1]), Tick()), "a", ONE_NODE),),
     "WARMING → READY": ((Forming(), IS_READY, "c", SETTINGS),),
     "WARMING → MEMBER": ((Forming(), (*WARMS, Gone("a", "killed"), Ready("c", 1)), "c", SETTINGS),),
     "READY → WARMING": ((Forming(), (*IS_READY, Begun("a", 2)), "c", SETTINGS),),

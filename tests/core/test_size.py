@@ -32,6 +32,7 @@ from ef_common.core.membership import (
     Stay,
     Straggler,
     Suspected,
+    Tick,
     Wanted,
     decide,
     phase_of,
@@ -41,7 +42,7 @@ from ef_common.core.room import NO_DEMAND, Demand
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
 
-SETTINGS = Settings(min_nodes=1, max_nodes=6, last_call_s=1.0, loss_notice_s=2.0)
+SETTINGS = Settings(min_nodes=1, max_nodes=6, last_call_s=1.0, loss_notice_s=2.0, gathering_s=0.0)
 
 
 def member(name: str) -> Member:
@@ -95,7 +96,7 @@ class Job:
 
 def started(*names: str, **settings: int) -> Job:
     job = Job(settings=replace(SETTINGS, start_nodes=len({name[0] for name in names}), **settings))
-    return job(*(Arrived(member(name)) for name in names)).settle()
+    return job(*(Arrived(member(name)) for name in names), Tick()).settle()
 
 
 def test_rule_14_the_newest_nodes_are_asked_to_leave_and_go_at_one_boundary() -> None:

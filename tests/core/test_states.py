@@ -33,7 +33,7 @@ from ef_common.testing.simulation.schedule import FAMILIES
 from ef_common.testing.simulation.simulation import simulate
 from tests.diagrams import cases, rows
 
-SETTINGS = Settings(start_nodes=2, loss_notice_s=2.0)
+SETTINGS = Settings(start_nodes=2, loss_notice_s=2.0, gathering_s=0.0)
 LATE = 100.0
 A, B = (Member(name, node=name, address="", standby=1) for name in "ab")
 C, D = (Member(name, node=name, address="") for name in "cd")  # their nodes keep no standbys
@@ -46,15 +46,15 @@ def returned(member: Member, view: View = VIEW) -> Returned:
     )
 
 
-BOTH = (Arrived(A), Arrived(B))
+BOTH = (Arrived(A), Arrived(B), Tick())
 WITNESSES: dict[str, tuple[tuple[Membership, tuple[Event, ...], Event], ...]] = {
     "Idle → Gathering": ((Idle(), (), returned(A)),),
     "Idle → Serving": ((Idle(), (), returned(C, View(5, (C,)))),),
     "Gathering → Serving": ((Idle(), (returned(A),), returned(B)), (Idle(), (returned(A),), Tick())),
     "Gathering → Forming": ((Idle(), (returned(C, View(5, (C, D))), Gone("c", "killed")), Tick()),),
-    "Forming → Serving": ((Forming(), (Arrived(A),), Arrived(B)), (Forming(), (Arrived(A),), Tick())),
+    "Forming → Serving": ((Forming(), (Arrived(A), Arrived(B)), Tick()), (Forming(), (Arrived(A),), Tick())),
     "Serving → Forming": (
-        (Forming(), (Arrived(C), Arrived(D), Gone("c", "killed")), Gone("d", "killed")),
+        (Forming(), (Arrived(C), Arrived(D), Tick(), Gone("c", "killed")), Gone("d", "killed")),
         (Forming(), (*BOTH, Leaving("a"), Leaving("b"), AtBoundary("a", 1)), AtBoundary("b", 1)),
     ),
     "Forming → Idle": ((Forming(), (), Outranked(leads=True)),),

@@ -46,7 +46,7 @@ from ef_common.core.resume_state import ResumeState
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
 
-SETTINGS = Settings(loss_notice_s=2.0)
+SETTINGS = Settings(loss_notice_s=2.0, gathering_s=0.0)  # each loss is decided for itself
 
 
 def member(name: str) -> Member:
@@ -98,7 +98,7 @@ class Coordinator:
 
 def founded(names: str, store: str = "") -> Coordinator:
     job = Coordinator(idle=False, max_nodes=len(names))
-    job(*(Arrived(member(name)) for name in names))
+    job(*(Arrived(member(name)) for name in names), Tick())
     return job(*(Settled(name, 1) for name in names), *(Stored(name, store) for name in names))
 
 
@@ -316,7 +316,7 @@ def test_takeover_by_newcomers_that_do_not_know_what_was_before_needs_all_member
 
 def test_minority_continues_if_it_is_told_to():
     job = Coordinator(idle=False, max_nodes=3, on_minority="continue")
-    job(*(Arrived(member(name)) for name in "abc"))(*(Settled(name, 1) for name in "abc"))
+    job(*(Arrived(member(name)) for name in "abc"), Tick())(*(Settled(name, 1) for name in "abc"))
     assert job(*(Gone(name, "silent", silent=True) for name in "bc")).views[-1] == (3, "a")
 
 
@@ -361,7 +361,7 @@ def test_member_that_lost_its_line_comes_back_and_gets_a_view_if_it_has_missed_o
 
 
 def test_others_publish_again_for_a_member_that_comes_back_and_has_not_settled():
-    job = Coordinator(idle=False, max_nodes=3)(*(Arrived(member(name)) for name in "abc"))
+    job = Coordinator(idle=False, max_nodes=3)(*(Arrived(member(name)) for name in "abc"), Tick())
     assert job.returns("b", view(1, "abc"), settled=0).of(Republish) == [Republish(("a", "c"), 1)]
     assert founded("abc").returns("b", view(1, "abc")).of(Republish) == []
 

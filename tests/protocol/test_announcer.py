@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -32,6 +34,7 @@ class Play:
         self._announcer = Announcer(port=1, endpoints=endpoints)
         self._now = 1000.0
         self._cut, self._refuse = cut, refuse
+        self._seen: tuple[tuple[str, int], ...] = ()
 
     def until(self, seconds: float) -> list[tuple[int, float]]:
         """Whom it has tried to tell, and when."""
@@ -45,7 +48,9 @@ class Play:
 
     def look(self) -> int | None:
         """Whose turn it is."""
-        self._tries = self._announcer.next(self.state, self.standbys, self._now)
+        if self._seen != (now := tuple(self.standbys)):
+            self._seen = now  # else the same object
+        self._tries = self._announcer.next(self.state, self._seen, self._now)
         return None if self._tries is None else self._tries[1]
 
     def answer(self) -> None:
@@ -101,7 +106,7 @@ ONE = ("h", 1)
 
 
 def tries(announcer: Announcer) -> None:
-    assert announcer.next(STATE, [ONE], 1000.0) == ONE
+    assert announcer.next(STATE, (ONE,), 1000.0) == ONE
 
 
 def tells(announcer: Announcer) -> None:
@@ -110,11 +115,11 @@ def tells(announcer: Announcer) -> None:
 
 def has_other_news(announcer: Announcer) -> None:
     """The job fails; another address is told of that first."""
-    assert announcer.next(Ended(failed="why"), [ONE, ("h", 2)], 1001.0) == ("h", 2)
+    assert announcer.next(Ended(failed="why"), (ONE, ("h", 2)), 1001.0) == ("h", 2)
 
 
 def forgets(announcer: Announcer) -> None:
-    assert announcer.next(STATE, [], 1001.0) is None
+    assert announcer.next(STATE, (), 1001.0) is None
 
 
 WITNESSES: dict[str, tuple[tuple[Callable[[Announcer], None], ...], ...]] = {
@@ -161,3 +166,48 @@ def test_nothing_leads_elsewhere() -> None:
                     found.add(f"{before[address].name} → {hearer.name}")
                 before[address] = hearer
     assert found == set(WITNESSES)
+
+
+def calls_of_a_pass(number: int) -> tuple[int, int]:
+    """How many functions are called while so many are chosen once, and how many are chosen in the minute after."""
+    announcer, standbys = Announcer(port=1, endpoints=()), tuple(("h", port) for port in range(number))
+    calls: Counter[str] = Counter()
+
+    def choose(now: float) -> int:
+        num_chosen = 0
+        while (address := announcer.next(STATE, standbys, now)) is not None:
+            announcer.told(address)
+            num_chosen += 1
+        return num_chosen
+
+    sys.setprofile(lambda frame, event, arg: calls.update([event]))
+    try:
+        assert choose(1000.0) == number
+    finally:
+        sys.setprofile(None)
+    again = sum(choose(1000.0 + 0.25 * index) for index in range(1, 240))
+    return calls["call"] + calls["c_call"], again
+
+
+def test_work_of_a_pass_grows_with_the_number_of_addresses_and_not_with_its_square() -> None:
+    (few, _), (many, _) = calls_of_a_pass(128), calls_of_a_pass(1024)
+    assert many <= 8 * 1.3 * few
+
+
+def test_of_many_that_have_been_told_a_few_are_told_again_at_a_time_and_all_of_them_after_a_new_sign() -> None:
+    assert calls_of_a_pass(64)[1] == 11 * 64  # every 5 s
+    assert 10 * 64 <= calls_of_a_pass(640)[1] <= 12 * 64
+    play = Play(*range(640))
+    assert len(play.until(1)) == 640
+    play.state = replace(STATE, contested_at=1002.0)  # another coordinator gathers
+    assert len({port for port, _ in play.until(10)}) == 640
+
+
+def test_standby_that_has_refused_is_not_tried_again_before_it_is_known_anew() -> None:
+    announcer, standbys = Announcer(port=1, endpoints=()), (ONE, ("h", 2))
+    assert announcer.next(STATE, standbys, 1000.0) == ("h", 2)
+    assert announcer.refused(("h", 2))
+    assert announcer.next(STATE, standbys, 1000.0) == ONE
+    assert announcer.next(replace(STATE, contested_at=1004.0), standbys, 1006.0) == ONE
+    assert announcer.next(STATE, standbys, 1006.0) is None
+    assert announcer.next(STATE, (ONE, ("h", 2)), 1006.0) == ("h", 2)

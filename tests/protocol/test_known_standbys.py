@@ -45,3 +45,14 @@ def test_newcomer_is_told_a_few_short_addresses() -> None:
     long = Member("long", "n", "h" * 100, standby=1)
     many = [Member(f"w{index}", "n", "h", standby=1 + index // 2) for index in range(60)]
     assert some_standbys([long, *many]) == tuple(("h", port) for port in range(1, 17))
+
+
+def test_looking_again_gives_the_same_object_until_one_is_noted_or_forgotten() -> None:
+    known = KnownStandbys()
+    known.note(MEMBERS[:4], {}, Forming())
+    before = known.addresses
+    assert known.addresses is before
+    known.forget(("h", 3))
+    assert ports(known) == [1, 2]
+    known.note(MEMBERS[3:4], {}, Forming())
+    assert ports(known) == [1, 2, 3]

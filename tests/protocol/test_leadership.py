@@ -14,16 +14,19 @@ from ef_common.core.membership import (
     Idle,
     Membership,
     Outranked,
+    Phase,
     Serving,
     Shortage,
 )
+from ef_common.core.membership.phase import Standing
 from ef_common.core.view import Member, View
 from ef_common.protocol import wire
 from ef_common.protocol.leadership import Leadership, why_out
 from ef_common.protocol.peer import Peer
 
 VIEW = View(3, (Member("a", "na", "10.0.0.1", standby=7), Member("b", "nb", "10.0.0.2", standby=8)))
-SERVING = Serving(generation=3, view=VIEW)
+WORKERS = {member.id: Standing(member, Phase.MEMBER) for member in VIEW.members}
+SERVING = Serving(generation=3, view=VIEW, workers=WORKERS)
 HELD = Serving(generation=3, view=VIEW, shortage=Shortage("1 of 2"))
 
 
@@ -61,7 +64,8 @@ def test_job_is_handed_over_to_the_first_standby_on_another_node() -> None:
     assert isinstance(answer, wire.DoorAnswer)
     assert answer.leader == known.leader
     assert not known.hand_over("na", Forming())
-    assert not known.hand_over("na", Serving(generation=3, view=VIEW, closed=True))
+    assert not known.hand_over("na", Serving(generation=3, view=VIEW, workers=WORKERS, closed=True))
+    assert not known.hand_over("na", Serving(generation=3, view=VIEW, workers={"a": WORKERS["a"]}))  # the other is lost
     assert not known.hand_over("na", Serving(view=View(3, VIEW.members[:1])))
 
 

@@ -57,6 +57,25 @@ def test_heartbeat_to_a_coordinator_that_knows_of_the_failure_alone_is_no_reason
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
+def test_stranger_that_says_nothing_is_dropped_without_a_word_and_comes_again() -> None:
+    """Its process may have stood still; a word would tell it that it was refused."""
+    client, server = make(standby=1000), serve()
+    attempt = drain(client, Connect)[0]
+    peer = server.connect("10.0.0.9", 0.0)
+    client.connected(attempt.link, 0.0)
+    challenge = server.outputs.popleft().data
+    while not server.outputs:
+        server.tick(server.deadline)
+    assert server.outputs.popleft() == Close(peer)
+    assert peer.dropped
+    client.receive(attempt.link, challenge, 9.0)
+    client.ended(attempt.link, in_order=True, now=9.0)
+    while client.end is None and (again := drain(client, Connect)) == []:
+        client.tick(client.deadline)
+    assert client.end is None
+    assert again
+
+
 MEMBERS = tuple(Member(f"w{index}", f"n{index}", "10.0.0.1", standby=1000 + index) for index in range(6))
 LINKS = (ChainLink(View(4, MEMBERS, 4)), ChainLink(View(5, MEMBERS[:5], 4, gone=("w5",), base=4)))
 
@@ -220,6 +239,7 @@ def test_view_is_told_by_what_it_changes_of_what_each_one_knows() -> None:
         assert new.patch.onto(before) == after
         assert len(new.patch.members) == 1
     standby.end(peers[2])
+    standby.tick(1.0)  # nobody has settled in that view, so further losses were waited for
     (newest,) = (one for one in standby.heard[peers[0]] if isinstance(one, wire.NewView) and one.before == 6)
     assert newest.patch.members == (Span(0, 2), Span(3, 5))
 

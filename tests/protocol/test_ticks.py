@@ -38,12 +38,12 @@ def test_each_deadline_is_taken_once() -> None:
 def test_arrival_before_the_first_view_is_looked_at_soon_and_the_deadline_stays() -> None:
     ticks = Ticks()
     ticks.arm(WAITING, SETTINGS)
-    ticks.arrived(WAITING)
-    assert ticks.soon
+    ticks.arrived(WAITING, 5.0)
+    assert ticks.soon == 5.0
     assert [ticks.take(now) for now in (5.0, 5.0)] == [True, False]
     assert ticks.due == 7.0
-    ticks.arrived(LED)
-    assert not ticks.soon
+    ticks.arrived(LED, 5.0)
+    assert ticks.soon == inf
 
 
 def test_missing_members_that_listen_are_probed_again_and_again() -> None:
@@ -70,7 +70,7 @@ def has_another_deadline(ticks: Ticks) -> None:
 
 
 def somebody_arrives(ticks: Ticks) -> None:
-    ticks.arrived(WAITING)
+    ticks.arrived(WAITING, 5.0)
 
 
 def takes(ticks: Ticks) -> None:
@@ -92,7 +92,7 @@ def test_each_row_of_the_diagram_of_the_ticks_is_true(row: str, case: int) -> No
     ticks, shown = Ticks(), ["resting"]
     for act in WITNESSES[row][case]:
         act(ticks)
-        shown.append("due" if ticks.soon or ticks.due <= 7.0 else "resting")
+        shown.append("due" if min(ticks.soon, ticks.due) <= 7.0 else "resting")
     assert row == " → ".join(shown[-2:])
 
 

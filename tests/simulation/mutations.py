@@ -353,7 +353,11 @@ def need_the_newest_view_alone(patch: Patch) -> None:
 def take_silence_for_death(patch: Patch) -> None:
     """Whoever is silent counts as gone."""
     gone = rules.gone
-    patch.setattr(rules, "gone", lambda state, event, settings: gone(state, replace(event, silent=False), settings))
+
+    def dead(state: Any, event: Any, *rest: Any, **more: Any) -> Any:
+        return gone(state, replace(event, silent=False), *rest, **more)
+
+    patch.setattr(rules, "gone", dead)
 
 
 def count_without_the_dead(patch: Patch) -> None:

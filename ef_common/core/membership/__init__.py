@@ -25,7 +25,8 @@ Rules:
    that they are ready for. Only workers that are ready for the members' training join. Workers that are behind are told
    to skip what is over; workers that are ahead (because the members have begun again) wait.
 3. When a member is gone, the remaining members get a new view at once, without newcomers: they may be anywhere in a
-   step, and newcomers can only be received at a boundary.
+   step, and newcomers can only be received at a boundary. If that view has not come about when further members are
+   gone, these are gathered for some milliseconds, and left out together. Silent ones are gathered already.
 4. If no member is left, the state is lost. The ready workers form a new view as in rule 1: those of the earliest
    training for which there are enough. If there are enough only together, all go to the latest training.
 5. Below ``min_nodes`` a view holds: its members finish the step in flight and wait at the boundary.
@@ -64,7 +65,8 @@ Rules:
 
 The machine forgets what no rule needs any more (:func:`claims.forget`, and :func:`rules.settled` for the chain). The
 size of the state depends on the workers that are connected and on the views since the newest one that has come about,
-and not on how many workers and views there have been.
+and not on how many workers and views there have been. If K members are lost one after the other, there are some log K
+such views.
 """
 
 from ef_common.core.membership.actions import (

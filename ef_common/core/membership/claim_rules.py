@@ -11,7 +11,7 @@ from ef_common.core.membership import roster
 from ef_common.core.membership.actions import Action, Agree, Claim
 from ef_common.core.membership.events import Claimed, Stored
 from ef_common.core.membership.model import Active, AnyActive, Gathering, Leading, Membership, Serving, extended
-from ef_common.core.quorum import Bid, bids, digest_of_ids, generation_of
+from ef_common.core.quorum import Bid, bids, digest_of_ids, generation_of, is_in
 from ef_common.core.view import View
 from ef_common.errors import ProtocolError
 
@@ -36,11 +36,11 @@ def forget(before: Membership, state: Membership) -> Membership:
     same = isinstance(before, Active) and state.stores.claims is before.stores.claims and state.dead is before.dead
     if nobody_left and same:
         return state
-    members = {worker for link in state.chain for worker in link.view.ids}
-    known = members.union(state.workers, state.returned if isinstance(state, Gathering) else ())
     stores = state.stores
-    if not known.issuperset(stores.told):
-        told = {worker: store for worker, store in stores.told.items() if worker in known}
+    here = state.workers.keys() | state.returned.keys() if isinstance(state, Gathering) else state.workers.keys()
+    out = {worker for worker in stores.told.keys() - here if not is_in(worker, state.chain)}
+    if out:
+        told = {worker: store for worker, store in stores.told.items() if worker not in out}
         stores = replace(stores, told=MappingProxyType(told))
     generations = {link.view.generation for link in state.chain}
     if any(generation_of(claim) not in generations for claim in stores.claims):
@@ -48,8 +48,9 @@ def forget(before: Membership, state: Membership) -> Membership:
         stores = replace(stores, claims=MappingProxyType(left))
     if stores is not state.stores:
         state = replace(state, stores=stores)
-    if not isinstance(state, Gathering) and not state.dead <= members:
-        state = replace(state, dead=state.dead & members)
+    dead = frozenset(worker for worker in state.dead if is_in(worker, state.chain))
+    if not isinstance(state, Gathering) and len(dead) < len(state.dead):
+        state = replace(state, dead=dead)
     return state
 
 

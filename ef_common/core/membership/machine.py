@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 from ef_common.core.membership import claim_rules, events, failure, newcomers, roster, rules, size, takeover
 from ef_common.core.membership.actions import SendAway
@@ -19,8 +20,9 @@ from ef_common.core.membership.model import (
     Shortage,
 )
 
-_MAY_FORM = (events.Arrived, events.Refused, events.Gone, events.Silent, events.Tick)
-"""After these a view may be formed without members, as after :class:`Ready`."""
+_MAY_FORM = (events.Refused, events.Gone, events.Silent, events.Tick)
+"""After these a view may be formed without members, as after :class:`Ready`. After arrivals it is formed at a tick: to
+look for each of them who is there would take time in the square of their number."""
 
 
 def decide(state: Membership, event: events.Event, now: float, settings: Settings) -> Decision:
@@ -41,8 +43,8 @@ def decide(state: Membership, event: events.Event, now: float, settings: Setting
     if (ended := failure.react(state, event)) is not None:
         return ended
     before = state
-    if isinstance(state, Forming) and state.held:
-        state = replace(state, held="")  # rule 4 is tried anew by each event
+    if isinstance(state, Forming) and state.held and not isinstance(event, events.Arrived):
+        state = replace(state, held="")  # rule 4 is tried anew by each other event
     after, actions, reason = _react(state, event, now, settings)
     if isinstance(event, _MAY_FORM):
         after, actions, reason = newcomers.form_or((after, actions, reason), now, settings)
@@ -71,6 +73,10 @@ def _react(state: Membership, event: events.Event, now: float, settings: Setting
     match state, event:
         case Idle(), events.Arrived(member):
             return state, (SendAway(member.id),), ""
+        case Serving(due=due), events.Arrived(member) if due < inf and state.view.rank_of(member.id) is not None:
+            after, actions, _ = rules.losses(state, settings)  # it has begun anew, and is not the member that is lost
+            further, more, reason = _react(after, event, now, settings)
+            return further, (*actions, *more), reason
         case Active(), events.Arrived(member):
             return newcomers.arrived(state, member, now)
         case ((Idle() | Active()), events.Returned()):
@@ -84,9 +90,9 @@ def _react(state: Membership, event: events.Event, now: float, settings: Setting
         case Active(), events.Closed(worker):
             return rules.closed(state, worker, settings)
         case Active(), events.Gone():
-            return rules.gone(state, event, settings)
+            return rules.gone(state, event, now, settings)
         case Active(), events.Silent():
-            return rules.silent(state, event, settings)
+            return rules.silent(state, event, now, settings)
         case Active(), events.Stored():
             return claim_rules.stored(state, event), (), ""
         case Active(), events.Refused(worker):
@@ -127,8 +133,10 @@ def next_deadline(state: Membership, settings: Settings) -> float | None:
             return since + settings.loss_notice_s
         case Serving(shortage=Shortage(since=since)):
             return since + settings.patience_s
+        case Serving(due=due) if due < inf:
+            return due
         case Serving() if state.suspects:
             return min(state.suspects.values()) + settings.loss_notice_s
-        case Forming(held="") if newcomers.founders(state, settings):
-            return state.last_arrival + settings.last_call_s
+        case Forming(held=""):
+            return newcomers.called_at(state, settings)
     return None

@@ -28,6 +28,8 @@ class Settings:
         loss_notice_s: Within this time a lost worker is noticed for sure (the heartbeat timeout, and slack).
         on_minority: Without a quorum "wait" for it, or "continue", and risk that others do so too.
         port: That of this coordinator; it is the standby of the workers of its node.
+        gathering_s: So long, for each member, losses are gathered that follow a view which has not come about yet; 0
+            for not at all.
     """
 
     min_nodes: int = 1
@@ -37,6 +39,7 @@ class Settings:
     loss_notice_s: float = 2.5
     on_minority: str = "wait"
     port: int = 0
+    gathering_s: float = 2e-5
 
     @property
     def patience_s(self) -> float:
@@ -62,7 +65,14 @@ def extended(known: Mapping[_Key, _Value], more: dict[_Key, _Value]) -> Mapping[
     N workers that report one after the other cost N copies. A proxy copies its whole dictionary at once, which takes
     some nanoseconds an entry; ``{**known, **more}`` would ask it for each key.
     """
-    return MappingProxyType(known | more if isinstance(known, MappingProxyType) else {**known, **more})
+    known = copied(known)
+    known.update(more)
+    return MappingProxyType(known)
+
+
+def copied(known: Mapping[_Key, _Value]) -> dict[_Key, _Value]:
+    """A copy that may be changed."""
+    return known | {} if isinstance(known, MappingProxyType) else {**known}
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +169,8 @@ class Gathering(Active):
     returned: Mapping[str, Returned] = field(default_factory=_nothing)
     known: Known = field(default_factory=_nothing)  # what those who have returned know
     knowing: Mapping[tuple[int, ...], int] = field(default_factory=_nothing)  # how many of them know it
+    out: frozenset[str] = NOBODY  # who is gone, as some view says that somebody has known
+    smallest: int = 0  # of these views
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +203,8 @@ class Serving(Leading):
     slow: tuple[str, ...] = ()  # the stragglers, the slowest first
     asked: frozenset[str] = NOBODY  # to leave, by us
     shortage: Shortage | None = None
+    due: float = inf  # when the view without those who are lost is issued; inf if nobody is, or it is held back
+    why: str = ""  # the first of them is lost
 
     @property
     def held(self) -> str:

@@ -127,15 +127,27 @@ def form_or(decision: Decision, now: float, settings: Settings) -> Decision:
     return decision
 
 
+def called_at(state: Forming, settings: Settings) -> float | None:
+    """When a first view is due; None if others must come before. It takes time in the number of workers."""
+    return _called_at(state, founders(state, settings), settings)
+
+
+def _called_at(state: Forming, members: list[Member], settings: Settings) -> float | None:
+    if not members:
+        return None
+    most = roster.limit(state, settings)
+    enough = len(rules.nodes_of(members)) >= min(most, settings.start_nodes or most)
+    return state.last_arrival + (0.0 if enough else settings.last_call_s)
+
+
 def _form(state: Forming, now: float, settings: Settings) -> Decision | None:
     """Rules 1 and 4: issue a view without members."""
     members = founders(state, settings)
+    called_at = _called_at(state, members, settings)
+    if called_at is None or now < called_at:
+        return None
     nodes = list(dict.fromkeys(m.node for m in members))
     most = roster.limit(state, settings)
-    enough = min(most, settings.start_nodes or most)
-    called = len(nodes) >= enough or now >= state.last_arrival + settings.last_call_s
-    if not members or not called:
-        return None
     if short := rules.shortfall_of(state, (), settings):
         return replace(state, held=short), (), f"the job cannot begin anew: {short}"
     taken = nodes[:most]

@@ -5,7 +5,7 @@
     ABSENT → EARLY       `Arrived`, before the first view
     ABSENT → WARMING     `Arrived`, after it; `Returned`, as one that warms up
     ABSENT → READY       `Returned`, as one that is ready
-    ABSENT → MEMBER      `Returned`, as a member; `Arrived`, and the first view comes about at once
+    ABSENT → MEMBER      `Returned`, as a member
     ABSENT → LEAVING     `Returned`, as a member that leaves
     EARLY → WARMING      the first view comes about, and it has no room
     EARLY → MEMBER       the first view comes about

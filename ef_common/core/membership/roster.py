@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from ef_common.core.membership.actions import Finish
-from ef_common.core.membership.model import Active, AnyActive, Forming, Membership, Serving, Settings, extended
+from ef_common.core.membership.model import Active, AnyActive, Forming, Membership, Serving, Settings, copied, extended
 from ef_common.core.membership.phase import MEMBERS, NEWCOMERS, Phase, Standing, Workers
 from ef_common.core.view import Member
 from ef_common.errors import ProtocolError
@@ -45,7 +45,10 @@ def moved(state: Active, workers: Collection[str], phase: Phase, training: int =
 
 def without(state: Active, workers: Collection[str]) -> Workers:
     """The workers without some of them."""
-    return MappingProxyType({worker: stands for worker, stands in state.workers.items() if worker not in workers})
+    left = copied(state.workers)
+    for worker in workers:
+        left.pop(worker, None)
+    return MappingProxyType(left)
 
 
 def ended(state: AnyActive, workers: Collection[str]) -> AnyActive:
@@ -55,8 +58,13 @@ def ended(state: AnyActive, workers: Collection[str]) -> AnyActive:
 
 
 def present(state: Serving) -> tuple[Member, ...]:
-    """Members of the view that have not said goodbye."""
+    """Members of the view that are neither lost nor have said goodbye."""
     return tuple(m for m in state.view.members if m.id in state.workers)
+
+
+def is_anybody_present(state: Serving) -> bool:
+    """Whether there are such members; found in haste, as this is asked for each that goes."""
+    return any(worker in state.workers for worker in state.view.ids)
 
 
 def remaining(state: Serving) -> list[Member]:

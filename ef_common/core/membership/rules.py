@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from math import inf
 from types import MappingProxyType
 
 from ef_common.core.membership import replacement, roster
@@ -26,12 +27,14 @@ from ef_common.core.membership.model import (
 )
 from ef_common.core.membership.phase import MEMBERS, Phase, Standing
 from ef_common.core.membership.roster import admissible, expect_member, phase_of, present, remaining
-from ef_common.core.quorum import ChainLink, merge, shortfall, some_of
+from ef_common.core.quorum import ChainLink, is_in, merge, shortfall, some_of
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
 
 _MAX_HASTY = 10
 """After this number of views that have not come about, the next one is not issued at once: successors get them all."""
+_MAX_GATHERING_S = 0.1
+"""Losses are gathered for no longer, unless a single view takes as long for so many members."""
 
 
 def leaving(state: Active, worker: str) -> Decision:
@@ -130,7 +133,7 @@ def at_boundary(state: Serving, worker: str, generation: int, settings: Settings
         return state, (), ""  # sent before the newest view reached it; it will ask again
     is_first = not state.at_boundary  # after the first report, a goodbye makes a view at once
     state = replace(state, at_boundary=state.at_boundary | {worker})
-    if is_first and len(present(state)) < state.view.world_size:
+    if is_first and state.due == inf and len(present(state)) < state.view.world_size:
         return install_present(state, settings, "somebody has said goodbye")
     return plan(state, settings)
 
@@ -185,11 +188,11 @@ def install_present(state: Serving, settings: Settings, reason: str) -> Decision
     return install(state, members, settings, reason=reason if members else f"{reason}, no member is left")
 
 
-def gone(state: Active, event: Gone, settings: Settings) -> Decision:
-    """Rules 3 and 7: a worker is lost, or has said goodbye."""
+def gone(state: Active, event: Gone, now: float, settings: Settings, *, gathers: bool = True) -> Decision:
+    """Rules 3 and 7: a worker is lost, or has said goodbye. K losses cost K copies of N entries, and few views."""
     worker, why = event.worker, event.why
-    chain = known(state) if isinstance(state, Gathering) else state.chain
-    if not event.silent and worker in ids_of(chain):
+    chains = [chain for _, chain in state.known.values()] if isinstance(state, Gathering) else [state.chain]
+    if not event.silent and any(is_in(worker, chain) for chain in chains):
         state = replace(state, gone=state.gone | {worker})
     if worker in state.dismissed:
         return roster.ended(state, [worker]), (), ""
@@ -200,12 +203,38 @@ def gone(state: Active, event: Gone, settings: Settings) -> Decision:
         return state, (), f"{worker} gone ({why}), it was not in the view"
     state = replace(state, at_boundary=state.at_boundary - {worker})
     wanted = state.suspects or state.at_boundary or len(state.settled) < state.view.world_size
-    if event.goodbye and not wanted and present(state):
+    anybody = roster.is_anybody_present(state)
+    if event.goodbye and not wanted and anybody:
         return state, (), f"{worker} said goodbye"
+    if gathers and anybody and (wait_s := _gathering_s(state, settings)):
+        if state.due == inf:
+            state = replace(state, due=now + wait_s, why=why)
+        return state, (), f"{worker} gone ({why}), others may follow"
     return install_present(state, settings, f"{worker} gone ({why})")
 
 
-def silent(state: Active, event: Silent, settings: Settings) -> Decision:
+def _gathering_s(state: Serving, settings: Settings) -> float:
+    """Rule 3: how long to wait for further losses.
+
+    The first loss is decided at once, and so is what is held back. While views follow that have not come about, the
+    time doubles with each of them: K losses cost as many views as log K, whenever they come.
+    """
+    num_hasty = len(state.chain) - 1
+    if state.held or not num_hasty:
+        return 0.0
+    one_s = settings.gathering_s * state.view.world_size
+    return min(one_s * float(1 << min(num_hasty - 1, _MAX_HASTY)), max(one_s, _MAX_GATHERING_S))
+
+
+def losses(state: Serving, settings: Settings) -> Decision:
+    """Rule 3: the losses have been gathered. If those who were lost are back, nothing has happened."""
+    lost = [worker for worker in state.view.ids if worker not in state.workers]
+    reason = f"{some_of(lost)} gone ({state.why})" if lost else f"all are back, but not for {some_of(state.suspects)}"
+    state = replace(state, due=inf, why="")
+    return install_present(state, settings, reason) if lost or state.suspects else (state, (), "")
+
+
+def silent(state: Active, event: Silent, now: float, settings: Settings) -> Decision:
     """Rule 3: several workers are lost together; one after the other, the first would be left out too soon."""
     view = state.view
     *others, last = sorted(event.workers, key=lambda worker: view is not None and worker in view.ids)
@@ -213,7 +242,7 @@ def silent(state: Active, event: Silent, settings: Settings) -> Decision:
     if isinstance(state, Serving):
         state = replace(state, at_boundary=state.at_boundary.difference(others))
     why = f"{event.why}, like {some_of(others)}" if others else event.why
-    return gone(state, Gone(last, why, silent=True), settings)
+    return gone(state, Gone(last, why, silent=True), now, settings, gathers=False)
 
 
 def settled(state: Serving, worker: str, generation: int) -> Decision:
@@ -223,13 +252,13 @@ def settled(state: Serving, worker: str, generation: int) -> Decision:
     state = replace(state, settled=state.settled | {worker}, based=True)
     if state.chain[0].view.generation < generation:
         chain = tuple(link for link in state.chain if link.view.generation >= generation)
-        state = replace(state, chain=chain, gone=state.gone & ids_of(chain))
+        state = replace(state, chain=chain, gone=members_in(chain, state.gone))
     return state, (), ""
 
 
-def ids_of(chain: tuple[ChainLink, ...]) -> frozenset[str]:
-    """The ids of all members in the chain."""
-    return frozenset(worker for link in chain for worker in link.view.ids)
+def members_in(chain: tuple[ChainLink, ...], workers: Collection[str]) -> frozenset[str]:
+    """Those of these workers that are members of a view of the chain."""
+    return frozenset(worker for worker in workers if is_in(worker, chain))
 
 
 def suspected(state: Serving, worker: str, generation: int, now: float, settings: Settings) -> Decision:
@@ -240,15 +269,19 @@ def suspected(state: Serving, worker: str, generation: int, now: float, settings
     is_first = not state.suspects  # as at a boundary
     suspects = extended(state.suspects, {worker: state.suspects.get(worker, now)})
     state = replace(state, suspects=suspects)
+    if state.due < inf:
+        return state, (), f"{worker} suspects the group of view {generation}, of which some are lost"
     if is_first and len(present(state)) < view.world_size:
         return install_present(state, settings, f"{worker} needs a view without those who said goodbye")
-    if suspects.keys() >= set(view.ids) and len(state.chain) <= _MAX_HASTY:
+    if len(suspects) == view.world_size and len(state.chain) <= _MAX_HASTY:
         return install(state, view.members, settings, reason="the group broke for all")
     return state, (), f"{worker} suspects the group of view {generation}"
 
 
 def overdue(state: Serving, now: float, settings: Settings) -> Decision:
-    """Rule 6: nobody is lost, because a loss would have been noticed by now."""
+    """Rules 3 and 6: losses have been gathered; or nobody is lost, because a loss would have been noticed by now."""
+    if state.due < inf:
+        return losses(state, settings) if now >= state.due else (state, (), "")
     if state.shortage or not state.suspects or now < min(state.suspects.values()) + settings.loss_notice_s:
         return state, (), ""
     reason = f"the group broke for {some_of(state.suspects)}, and nobody is lost"
@@ -257,7 +290,7 @@ def overdue(state: Serving, now: float, settings: Settings) -> Decision:
 
 def is_at_work(state: Membership) -> bool:
     """Whether all members have what they need from the coordinator, and nobody waits for a new view."""
-    return isinstance(state, Serving) and state.shortage is None and not state.suspects
+    return isinstance(state, Serving) and state.shortage is None and state.due == inf and not state.suspects
 
 
 def install(
@@ -273,7 +306,7 @@ def install(
     ids = {m.id for m in members}
     if isinstance(state, Serving) and (short := shortfall_of(state, ids, settings)):
         shortage = replace(state.shortage, why=short) if state.shortage else Shortage(short)
-        return replace(state, shortage=shortage), (), f"{reason}; held back: {short}"
+        return replace(state, shortage=shortage, due=inf, why=""), (), f"{reason}; held back: {short}"
     if not members:
         return Forming(**carry_over(state)), (), reason
     workers = {

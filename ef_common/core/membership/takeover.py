@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -32,7 +33,7 @@ from ef_common.core.membership.model import (
 )
 from ef_common.core.membership.phase import MEMBERS, NEWCOMERS, Phase
 from ef_common.core.quorum import ChainLink, follows, is_same, merge
-from ef_common.core.view import Member
+from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
 
 
@@ -173,7 +174,9 @@ def _noted(state: Gathering, report: Returned) -> Gathering:
     """Note what a worker has reported, and what it knows, unless others know the same."""
     worker, key = report.member.id, _key_of(report)
     known, knowing = dict(state.known), dict(state.knowing)
-    known.setdefault(key, (report.settled, report.received))
+    if key not in known:
+        known[key] = (report.settled, report.received)
+        state = _heard_of(state, [link.view for link in report.received])
     knowing[key] = knowing.get(key, 0) + 1
     if (before := state.returned.get(worker)) is not None:  # what it knew before may be known to nobody now
         old = _key_of(before)
@@ -182,6 +185,12 @@ def _noted(state: Gathering, report: Returned) -> Gathering:
             del known[old], knowing[old]
     returned = extended(state.returned, {worker: report})
     return replace(state, returned=returned, known=MappingProxyType(known), knowing=MappingProxyType(knowing))
+
+
+def _heard_of(state: Gathering, views: Collection[View]) -> Gathering:
+    """Note who is gone as these views say, and how few members they have."""
+    sizes = [view.world_size for view in views] + ([state.smallest] if state.known else [])
+    return replace(state, out=state.out.union(*(view.gone for view in views)), smallest=min(sizes))
 
 
 def _key_of(report: Returned) -> tuple[int, ...]:
@@ -222,7 +231,7 @@ def end_gathering(state: Gathering, now: float, settings: Settings) -> Decision:
     strangers = [w for w, stands in state.workers.items() if stands.phase in MEMBERS and view.rank_of(w) is None]
     reports = [report for worker, report in state.returned.items() if worker in view.ids and worker in state.workers]
     current = [report for report in reports if report.received[-1].view == view]
-    common = {**carry_over(state), "workers": roster.without(state, strangers), "gone": gone & rules.ids_of(chain)}
+    common = {**carry_over(state), "workers": roster.without(state, strangers), "gone": rules.members_in(chain, gone)}
     common["demand"] = max((report.demand for report in reports), default=state.demand)
     serving = Serving(
         **common,
@@ -246,9 +255,7 @@ def end_gathering(state: Gathering, now: float, settings: Settings) -> Decision:
 
 def _is_incomplete(state: Gathering) -> bool:
     """Whether too few are here for any view; found in haste, as this is asked for each that comes."""
-    views = [link.view for _, chain in state.known.values() for link in chain]
-    num_out = len(state.gone) + len(state.dead) + sum(len(view.gone) for view in views)
-    return len(state.workers) + num_out < min(view.world_size for view in views)
+    return len(state.workers) + len(state.gone) + len(state.dead) + len(state.out) < state.smallest
 
 
 def _go_on(state: Serving, settings: Settings) -> Decision:

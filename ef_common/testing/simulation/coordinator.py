@@ -30,6 +30,8 @@ FIRST = 1
 ATTEMPT_S = 0.5
 CPU_S, CPU_S_PER_BYTE = 1e-4, 5e-8
 """What each line costs a coordinator that is charged: more than `python -m tests.benchmarks scale` finds."""
+CPU_S_PER_MEMBER = 1e-6
+"""Likewise each member of each view of the chain, when a view is issued."""
 _UNSENT = 0.1  # of what is written to a peer that cannot be reached
 _FORGIVEN = ("no introduction", "slow reader")
 """Why an honest worker may be refused: its connection is cut."""
@@ -201,10 +203,13 @@ class Coordinator:
         self._backlog.append(act)
         return True
 
-    def _charge(self, num_bytes: int) -> None:
-        """It takes a line of so many bytes, or writes one."""
+    def _charge(self, data: bytes) -> None:
+        """It takes lines, or writes them."""
+        self._work(max(1, data.count(b"\n")) * CPU_S + len(data) * CPU_S_PER_BYTE)
+
+    def _work(self, seconds: float) -> None:
         if self._charges:
-            self._free_at = max(self._free_at, self.scheduler.now) + CPU_S + num_bytes * CPU_S_PER_BYTE
+            self._free_at = max(self._free_at, self.scheduler.now) + seconds
 
     def die(self) -> None:
         """Its process is killed: all connections end, after what was sent on them."""
@@ -241,7 +246,7 @@ class Coordinator:
     def receive(self, stream: Stream, data: bytes) -> None:
         """Bytes have come."""
         if not self._later(lambda: self.receive(stream, data)) and stream in self._peers:
-            self._charge(len(data))
+            self._charge(data)
             self.do(lambda now: self.server.receive(self._peers[stream], data, now))
 
     def end(self, stream: Stream, how: End) -> None:
@@ -270,6 +275,7 @@ class Coordinator:
     def _observe(self, before: Membership, event: Event, after: Membership) -> None:
         if after.view is not None and after.view is not before.view:
             view = after.view
+            self._work(CPU_S_PER_MEMBER * sum(link.view.world_size for link in after.chain))
             self._note(self.name, f"view {view.generation} = {', '.join(view.ids)}; {view.reason}; hold={view.hold}")
         self._observer(before, event, after)
         if not self._announces and self._announcer.has_news(after):
@@ -296,7 +302,7 @@ class Coordinator:
 
     def _send(self, peer: Peer, data: bytes) -> None:
         self._streams[peer].down(data)
-        self._charge(len(data))
+        self._charge(data)
         self._count_down()
 
     def _is_unsent(self, peer: Peer) -> bool:

@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 
 from ef_common.core.membership import (
     Active,
@@ -29,6 +30,7 @@ from ef_common.core.membership import (
     Serving,
     Settings,
     Silent,
+    Tick,
 )
 from ef_common.core.quorum import generation_of
 from ef_common.core.sharding import Range
@@ -158,7 +160,8 @@ class Invariants:
         phases = {worker for worker, stands in after.workers.items() if stands.phase in _IN}
         if isinstance(event, Gone) and event.goodbye:
             self.goodbyes.add(event.worker)
-        incomplete = after.held or isinstance(after, Gathering)
+        gathers = isinstance(after, Serving) and after.due < inf  # the lost are in the view yet
+        incomplete = after.held or isinstance(after, Gathering) or (gathers and phases <= set(members))
         present = phases if incomplete else set(members) - self.goodbyes
         # One that stood still has not heard of all goodbyes.
         complete = present <= phases <= set(members) if self.failover and not incomplete else phases == present
@@ -173,8 +176,9 @@ class Invariants:
         if not follows or view.generation <= before.generation or view.generation != after.generation:
             raise Violation(f"generation {view.generation} follows {before.generation}")
         old = set() if before.view is None else set(before.view.ids)
-        if lost_in(event) and old & set(members) and not set(members) <= old:
-            raise Violation(f"the loss of {', '.join(lost_in(event))} admits somebody: {sorted(old)} -> {members}")
+        lost = lost_in(event) or (isinstance(before, Serving) and before.due < inf and isinstance(event, Tick))
+        if lost and old & set(members) and not set(members) <= old:
+            raise Violation(f"a loss admits somebody: {sorted(old)} -> {members}. Received: {event}")
         self.views[view.generation, view.ids] = view
 
     def _check_size(self, before: Membership, after: Serving) -> None:

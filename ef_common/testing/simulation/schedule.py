@@ -71,6 +71,7 @@ class Job:
         shards: Samples of each shard, if the data are a stream of shards; `length` of them together.
         num_lanes: Lanes that suit each worker: this number or fewer, another one in each worker.
         knows_lengths: The lengths of some shards are known before they are read.
+        gathering_s: As in the settings of the membership.
         reloads: After some steps, all workers go on from the place in the stream that a checkpoint holds, with other
             numbers of lanes.
     """
@@ -99,6 +100,7 @@ class Job:
     num_lanes: int = 1
     knows_lengths: bool = False
     reloads: bool = False
+    gathering_s: float = 0.0
 
     def store_of(self, worker: str) -> str:
         """What a worker reads in its store; "" if it has none."""
@@ -670,7 +672,16 @@ _FAILOVERS = (
     _exception_and_coordinator_lost,
 )
 
-FAMILIES: Mapping[str, Callable[[int], Schedule]] = {
+_GATHERING_S = (0.0, 2e-5, 1e-3, 1e-2)
+"""Of these, each seed has one: none, that of a real job, and far more, so that much comes while losses are gathered."""
+
+
+def _gathering(draw: Callable[[int], Schedule], seed: int) -> Schedule:
+    schedule = draw(seed)
+    return replace(schedule, job=replace(schedule.job, gathering_s=_GATHERING_S[seed % len(_GATHERING_S)]))
+
+
+_DRAWS: Mapping[str, Callable[[int], Schedule]] = {
     "": schedule_of,
     "failover": failover_of,
     "handovers": handovers_of,
@@ -679,5 +690,8 @@ FAMILIES: Mapping[str, Callable[[int], Schedule]] = {
     "sizes": sizes_of,
     "streams": streams_of,
     **{f"workers={number}": partial(many_of, number) for number in (16, 64, 256)},
+}
+FAMILIES: Mapping[str, Callable[[int], Schedule]] = {
+    family: partial(_gathering, draw) for family, draw in _DRAWS.items()
 }
 """By the name of a family: draws the schedule of a seed."""

@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from ef_common.core.membership import (
@@ -21,6 +22,7 @@ from ef_common.core.membership import (
     Settings,
     Slow,
     Straggler,
+    is_at_work,
 )
 from ef_common.core.progress import OTHER, Limits, limit_of
 from ef_common.core.view import Member
@@ -231,6 +233,7 @@ class Simulation:
             max_nodes=job.max_nodes,
             last_call_s=job.last_call_s,
             loss_notice_s=job.heartbeat_timeout_s * 1.5,
+            gathering_s=job.gathering_s,
         )
         self.invariants = Invariants(job.length, job.epochs, gentle, job.standbys, self._settings)
         self.workers: dict[str, Worker] = {}
@@ -469,7 +472,7 @@ class Simulation:
         members = [self.workers[name] for name in state.view.ids]
         if any(self._reduced[member.name] < _REDUCTIONS or member.process.frozen for member in members):
             return
-        if state.held or state.suspects or leader.suspended or any(m.channel.slow_until > now for m in members):
+        if not is_at_work(state) or leader.suspended or any(m.channel.slow_until > now for m in members):
             return
         self.count("size judged")
         newest = max(member.channel.resume_state.demand for member in members)
@@ -505,6 +508,8 @@ class Simulation:
         view = after.view
         if after.held and not before.held:
             self.count("held back")
+        if isinstance(after, Serving) and after.due < inf and lost_in(event):
+            self.count("loss gathered")
         if before.view is None and view is not None and not after.held and after.generation > 1:
             self.count("takeover")
         if isinstance(event, Gone) and has_hung(event):

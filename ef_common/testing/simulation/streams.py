@@ -1,4 +1,4 @@
-"""Connections in the simulated network: bytes keep their order in each direction, and may come in pieces.
+"""Connections in the simulated network: bytes keep their order in each direction, and come in pieces or together.
 
 What is sent on different connections does not keep its order. Where the network is cut, bytes and ends wait until it is
 whole again, or a firewall rejects them: then the connection is reset for their sender. An end that was not forced comes
@@ -16,6 +16,7 @@ from ef_common.testing.simulation.scheduler import Scheduler
 
 MESSAGE_S = 0.005
 _IN_PIECES = 0.05
+_TOGETHER = 0.5  # of what is due at the same time
 
 
 class Near(Protocol):
@@ -39,6 +40,14 @@ class Far(Protocol):
 
     def end(self, stream: Stream, how: End) -> None:
         """The connection has ended."""
+
+
+class Parcel:
+    """Bytes on their way, to which more may be added that are due at the same time."""
+
+    def __init__(self, data: bytes, due: float) -> None:
+        self.data = data
+        self.due = due
 
 
 class Stream:
@@ -72,6 +81,8 @@ class Stream:
         self._slowness = slowness
         self._ended_up = self._ended_down = False
         self._due_up = self._due_down = 0.0
+        self._last_up: Parcel | None = None  # that has set out
+        self._last_down: Parcel | None = None
 
     def up(self, data: bytes) -> None:
         """Bytes set out to the far end."""
@@ -106,14 +117,26 @@ class Stream:
             self._scheduler.idle_after(self._scheduler.delay(MESSAGE_S), self._lose, False)
             return
         self._due_up = self._due(self._due_up, *self.names)
-        self._scheduler.idle_at(self._due_up, act, what)
+        self._last_up = self._pack(self._last_up, what, self._due_up, act)
 
     def _send_down(self, act: Callable[..., None], what: Any) -> None:
         if self._cuts.rejects(*self.names[::-1]):
             self._scheduler.idle_after(self._scheduler.delay(MESSAGE_S), self._end, End.RESET)
             return
         self._due_down = self._due(self._due_down, *self.names[::-1])
-        self._scheduler.idle_at(self._due_down, act, what)
+        self._last_down = self._pack(self._last_down, what, self._due_down, act)
+
+    def _pack(self, last: Parcel | None, what: Any, due: float, act: Callable[..., None]) -> Parcel | None:
+        """Let something be delivered, maybe with the bytes before it, as one who reads late takes in all at once."""
+        if not isinstance(what, bytes):  # an end
+            self._scheduler.idle_at(due, act, what)
+            return None
+        if last is not None and last.due == due > self._scheduler.now and self._scheduler.chance(_TOGETHER):
+            last.data += what
+            return last
+        parcel = Parcel(what, due)
+        self._scheduler.idle_at(due, lambda: act(parcel.data))
+        return parcel
 
     def _due(self, before: float, source: str, target: str) -> float:
         now = max(self._scheduler.now, self._cuts.until(source, target))
