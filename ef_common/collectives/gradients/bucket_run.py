@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from typing import Any
 
@@ -68,6 +68,9 @@ class BucketRun(ABC):
         pieces: The global batch that the gradients are of, if they are of one.
         call: Purpose of the sums.
         num_ready: So many buckets, from the first one on, are ready from the start.
+        num_summed: So many buffers, from the first one on, are buckets; by default, all. The others are a part of the
+            result to which the subclass attends in `on_wait`.
+        meet: Begins to ensure that all members are in this reduction; by default, with its call and the buffers.
 
     Attributes:
         state: What it does.
@@ -76,6 +79,7 @@ class BucketRun(ABC):
         lacking: What its weight lacks because of its `fraction`.
         stale: A gradient has changed after it was ready, so its copy may lack a part. The members sum this flag.
         copied: What the subclass has copied into the buckets ahead of `_fill`, in this group.
+        held: Pieces that each member holds, in a reduction of a global batch that is run.
         on_wait: Called when there is nothing more to do than to wait for the others.
     """
 
@@ -89,6 +93,8 @@ class BucketRun(ABC):
         pieces: Pieces | None = None,
         call: str,
         num_ready: int = 0,
+        num_summed: int | None = None,
+        meet: Callable[[Group], Meeting] | None = None,
     ) -> None:
         self.state = RunState.UNBOUND
         self.rank = 0
@@ -97,6 +103,7 @@ class BucketRun(ABC):
         self.lacking = 0.0
         self.stale = False
         self.copied: set[int] = set()
+        self.held: Mapping[str, Sequence[int]] = {}
         self.on_wait: Callable[[], None] | None = None
         self._buffers = buffers
         self._session = session
@@ -104,7 +111,8 @@ class BucketRun(ABC):
         self._fraction = fraction
         self._pieces = pieces
         self._call = call
-        self._num_buckets = num = len(buffers)
+        self._meet = meet
+        self._num_buckets = num = len(buffers) if num_summed is None else num_summed
         self._ready = [True] * num_ready + [False] * (num + 1 - num_ready)
         self._group: Group | None = None  # while it is bound
         self._meeting: Meeting | None = None
@@ -154,7 +162,7 @@ class BucketRun(ABC):
         """Reduce everything with the members of `view`; see :class:`~ef_common.session.ports.Operation`."""
         try:
             if self._pieces is not None:
-                self._pieces.settle(group, view)
+                self.held = self._pieces.settle(group, view)
             if isinstance(group, LoneGroup):
                 self._leave(RunState.ALONE)
                 self._stay_alone(view)
@@ -195,7 +203,7 @@ class BucketRun(ABC):
         self._pending = []
         self._group = group
         self.state = RunState.ISSUING
-        self._meeting = group.meet(self._call, self._buffers)
+        self._meeting = group.meet(self._call, self._buffers) if self._meet is None else self._meet(group)
 
     def _leave(self, state: RunState) -> None:
         self._group = None

@@ -82,13 +82,9 @@ class Reduction(BucketRun):
             bucket.flags.copy_(torch.tensor(self._own_flags()))
 
     def _own_flags(self) -> list[float]:
-        flags = [float(self._session.change_pending), float(self.stale), float(self.skipped), self.wants_stop]
-        flags += [
-            float(self._session.agreements.wish),
-            self.lacking,
-            squared_norm(self.layout) if self.measures else 0.0,
-        ]
-        flags += [self.asks, float(self.finds)]
+        session, squared = self._session, squared_norm(self.layout) if self.measures else 0.0
+        flags = [float(session.change_pending), float(self.stale), float(self.skipped), self.wants_stop]
+        flags += [float(session.agreements.wish), self.lacking, squared, self.asks, float(self.finds)]
         return flags + [float(p.grad is not None) for p in self.layout.parameters]
 
     def _is_stale(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ef_common.collectives.gradients.bucket_run import BucketRun
 from ef_common.collectives.gradients.pieces import Pieces
@@ -16,7 +16,16 @@ from ef_common.session.ports import Group, Operation
 from ef_common.testing.simulation.invariants import Violation
 
 Note = Callable[[str], None]
-_NUM_FLAGS = 5  # weighted mean, weight, change pending, stale, finds
+
+
+class Flags(NamedTuple):
+    """What lies in the last bucket beside its gradient, summed over the contributors."""
+
+    mean: float  # weighted, of the gradients
+    weight: float
+    num_changes: float  # who knew of a pending change
+    num_stale: float
+    num_finds: float  # who had found the end of a shard
 
 
 class Watched:
@@ -79,7 +88,7 @@ class Buffers:
     def __init__(self, num_gradients: int, *, num_values: int = 0) -> None:
         self.num_values = num_values
         self.buckets = [[0.0] for _ in range(num_values + num_gradients)]
-        self.buckets[-1] += [0.0] * _NUM_FLAGS
+        self.buckets[-1] += [0.0] * len(Flags._fields)
 
     def spoil(self) -> None:
         """Write over the results, as a user does who clips gradients that are views of the buckets."""
@@ -176,18 +185,17 @@ class Reduction(BucketRun):
             self._copy(bucket)
         if bucket == len(self._buffers) - 1:
             mean = self._total / self._count if self._count else 0.0
-            flags = [self._session.change_pending, self.stale, self._finds]
-            self._buffers[bucket][1:] = [self.weight * mean, self.weight, *map(float, flags)]
+            flags = Flags(self.weight * mean, self.weight, self._session.change_pending, self.stale, self._finds)
+            self._buffers[bucket][1:] = map(float, flags)
 
     def _copy(self, bucket: int) -> None:
         gradient = 0 if bucket in self._absent else self._total - self._late
         self._buffers[bucket][0] = float(gradient * (bucket + 1))
 
     def _is_stale(self) -> bool:
-        stale = bool(self._buffers[-1][4])
-        if stale:
+        if self.flags.num_stale:
             self._note("stale")
-        return stale
+        return self.flags.num_stale > 0
 
     def _stay_alone(self, view: View) -> None:
         self._enter(view)
@@ -206,21 +214,6 @@ class Reduction(BucketRun):
         return [bucket[0] for bucket in self._buffers[: self._num_values]]
 
     @property
-    def mean(self) -> float:
-        """Mean of the gradients over all samples of the contributors."""
-        return float(self._buffers[-1][1])
-
-    @property
-    def total_weight(self) -> float:
-        """Sum of the weights."""
-        return float(self._buffers[-1][2])
-
-    @property
-    def num_changes(self) -> float:
-        """Number of contributors that knew of a pending change."""
-        return float(self._buffers[-1][3])
-
-    @property
-    def num_finds(self) -> float:
-        """Number of contributors that had found the end of a shard."""
-        return float(self._buffers[-1][5])
+    def flags(self) -> Flags:
+        """Those of all."""
+        return Flags(*self._buffers[-1][1:])

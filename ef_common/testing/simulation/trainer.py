@@ -292,13 +292,7 @@ class Trainer:
         operation.add(*self._forward(self.progress.positions_at(pieces.places(some))))
 
     def _reduction(self) -> Reduction:
-        reduction = self._new_reduction()
-        if self._pieces is not None:
-            self._pieces.compute = partial(self._make_up, reduction, self._pieces)
-        return reduction
-
-    def _new_reduction(self) -> Reduction:
-        return Reduction(
+        reduction = Reduction(
             self.session,
             f"reduction {self.updates}",
             buffers=self._buffers[self.updates % len(self._buffers)],
@@ -311,6 +305,9 @@ class Trainer:
             mark=self._mark,
             note=self._note,
         )
+        if self._pieces is not None:
+            self._pieces.compute = partial(self._make_up, reduction, self._pieces)
+        return reduction
 
     def _backward(self, operation: Reduction) -> None:
         """A backward pass: in each worker, gradients are ready in an order of its own."""
@@ -334,11 +331,11 @@ class Trainer:
         if confirmation is not None:
             confirmation.start()
         self._mark("reduced")
-        self.session.agree(operation.num_changes)
+        self.session.agree(operation.flags.num_changes)
         if confirmation is not None:
             self._wait_for_all(confirmation)
         if self._streamed is not None:
-            self._streamed.turns.heard(operation.num_finds)
+            self._streamed.turns.heard(operation.flags.num_finds)
             commit = Commit(self._streamed.commit(view), ())
         else:
             self.progress, commit = sharding.commit(self.progress, view.ids)
@@ -366,15 +363,13 @@ class Trainer:
             gradient(self.epoch, position) for start, stop in commit.committed for position in range(start, stop)
         ]
         mean = sum(gradients) / len(gradients) if gradients else 0.0
-        if operation.sums != [sum(gradients)] * self.job.num_buckets or not abs(operation.mean - mean) < _TOLERANCE:
-            raise Violation(
-                f"{self.worker}, update {self.updates}: sums {operation.sums}, mean {operation.mean} do not "
-                f"belong to the positions {commit.committed}"
-            )
-        if not abs(operation.total_weight - bool(gradients)) < _TOLERANCE:
-            raise Violation(f"{self.worker}, update {self.updates}: the weights sum to {operation.total_weight}")
+        flags, here = operation.flags, f"{self.worker}, update {self.updates}"
+        if operation.sums != [sum(gradients)] * self.job.num_buckets or not abs(flags.mean - mean) < _TOLERANCE:
+            raise Violation(f"{here}: sums {operation.sums}, mean {flags.mean} do not belong to {commit.committed}")
+        if not abs(flags.weight - bool(gradients)) < _TOLERANCE:
+            raise Violation(f"{here}: the weights sum to {flags.weight}")
         if operation.values != [self._value_of(view.ids[0])] * self.job.num_values:
-            raise Violation(f"{self.worker}, update {self.updates}: {operation.values} are not of {view.ids[0]}")
+            raise Violation(f"{here}: {operation.values} are not of {view.ids[0]}")
 
     def _update(self, operation: Reduction) -> None:
         update = int(operation.sums[0])
