@@ -94,7 +94,7 @@ def test_healthy_step_gives_the_weighted_mean_and_the_flags() -> None:
         assert_all(gradients, SHAPES, mean((0, 1, 2)))
         assert_all(values, VALUES, mean((0, 1, 2)))
         assert (reduction.num_changes, reduction.num_stops) == (0, 1)
-        assert reduction._lacking == 0.0  # whatever the weights: nothing is divided
+        assert reduction._lacking_of_all == 0.0  # whatever the weights: nothing is divided
 
 
 def test_squared_norms_of_the_local_gradients_are_summed_where_they_are_measured() -> None:

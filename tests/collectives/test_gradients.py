@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ef_common.collectives.gradients import buckets
+from ef_common.collectives.gradients.bucket_run import Confirmation
 from ef_common.collectives.gradients.buckets import BucketLayout
 from ef_common.collectives.gradients.reducer import GradientReducer
-from ef_common.collectives.gradients.reduction import Confirmation, Reduction
+from ef_common.collectives.gradients.reduction import Reduction
 from ef_common.core.view import View
 from ef_common.errors import UnsupportedError
 from ef_common.session.ports import Group, Operation

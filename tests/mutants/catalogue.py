@@ -182,8 +182,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="gradients-copied-early-are-not-copied-again",
-        file="ef_common/collectives/gradients/reduction.py",
-        old="        self._pending = []\n        self._copied = set()\n",
+        file="ef_common/collectives/gradients/bucket_run.py",
+        old="        self.copied = set()\n        self._pending = []\n",
         new="        self._pending = []\n",
         harm="After a loss in the backward pass, large gradients are summed again from what the broken sum has left in "
         "the buffers.",

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ef_common.collectives.gradients import pieces
+from ef_common.collectives.gradients.bucket_run import BucketRun, Confirmation, RunState
 from ef_common.core import progress, quorum, replay, sharding
 from ef_common.core.membership import (
     Announce,
@@ -32,11 +33,11 @@ from ef_common.core.streams import stream as streams
 from ef_common.core.streams.stream import Held
 from ef_common.data.stream_dealer import StreamDealer
 from ef_common.data.stream_turns import LaneLayout, StreamTurns
-from ef_common.errors import Left
+from ef_common.errors import GroupBroken, Left
 from ef_common.protocol import liveness
 from ef_common.protocol.client import Client
 from ef_common.protocol.server import CoordinatorServer
-from ef_common.session import Barrier, Session, settling
+from ef_common.session import Barrier, LoneGroup, Session, settling
 from ef_common.session.agreements import Agreements
 from ef_common.session.current_view import CurrentView
 from ef_common.testing.simulation import toy_operations, trainer
@@ -116,15 +117,14 @@ def agree_alone(patch: Patch) -> None:
 
 def keep_the_weights_of_the_first_attempt(patch: Patch) -> None:
     """The gradients of those that are left are weighted as if nobody were lost."""
-    weight = toy_operations.Reduction.weight
+    enter = BucketRun._enter
 
-    def cached(self: Any, view: Any) -> float:
-        found = getattr(self, "_weight_at_first", None)
-        if found is None:
-            found = self._weight_at_first = weight(self, view)
-        return float(found)
+    def enter_again(self: Any, view: Any) -> None:
+        kept = self.weight if self.weights else None
+        enter(self, view)
+        self.weight = self.weight if kept is None else kept
 
-    patch.setattr(toy_operations.Reduction, "weight", cached)
+    patch.setattr(BucketRun, "_enter", enter_again)
 
 
 def deal_by_the_view(patch: Patch) -> None:
@@ -174,7 +174,7 @@ def overwrite_the_last_result(patch: Patch) -> None:
 
 def lend_before_all_have_the_result(patch: Patch) -> None:
     """Gradients become views of the buckets, and are changed, while somebody may lack the result."""
-    patch.setattr(trainer.Trainer, "_wait_for_all", lambda self: None)
+    patch.setattr(trainer.Trainer, "_wait_for_all", lambda self, confirmation: None)
 
 
 def trust_in_being_alone(patch: Patch) -> None:
@@ -225,15 +225,14 @@ def make_up_for_what_was_dealt(patch: Patch) -> None:
 
 def begin_before_it_is_made_up_for(patch: Patch) -> None:
     """A reduction that begins early does not look whether somebody is lost."""
-    start, run = toy_operations.Reduction.start, toy_operations.Reduction.run
+    start = BucketRun.start
 
-    def early(self: Any, group: Any, view: Any) -> None:
+    def early(self: Any) -> None:
         kept, self._pieces = self._pieces, None
-        start(self, group, view)
+        start(self)
         self._pieces = kept
 
-    patch.setattr(toy_operations.Reduction, "start", early)
-    patch.setattr(toy_operations.Reduction, "run", run)
+    patch.setattr(BucketRun, "start", early)
 
 
 def everybody_saves(patch: Patch) -> None:
@@ -321,6 +320,123 @@ def forget_the_failure(patch: Patch) -> None:
 def take_an_exception_for_a_loss(patch: Patch) -> None:
     """The others go on without the one that raised."""
     patch.setattr(Channel, "fail", lambda self, why: True)
+
+
+# ---------------------------------------------------------------- of the buckets of a reduction
+
+
+def _at_a_new_group(patch: Patch, attribute: str, keep: Any) -> None:
+    bind = BucketRun._bind
+
+    def careless(self: Any, group: Any, view: Any) -> None:
+        kept = getattr(self, attribute)
+        bind(self, group, view)
+        setattr(self, attribute, keep(kept))
+
+    patch.setattr(BucketRun, "_bind", careless)
+
+
+def do_not_issue_again_what_was_issued(patch: Patch) -> None:
+    """After a loss, buckets whose sums were begun before it are not summed by those that are left."""
+    _at_a_new_group(patch, "_pending", lambda pending: [LoneGroup() for _ in pending])
+
+
+def keep_copies_of_the_last_group(patch: Patch) -> None:
+    """What was copied into a bucket before a loss is not copied again, though the broken sum has left rubbish."""
+    _at_a_new_group(patch, "copied", lambda copied: copied)
+
+
+def use_stale_copies(patch: Patch) -> None:
+    """A copy may lack a part of a gradient, and that does not matter."""
+    patch.setattr(toy_operations.Reduction, "_is_stale", lambda self: False)
+
+
+def start_over_alone(patch: Patch) -> None:
+    """Whoever has a stale copy starts over, and the others do not."""
+    patch.setattr(toy_operations.Reduction, "_is_stale", lambda self: self.stale)
+
+
+def issue_what_is_not_ready(patch: Patch) -> None:
+    """If so many buckets are ready, so many are issued from the first one on."""
+
+    def ready(self: Any, *buckets: int) -> None:
+        for bucket in buckets:
+            self._ready[bucket] = bucket < len(self._buffers) - 1
+        num = sum(self._ready)
+        if self._group is not None:
+            try:
+                self._issue(self._group, [place < num for place in range(len(self._ready))])
+            except GroupBroken:
+                self._leave(RunState.UNBOUND)
+
+    patch.setattr(BucketRun, "ready", ready)
+
+
+def issue_in_an_order_of_ones_own(patch: Patch) -> None:
+    """In every second member, the first two buckets change places."""
+
+    def issue(self: Any, group: Any, ready: Any) -> None:
+        order = [1, 0] if self.rank % 2 and len(self._buffers) > 2 else [0, 1]
+        while ready[place := len(self._pending)]:
+            bucket = order[place] if place < 2 else place
+            self._fill(bucket)
+            self._pending.append(group.all_reduce(self._buffers[bucket], self._call, self._meeting))
+
+    patch.setattr(BucketRun, "_issue", issue)
+
+
+def issue_flags_that_may_change(patch: Patch) -> None:
+    """The last bucket is issued as soon as its gradients are ready."""
+
+    issue = BucketRun._issue
+
+    def early(self: Any, group: Any, ready: Any) -> None:
+        issue(self, group, [*ready[:-2], ready[-3] if len(ready) > 2 else ready[-2], False])
+
+    patch.setattr(BucketRun, "_issue", early)
+
+
+def wait_for_the_last_sum_alone(patch: Patch) -> None:
+    """When the last sum is complete, so are those before it."""
+
+    def finish(self: Any, group: Any) -> None:
+        self._issue(group, [True] * len(self._buffers) + [False])
+        self._pending[-1].wait()
+
+    patch.setattr(BucketRun, "_finish", finish)
+
+
+def begin_the_confirmation_again(patch: Patch) -> None:
+    """The confirmation begins when the session runs it, although it has begun before."""
+    run = BucketRun.run
+
+    def again(self: Any, group: Any, view: Any) -> None:
+        self._group = None
+        run(self, group, view)
+
+    patch.setattr(Confirmation, "run", again)
+
+
+def confirm_without_waiting(patch: Patch) -> None:
+    """The confirmation has begun, so the result may be changed."""
+    patch.setattr(Confirmation, "run", lambda self, group, view: None)
+
+
+_OF_REDUCTIONS = {
+    mutation.__name__: mutation
+    for mutation in (
+        do_not_issue_again_what_was_issued,
+        keep_copies_of_the_last_group,
+        use_stale_copies,
+        start_over_alone,
+        issue_what_is_not_ready,
+        issue_in_an_order_of_ones_own,
+        issue_flags_that_may_change,
+        wait_for_the_last_sum_alone,
+        begin_the_confirmation_again,
+        confirm_without_waiting,
+    )
+}
 
 
 # ---------------------------------------------------------------- of the quorum, and of how a standby takes over
@@ -812,7 +928,7 @@ _OF_STREAMS = {
 }
 
 MUTATIONS = {
-    "": _OF_THE_SESSION,
+    "": _OF_THE_SESSION | _OF_REDUCTIONS,
     "failover": _OF_FAILOVER,
     "hangs": _OF_HANGS,
     "trainings": _OF_TRAININGS,

@@ -32,6 +32,7 @@ RARE = {
     "replayed": 300,  # a result was handed to one who lacked it
     "barrier replayed": 50,  # the same in the barrier after a change of the view
     "rerun": 5_000,  # a collective was run again without the lost
+    "stale": 500,  # a copy lacked a part of a gradient: all reduced once more
     "two losses in one collective": 300,
     "loss gathered": 1_500,  # with others, before the view after the one before it had come about
     "boundary interrupted": 100,  # members were lost while others waited for a planned view

@@ -25,6 +25,12 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "docs": ("tests/test_docs.py", "tests/pages"),
     "ef_common/audit": ("tests/test_audit.py", "tests/fuzz"),
     "ef_common/collectives": ("tests/collectives", "tests/faults/test_kill.py", "tests/faults/test_join.py"),
+    "ef_common/collectives/gradients": (
+        "tests/collectives",
+        "tests/simulation",
+        "tests/faults/test_kill.py",
+        "tests/faults/test_join.py",
+    ),
     "ef_common/control": ("tests/control", "tests/faults/test_failover.py", "tests/faults/test_partition.py"),
     "ef_common/core": ("tests/core", "tests/simulation", "tests/faults/test_kill.py", "tests/faults/test_drain.py"),
     "ef_common/data": (

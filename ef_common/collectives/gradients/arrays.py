@@ -14,19 +14,17 @@ every member has begun, so nobody needs that result any more.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from ef_common.collectives.gradients.bucket_run import CALL, BucketRun, RunState, Weights
 from ef_common.core.view import View
-from ef_common.errors import GroupBroken
-from ef_common.session import LoneGroup, Session
-from ef_common.session.ports import Group, Meeting, Pending
+from ef_common.session import Session
 
 BUCKET_BYTES = 25 << 20
 ALIGNMENT_BYTES = 64
-CALL = "reduction of the gradients"
 _NUM_FLAGS = 7  # change pending, wants to stop, wish, lacking weight, squared norm, batch that is asked for, finds
 
 Shape = tuple[int, ...]
@@ -97,7 +95,7 @@ def _divided(array: np.ndarray, by: float) -> np.ndarray:
     return copy
 
 
-class ArrayReduction:
+class ArrayReduction(BucketRun):
     """One reduction: an operation of the session.
 
     Args:
@@ -113,138 +111,86 @@ class ArrayReduction:
         num_wishes: Members with a wish; see `Agreements.take_wish`.
         finds: This worker has found the end of a shard in its next batch; to be set before the last arrays are reduced.
         num_finds: Members that have.
-        on_wait: Called when there is nothing more to do than to wait for the others.
     """
 
     def __init__(
         self,
         buckets: ArrayBuckets,
         session: Session,
-        weights: Callable[[View], Sequence[float]],
+        weights: Weights,
         *,
         fraction: float = 1.0,
         wants_stop: bool = False,
     ) -> None:
+        buffers, self._views = buckets.next_turn()
+        super().__init__(buffers, session, weights=weights, fraction=fraction, call=CALL)
         self._layout = buckets
-        self._session = session
-        self._weights = weights
-        self._fraction = fraction
         self._wants_stop = wants_stop
-        self._buffers, self._views = buckets.next_turn()
         self._arrays: list[np.ndarray | None] = [None] * len(self._views)
         self._num_taken = 0
-        self._group: Group | None = None
-        self._meeting: Meeting | None = None
-        self._pending: list[Pending] = []
-        self._alone = False
-        self._weight = self._weight_of_values = 1.0
-        self._lacking = 0.0
+        self._lacking_of_all = 0.0
         self.num_changes = self.num_stops = self.num_wishes = self.num_finds = 0.0
         self.finds = False
         self.measures = False
         self.squared_norms = 0.0
         self.asks = self.asked = 0.0
-        self.on_wait: Callable[[], None] = lambda: None
-        if session.world_size > 1:
-            self._begin()
-
-    def _begin(self) -> None:
-        try:
-            self._bind(self._session.group, self._session.view)
-        except GroupBroken:
-            self._group = None  # `run` starts over, after recovery
+        self.start()
 
     def take(self, arrays: Sequence[np.ndarray]) -> None:
         """Start to reduce the next bucket, whose local arrays are given in its order. Never raises."""
-        for index, array in zip(self._layout.buckets[self._num_taken], arrays, strict=True):
-            self._arrays[index] = array
+        bucket = self._num_taken
         self._num_taken += 1
-        if self._group is not None and self._num_taken < len(self._buffers):
-            try:
-                self._issue(self._num_taken)
-            except GroupBroken:
-                self._group = None  # `run` starts over, after recovery
+        for index, array in zip(self._layout.buckets[bucket], arrays, strict=True):
+            self._arrays[index] = array
+        self.ready(bucket)
 
-    def run(self, group: Group, view: View) -> None:
-        """Reduce everything with the members of `view`; see :class:`~ef_common.session.ports.Operation`."""
-        self._alone = isinstance(group, LoneGroup)
-        if self._alone:
-            self._bind(group, view)
-            self.num_changes, self.num_stops = float(self._session.change_pending), float(self._wants_stop)
-            self.num_finds = float(self.finds)
-            if not self._weight:  # whoever had the samples is gone: this update is of nothing
-                gradients = self._views[: self._layout.num_gradients]
-                self._arrays[: len(gradients)] = [np.zeros_like(view_) for view_ in gradients]
-            return
-        if self._group is not group:
-            self._bind(group, view)
-        self._issue(len(self._buffers))
-        self.on_wait()
-        for pending in self._pending:
-            pending.wait()
+    def _fill(self, bucket: int) -> None:
+        is_last = bucket == len(self._buffers) - 1
+        for index in self._layout.buckets[bucket]:
+            array, view = self._arrays[index], self._views[index]
+            weight = self.weight
+            if is_last and index >= self._layout.num_gradients and not any(self.weights):
+                weight = 1.0 / len(self.weights)  # statistics must not vanish with the last sample, as gradients do
+            if array is None or not weight:  # of a batch that only keeps step; may be anything, NaN too
+                view[...] = 0
+            else:
+                np.multiply(array, view.dtype.type(weight), out=view, casting="same_kind")
+        if is_last:
+            session = self._session
+            squared = self._squared_norm() if self.measures else 0.0
+            flags = [session.change_pending, self._wants_stop, session.agreements.wish, self.lacking, squared]
+            self._buffers[-1][-_NUM_FLAGS:] = [*flags, self.asks, self.finds]
 
-    def describe(self) -> bytes:
-        """The layout is the same everywhere, so the buffers say it all."""
-        return b""
+    def _squared_norm(self) -> float:
+        """Squared norm of the local gradients; 0 of a batch that only keeps step."""
+        gradients = self._arrays[: self._layout.num_gradients] if self.weight else []
+        return squared_norm([array for array in gradients if array is not None])
 
-    def result(self, header: bytes | None) -> Sequence[np.ndarray]:
-        """The buffers of the reduction."""
-        if header is not None:
-            self._alone = False
-        return self._buffers
+    def _is_stale(self) -> bool:
+        return False  # a graph computes each gradient once
+
+    def _stay_alone(self, view: View) -> None:
+        self._enter(view)
+        self.num_changes, self.num_stops = float(self._session.change_pending), float(self._wants_stop)
+        self.num_finds = float(self.finds)
+        if not self.weight:  # whoever had the samples is gone: this update is of nothing
+            gradients = self._views[: self._layout.num_gradients]
+            self._arrays[: len(gradients)] = [np.zeros_like(view_) for view_ in gradients]
 
     def read_flags(self) -> None:
         """Read the members' flags, once the reduction is complete or its result has come from another member."""
-        if not self._alone:
+        if self.state is not RunState.ALONE:
             flags = self._buffers[-1][-_NUM_FLAGS:].tolist()
-            self.num_changes, self.num_stops, self.num_wishes, self._lacking = flags[:4]
+            self.num_changes, self.num_stops, self.num_wishes, self._lacking_of_all = flags[:4]
             self.squared_norms, self.asked, self.num_finds = flags[4:]
 
     def reduced(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """The gradients and the values, as all members have them. They are valid until the next reduction but one."""
-        arrays = [array for array in self._arrays if array is not None] if self._alone else self._views
-        if self._lacking and not self._alone:  # copies: the buffers may have to be handed on as they are
-            arrays = [_divided(array, 1.0 - self._lacking) for array in arrays]
+        is_alone = self.state is RunState.ALONE
+        arrays = [array for array in self._arrays if array is not None] if is_alone else self._views
+        if self._lacking_of_all and not is_alone:  # copies: the buffers may have to be handed on as they are
+            arrays = [_divided(array, 1.0 - self._lacking_of_all) for array in arrays]
         return arrays[: self._layout.num_gradients], arrays[self._layout.num_gradients :]
-
-    def _bind(self, group: Group, view: View) -> None:
-        self._group = group
-        weights = self._weights(view)
-        share = weights[view.rank_of(self._session.worker.id) or 0]
-        self._lacking = share * (1.0 - self._fraction)  # not a sum of sizes: zero must come out as zero
-        self._weight = share - self._lacking
-        # Statistics are of samples, too. But they must not vanish with the last one, as gradients do.
-        self._weight_of_values = self._weight if sum(weights) > 0 else 1.0 / view.world_size
-        self._pending = []
-        self._meeting = group.meet(CALL, self._buffers)
-
-    def _issue(self, upto: int) -> None:
-        if self._group is None:
-            raise GroupBroken("not bound to a group")
-        while len(self._pending) < upto:
-            bucket = len(self._pending)
-            for index in self._layout.buckets[bucket]:
-                self._fill(index)
-            if bucket == len(self._buffers) - 1:
-                session = self._session
-                squared = self._squared_norm() if self.measures else 0.0
-                flags = [session.change_pending, self._wants_stop, session.agreements.wish, self._lacking, squared]
-                flags += [self.asks, self.finds]
-                self._buffers[-1][-_NUM_FLAGS:] = flags
-            self._pending.append(self._group.all_reduce(self._buffers[bucket], CALL, self._meeting))
-
-    def _squared_norm(self) -> float:
-        """Squared norm of the local gradients; 0 of a batch that only keeps step."""
-        gradients = self._arrays[: self._layout.num_gradients] if self._weight else []
-        return squared_norm([array for array in gradients if array is not None])
-
-    def _fill(self, index: int) -> None:
-        array, view = self._arrays[index], self._views[index]
-        weight = self._weight if index < self._layout.num_gradients else self._weight_of_values
-        if array is None or not weight:  # of a batch that only keeps step; may be anything, NaN too
-            view[...] = 0
-        else:
-            np.multiply(array, view.dtype.type(weight), out=view, casting="same_kind")
 
 
 def squared_norm(arrays: Sequence[np.ndarray]) -> float:

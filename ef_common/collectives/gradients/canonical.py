@@ -7,42 +7,46 @@ and gives it to all: as many bytes as a ring takes, if the shares are whole bran
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from ef_common import threads
+from ef_common.collectives.gradients.pieces import Pieces
 from ef_common.collectives.gradients.shared import CALL, Array, BatchReduction, SumMemory
 from ef_common.core import sharding, summation
 from ef_common.core.summation import Block
-from ef_common.core.view import View
-from ef_common.session import LoneGroup
-from ef_common.session.ports import Group, Meeting
+from ef_common.session import Session
+from ef_common.session.ports import Group
 
 
 class CanonicalReduction(BatchReduction):
     """A :class:`BatchReduction` whose sums have the same bits whoever held which pieces."""
 
+    def __init__(
+        self, room: SumMemory, session: Session, pieces: Pieces, read_flags: Callable[[], Sequence[float]] = tuple
+    ) -> None:
+        call = f"{CALL}, {room.size} numbers each"
+        super().__init__(room, session, pieces, read_flags, num_summed=1, meet=lambda group: group.meet(call))
+        self.on_wait = self._exchange
+
     def insert(self, piece: int, array: Array) -> None:
         """See the base class."""
-        summation.insert(self._held, (0, piece), array, add=self._add, num_leaves=self._pieces.window.num_pieces)
+        summation.insert(self._sums, (0, piece), array, add=self._add, num_leaves=self._num_pieces)
 
     def _add(self, left: Array, right: Array) -> Array:
         self._room.give_back(right)
         return np.add(left, right, out=left)
 
-    def _meet(self, group: Group) -> Meeting:
-        return group.meet(f"{CALL}, {self._room.size} numbers each")
+    def _take_total(self) -> None:
+        np.copyto(self.total, self._sums[summation.root(self._num_pieces)])
 
-    def _sum(self, group: Group, view: View, pieces: Mapping[str, Sequence[int]]) -> None:
-        num_leaves = self._pieces.window.num_pieces
-        if isinstance(group, LoneGroup):
-            np.copyto(self.total, self._held[summation.root(num_leaves)])
+    def _exchange(self) -> None:
+        if self._group is None or self._meeting is None:
             return
-        if self._meeting is not None:
-            self._meeting.wait()
-        exchange = _Exchange(self._room, group, view.rank_of(self._session.worker.id) or 0, view.world_size)
-        exchange.run(self._held, list(pieces.values()), self.total, num_leaves=num_leaves)
+        self._meeting.wait()
+        exchange = _Exchange(self._room, self._group, self.rank, len(self.held))
+        exchange.run(self._sums, list(self.held.values()), self.total, num_leaves=self._num_pieces)
 
 
 class _Exchange:

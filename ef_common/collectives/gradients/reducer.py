@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
+from ef_common.collectives.gradients.bucket_run import Confirmation, Weights
 from ef_common.collectives.gradients.buckets import BucketLayout
 from ef_common.collectives.gradients.pieces import Pieces
-from ef_common.collectives.gradients.reduction import Confirmation, Reduction, Weights, squared_norm
+from ef_common.collectives.gradients.reduction import Reduction, squared_norm
 from ef_common.collectives.gradients.sparse import sparse_parameters
 from ef_common.core.view import View
 from ef_common.errors import UsageError
@@ -146,7 +148,7 @@ class GradientReducer:
         self._reduction = Reduction(
             self._layout, self._session, self._weights, fraction=self.fraction, pieces=self.pieces
         )
-        if overlap and self._session.world_size > 1:
+        if overlap:
             self._reduction.start()
 
     def after_backward(self) -> View | None:
@@ -165,10 +167,10 @@ class GradientReducer:
         reduction.measures = self.measures()
         reduction.asks = self.asks() if reduction.measures else 0.0
         contributors = self._session.run(reduction)
-        confirmation = Confirmation()
         is_lent = contributors.world_size > 1 and not reduction.layout.double_buffered
-        if is_lent:
-            confirmation.start(self._session.group)
+        confirmation = Confirmation(self._session, torch.zeros(1)) if is_lent else None
+        if confirmation is not None:
+            confirmation.start()
         num_changes = reduction.read_flags()
         self._session.agree(num_changes, reduction.num_wishes)
         self.num_stops, self.num_finds = reduction.num_stops, reduction.num_finds
@@ -179,7 +181,7 @@ class GradientReducer:
                 f"Received: {reduction.num_skipped:g} of {contributors.world_size} workers without"
             )
         if contributors.world_size > 1:
-            if is_lent:
+            if confirmation is not None:
                 self._session.run(confirmation)  # everybody has the result: the buckets may be changed
             reduction.apply()
             if reduction.measures:

@@ -6,17 +6,16 @@ are used alike.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from ef_common.collectives.gradients.bucket_run import BucketRun
 from ef_common.collectives.gradients.pieces import Pieces
 from ef_common.core.view import View
-from ef_common.errors import GroupBroken
 from ef_common.session import Session
 from ef_common.session.ports import Group, Meeting
 
@@ -66,7 +65,7 @@ class SumMemory:
         return arrays[:num]
 
 
-class BatchReduction(ABC):
+class BatchReduction(BucketRun):
     """One reduction of a global batch, an operation of the session.
 
     Args:
@@ -74,6 +73,7 @@ class BatchReduction(ABC):
         session: The worker's session.
         pieces: The global batch.
         read_flags: Numbers of this worker that are to be summed too, asked for when all pieces are there.
+        num_summed, meet: As in any :class:`BucketRun`; the buckets are the flags and the total.
 
     Attributes:
         total: The sum over the batch, when the reduction is complete.
@@ -81,31 +81,21 @@ class BatchReduction(ABC):
     """
 
     def __init__(
-        self, room: SumMemory, session: Session, pieces: Pieces, read_flags: Callable[[], Sequence[float]] = tuple
+        self,
+        room: SumMemory,
+        session: Session,
+        pieces: Pieces,
+        read_flags: Callable[[], Sequence[float]] = tuple,
+        *,
+        num_summed: int = 2,
+        meet: Callable[[Group], Meeting] | None = None,
     ) -> None:
-        self._room = room
-        self._session = session
-        self._pieces = pieces
-        self._read_flags = read_flags
-        self._held: dict[Any, Array] = {}  # sums of what this worker has computed, by what they are of
         self.total, self.flags = room.next_result()
-        self._group: Group | None = None
-        self._meeting: Meeting | None = None
-
-    def start(self) -> None:
-        """Begin to meet the others while gradients are computed. This call is optional."""
-        session = self._session
-        if session.world_size > 1 and session.view.ids == self._pieces.window.members:
-            with suppress(GroupBroken):  # `run` starts over, after recovery
-                self._bind(session.group)
-
-    def _bind(self, group: Group) -> None:
-        self._meeting = self._meet(group)
-        self._group = group
-
-    @abstractmethod
-    def _meet(self, group: Group) -> Meeting:
-        """Begin to ensure that all members are in this reduction."""
+        super().__init__((self.flags, self.total), session, pieces=pieces, call=CALL, num_summed=num_summed, meet=meet)
+        self._room = room
+        self._num_pieces = pieces.window.num_pieces
+        self._read_flags = read_flags
+        self._sums: dict[Any, Array] = {}  # of what this worker has computed, by what they are of
 
     @abstractmethod
     def insert(self, piece: int, array: Array) -> None:
@@ -116,33 +106,28 @@ class BatchReduction(ABC):
             array: The gradient.
         """
 
+    @abstractmethod
+    def _take_total(self) -> None:
+        """Fill `total` with what this worker has."""
+
     def finish(self) -> None:
         """The reduction is complete, and nobody runs it again."""
-        for array in self._held.values():
+        for array in self._sums.values():
             self._room.give_back(array)
-        self._held = {}
+        self._sums = {}
 
-    @abstractmethod
-    def _sum(self, group: Group, view: View, pieces: Mapping[str, Sequence[int]]) -> None:
-        """Fill `total` once all have met; `pieces` are those that each member holds."""
+    def _fill(self, bucket: int) -> None:
+        if bucket:
+            self._take_total()
+        else:
+            self.flags[:] = self._read_flags()
 
-    def run(self, group: Group, view: View) -> None:
-        """Reduce with the members of `view`; see :class:`~ef_common.session.ports.Operation`."""
-        pieces = self._pieces.settle(group, view)
-        if self._group is not group:
-            self._bind(group)
-        self.flags[:] = self._read_flags()
-        flags = group.all_reduce(self.flags, CALL, self._meeting)
-        self._sum(group, view, pieces)
-        flags.wait()
+    def _is_stale(self) -> bool:
+        return False  # nothing is issued before all is there
 
-    def describe(self) -> bytes:
-        """Sizes are the same in all members, so no header is needed."""
-        return b""
-
-    def result(self, header: bytes | None) -> Sequence[Array]:
-        """The sum, and the flags."""
-        return (self.total, self.flags)
+    def _stay_alone(self, view: View) -> None:
+        self._fill(0)
+        self._take_total()
 
 
 class SharedReduction(BatchReduction):
@@ -150,14 +135,10 @@ class SharedReduction(BatchReduction):
 
     def insert(self, piece: int, array: Array) -> None:
         """See the base class."""
-        held = self._held.setdefault("all", array)
+        held = self._sums.setdefault("all", array)
         if held is not array:
             held += array
             self._room.give_back(array)
 
-    def _meet(self, group: Group) -> Meeting:
-        return group.meet(CALL, [self.flags, self.total])
-
-    def _sum(self, group: Group, view: View, pieces: Mapping[str, Sequence[int]]) -> None:
-        np.copyto(self.total, self._held.get("all", 0.0))
-        group.all_reduce(self.total, CALL, self._meeting).wait()
+    def _take_total(self) -> None:
+        np.copyto(self.total, self._sums.get("all", 0.0))

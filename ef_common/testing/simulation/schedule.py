@@ -57,6 +57,9 @@ class Job:
         piece: Positions of a piece of it.
         num_validation: Samples of an evaluation.
         overlap: Begin to reduce before the backward pass has ended.
+        num_buckets: Buckets of gradients in a reduction.
+        num_values: Buckets before them, for values that all take from rank 0.
+        accumulates_twice: In some workers a gradient is added to after it was ready, in a backward pass that overlaps.
         lends: The buckets of a reduction are changed once all have the result; else two sets of them alternate.
         metrics_every: Windows between two extra collectives; 0 for none.
         step_s: Typical time of a forward and backward.
@@ -85,6 +88,9 @@ class Job:
     piece: int = 1
     num_validation: int = 0
     overlap: bool = False
+    num_buckets: int = 2
+    num_values: int = 0
+    accumulates_twice: bool = False
     lends: bool = False
     metrics_every: int = 0
     step_s: float = 0.05
@@ -438,7 +444,7 @@ def _job(draw: random.Random) -> Job:
     num_workers = draw.choice((1, 2, 2, 3, 3, 3, 4, 4, 5))
     spares = draw.random() < 0.1
     global_batch = draw.choice((0, 0, 0, draw.randint(2, 12)))
-    return Job(
+    job = Job(
         num_workers=num_workers,
         length=draw.choice((1, 2, 3, 5, 7, 11, 17, 23, 29, 37, 53)),
         batch_size=draw.randint(1, 4),
@@ -455,6 +461,9 @@ def _job(draw: random.Random) -> Job:
         max_nodes=max(3, num_workers - draw.randint(0, 2)) if spares else 1_000_000,
         last_call_s=draw.choice((0.1, 0.5)),
     )
+    draw = random.Random(repr(job))  # apart from all else of the schedule
+    num_buckets, num_values = draw.choice((1, 2, 2, 3, 4)), draw.choice((0, 0, 1))
+    return replace(job, num_buckets=num_buckets, num_values=num_values, accumulates_twice=draw.random() < 0.3)
 
 
 def _sometime(draw: random.Random) -> float:

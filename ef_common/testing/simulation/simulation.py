@@ -111,6 +111,7 @@ class Worker:
         self.num_freezes = 0
         self.raises = False
         self.hangs_until = 0.0
+        self.place = ""  # that it has passed last
         self._simulation = simulation
         scheduler = simulation.scheduler
         self.process = Process(scheduler, name, self._run)
@@ -447,8 +448,9 @@ class Simulation:
     def passed(self, worker: Worker, place: str) -> None:
         """A worker passes a place: faults may strike."""
         self.note(worker.name, place)
-        if place == "receive_nothing":
+        if place == "receive_nothing" and worker.place != "receive_result":
             self.count("barrier replayed")
+        worker.place = place
         if place == "reduced":
             self._reduced[worker.name] += 1
             self._judge_size()

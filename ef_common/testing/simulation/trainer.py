@@ -11,17 +11,21 @@ import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
+from zlib import crc32
 
+from ef_common.collectives.gradients.bucket_run import Confirmation
 from ef_common.collectives.gradients.pieces import Pieces
+from ef_common.collectives.operations import GatherBytes
 from ef_common.core import sharding
 from ef_common.core.sharding import Commit, EpochProgress, GlobalBatch, Window
 from ef_common.core.view import View
 from ef_common.errors import TrainingOver
-from ef_common.session import Barrier, Session
+from ef_common.session import Session
+from ef_common.session.ports import Operation
 from ef_common.testing.simulation.invariants import Invariants, Record, Result, Violation, add_once
 from ef_common.testing.simulation.schedule import Job
 from ef_common.testing.simulation.streamed import StreamedEpoch
-from ef_common.testing.simulation.toy_operations import Buffers, Gather, Note, Reduction
+from ef_common.testing.simulation.toy_operations import Buffers, Note, Reduction, Watched
 
 _MODULUS = (1 << 61) - 1
 _TOLERANCE = 1e-6
@@ -104,7 +108,7 @@ class Trainer:
         self._delay = delay
         self._mark = mark
         self._note = note
-        self._buffers = [Buffers()] if job.lends else [Buffers(), Buffers()]
+        self._buffers = [Buffers(job.num_buckets, num_values=job.num_values) for _ in range(1 if job.lends else 2)]
         self._total = 0
         self._count = 0
         self._pieces: Pieces | None = None
@@ -155,7 +159,7 @@ class Trainer:
             if self._streamed is not None and self.epoch < job.epochs:
                 self._streamed.begin(self.epoch)
         self._mark("closing")
-        session.run(Gather("closing", None, mark=self._mark, note=self._note))
+        self._gather("closing", None)
         session.trainings.end()
         session.close()
         session.stop()
@@ -191,10 +195,15 @@ class Trainer:
     # ------------------------------------------------------------ the loop
 
     def _gather(self, label: str, value: Any) -> tuple[View, list[Any]]:
-        operation = Gather(label, value, mark=self._mark, note=self._note)
-        view = self.session.run(operation)
-        operation.attempts.end(self.session.view.generation)
-        return view, operation.values
+        operation = GatherBytes(json.dumps(value).encode(), label)
+        view = self._run(operation, label)
+        return view, list(map(json.loads, operation.parts))
+
+    def _run(self, operation: Operation, label: str) -> View:
+        watched = Watched(operation, label, mark=self._mark, note=self._note)
+        view = self.session.run(watched)
+        watched.end(self.session.view.generation)
+        return view
 
     def _exchange_ends(self, value: Any) -> tuple[list[Any], View]:
         self._mark("ends")
@@ -283,45 +292,56 @@ class Trainer:
         operation.add(*self._forward(self.progress.positions_at(pieces.places(some))))
 
     def _reduction(self) -> Reduction:
-        reduction = self._new_reduction()
-        if self._pieces is not None:
-            self._pieces.compute = partial(self._make_up, reduction, self._pieces)
-        return reduction
-
-    def _new_reduction(self) -> Reduction:
-        return Reduction(
-            self.worker,
+        reduction = Reduction(
+            self.session,
             f"reduction {self.updates}",
             buffers=self._buffers[self.updates % len(self._buffers)],
             windows=self.progress.uncommitted,
             total=self._total,
             count=self._count,
+            value=self._value_of(self.worker),
             pieces=self._pieces,
-            flag=lambda: self.session.change_pending,
             finds=self._streamed is not None and self._streamed.turns.finds(),
             mark=self._mark,
             note=self._note,
         )
+        if self._pieces is not None:
+            self._pieces.compute = partial(self._make_up, reduction, self._pieces)
+        return reduction
+
+    def _backward(self, operation: Reduction) -> None:
+        """A backward pass: in each worker, gradients are ready in an order of its own."""
+        num, turn = self.job.num_buckets, self._value_of(self.worker)
+        operation.begin_backward(twice=self.job.accumulates_twice and turn % 3 == 0)
+        for number in range(num):
+            self._sleep(self._delay(self.job.step_s / num))
+            operation.gradient_ready(self.job.num_values + (number + turn) % num)
+        operation.end_backward()
+
+    def _value_of(self, worker: str) -> int:
+        """What a worker has at this update, and all take if it is rank 0."""
+        return crc32(worker.encode()) + self.updates
 
     def _reduce(self) -> None:
-        operation = self._reduction()
+        operation, label = self._reduction(), f"reduction {self.updates}"
         if self.job.overlap:
-            operation.start(self.session.group, self.session.view)
-            self._sleep(self._delay(self.job.step_s))
-        view = self.session.run(operation)
-        operation.attempts.end(self.session.view.generation)
+            self._backward(operation)
+        view = self._run(operation, label)
+        confirmation = Confirmation(self.session, [0.0]) if self.job.lends and view.world_size > 1 else None
+        if confirmation is not None:
+            confirmation.start()
         self._mark("reduced")
-        self.session.agree(operation.flags)
-        if self.job.lends and view.world_size > 1:
-            self._wait_for_all()
+        self.session.agree(operation.flags.num_changes)
+        if confirmation is not None:
+            self._wait_for_all(confirmation)
         if self._streamed is not None:
-            self._streamed.turns.heard(operation.num_finds)
+            self._streamed.turns.heard(operation.flags.num_finds)
             commit = Commit(self._streamed.commit(view), ())
         else:
             self.progress, commit = sharding.commit(self.progress, view.ids)
         if commit.returned:
             self._note("returned")
-        self._check(operation, commit)
+        self._check(operation, commit, view)
         self._update(operation)
         record = Record(
             self.life,
@@ -334,26 +354,27 @@ class Trainer:
         )
         self.session.when_confirmed(lambda: self._invariants.confirmed(self.worker, record))
 
-    def _wait_for_all(self) -> None:
-        self.session.run(Barrier())
+    def _wait_for_all(self, confirmation: Confirmation) -> None:
+        self._run(confirmation, f"confirmation {self.updates}")
 
-    def _check(self, operation: Reduction, commit: Commit) -> None:
+    def _check(self, operation: Reduction, commit: Commit, view: View) -> None:
         self.done = add_once(self.done, commit.committed, what=f"{self.worker}, epoch {self.epoch}")
         gradients = [
             gradient(self.epoch, position) for start, stop in commit.committed for position in range(start, stop)
         ]
         mean = sum(gradients) / len(gradients) if gradients else 0.0
-        if operation.sum != sum(gradients) or not abs(operation.mean - mean) < _TOLERANCE:
-            raise Violation(
-                f"{self.worker}, update {self.updates}: sum {operation.sum}, mean {operation.mean} do not "
-                f"belong to the positions {commit.committed}"
-            )
-        if not abs(operation.weights - bool(gradients)) < _TOLERANCE:
-            raise Violation(f"{self.worker}, update {self.updates}: the weights sum to {operation.weights}")
+        flags, here = operation.flags, f"{self.worker}, update {self.updates}"
+        if operation.sums != [sum(gradients)] * self.job.num_buckets or not abs(flags.mean - mean) < _TOLERANCE:
+            raise Violation(f"{here}: sums {operation.sums}, mean {flags.mean} do not belong to {commit.committed}")
+        if not abs(flags.weight - bool(gradients)) < _TOLERANCE:
+            raise Violation(f"{here}: the weights sum to {flags.weight}")
+        if operation.values != [self._value_of(view.ids[0])] * self.job.num_values:
+            raise Violation(f"{here}: {operation.values} are not of {view.ids[0]}")
 
     def _update(self, operation: Reduction) -> None:
-        self.weights += operation.sum
-        self.fingerprint = _next(self.fingerprint, operation.sum)
+        update = int(operation.sums[0])
+        self.weights += update
+        self.fingerprint = _next(self.fingerprint, update)
         if self.job.lends:
             self._buffers[0].spoil()
         self.updates += 1
