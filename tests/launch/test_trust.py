@@ -157,7 +157,7 @@ def test_job_trains_on_while_its_nodes_replace_the_secret_in_three_rounds(tmp_pa
         generation = nodes[0].wait_for_world(2)
         for token in ("old\nnew", "new\nold", "new"):
             for number, node in enumerate(nodes):
-                node.wait_for_step(max(event["step"] for event in node.events("step")) + 3)
+                node.wait_for_step(max((event["step"] for event in node.events("step")), default=0) + 3)
                 node.process.send_signal(signal.SIGTERM)
                 assert node.wait() == os.EX_TEMPFAIL
                 nodes[number] = start(number, token)
