@@ -17,15 +17,11 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from ef_common.control.leader_request import Conversation
-from ef_common.core.view import Member
-from ef_common.errors import AuthenticationError
 from ef_common.launch import environment
 from ef_common.launch.certificates import trust_of
 from ef_common.protocol.addresses import LOOPBACK, Address, parse_address
 from ef_common.protocol.auth import Token, new_nonce
 from ef_common.testing.ports import free_ports
-from ef_common.tls import Tls
 from tests.control.conftest import Peer
 from tests.control.lies import Call, calls
 from tests.faults.hosts import ENOUGH
@@ -155,6 +151,7 @@ def test_job_trains_on_while_its_nodes_replace_the_secret_in_three_rounds(tmp_pa
 
         nodes = [start(number, "old") for number in range(2)]
         generation = nodes[0].wait_for_world(2)
+        known = [Token(environ_of(worker)[environment.TOKEN]) for worker in nodes[0].workers()]
         for token in ("old\nnew", "new\nold", "new"):
             for number, node in enumerate(nodes):
                 node.wait_for_step(max((event["step"] for event in node.events("step")), default=0) + 3)
@@ -162,19 +159,13 @@ def test_job_trains_on_while_its_nodes_replace_the_secret_in_three_rounds(tmp_pa
                 assert node.wait() == os.EX_TEMPFAIL
                 nodes[number] = start(number, token)
                 generation = nodes[number].wait_for_world(2, after=generation)
-        run = nodes[0]
-        where = parse_address(environ_of(run.workers()[-1])[environment.COORDINATOR], what="its coordinator")
-
-        def greet(token: str) -> None:
-            trust = trust_of(Token(token), tls)
-            identity = None if trust.worker is None else Tls(trust.worker)
-            Conversation(where, Member(f"asks-{token}", "n", ""), trust.token, tls=identity).close()
-
-        greet("new")
-        with pytest.raises((AuthenticationError, OSError)):
-            greet("old")
+                known.append(Token(environ_of(nodes[number].workers()[-1])[environment.TOKEN]))
+        run, old, new = nodes[0], known[0].secret, known[-1].secret
         (run.directory / ENOUGH).touch()
         assert [node.wait() for node in nodes] == [0, 0]
+        assert old != new
+        rounds = [(old, ()), (old, (new,)), (new, (old,)), (new, ())]
+        assert [(one.secret, one.others) for one in known] == [one for one in rounds for _ in range(2)]
         assert len(run.events("start")) == 8
         assert run.events("rollback") == []
         run.audit()
