@@ -133,16 +133,16 @@ def keep_out(descriptor: int, inode: int) -> None:
 
     Gloo ends the process if a listener of its own is shut down, and keeps the descriptor of each stranger who connects,
     even after he has gone. So the kernel drops what comes for the listener.
+
+    Raises:
+        OSError: The kernel, or a sandbox, refuses that.
     """
     sock = _duplicate(descriptor, inode)
     if sock is None:
         return
     drop = ctypes.create_string_buffer(_DROP)
     with sock:
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HL", 1, ctypes.addressof(drop)))
-        except OSError as error:  # of a sandbox, perhaps
-            logger.debug("the listener stays open: %s", error)
+        sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HL", 1, ctypes.addressof(drop)))
 
 
 def _own_sockets() -> list[tuple[int, int]]:

@@ -342,6 +342,7 @@ class TorchGroups(ByteArrays):
     def __init__(self, *, nccl: bool = False, tls: Tls | None = None) -> None:
         self._tls = tls
         self._record = NcclRecord() if nccl else None
+        self._has_warned = False
 
     def build(self, view: View, *, rank: int, bootstrap: Bootstrap) -> Group:
         """Connect to the other members of the view; see the port for the contract."""
@@ -358,6 +359,20 @@ class TorchGroups(ByteArrays):
             )
         except RuntimeError as error:
             raise GroupBroken(f"could not connect: {str(error).splitlines()[0][:200]}") from None
+        finally:  # all have connected, or nobody shall any more: Gloo may listen for an hour yet
+            self._keep_out(listener)
+
+    def _keep_out(self, listener: tuple[int, int]) -> None:
+        try:
+            keep_out(*listener)
+        except OSError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                logger.warning(
+                    "the kernel does not keep strangers from Gloo's ports, so each who connects costs this worker a "
+                    "file descriptor until the next view: %s",
+                    error,
+                )
 
 
 def _address_in(published: bytes, rank: int) -> Address:
@@ -387,7 +402,6 @@ def _connect(
         process_group = dist.ProcessGroupGloo(BootstrapStore(bootstrap), rank, view.world_size, options)
     listeners = {_address_in(bootstrap.get(f"listener/{other}"), other) for other in range(view.world_size)}
     sockets = new.connected(listeners)
-    keep_out(*listener)  # all have connected
     sums = None
     if record is not None:
         sums = NcclSums(view, rank, bootstrap, record=record, is_cut=partial(any_ended, sockets))

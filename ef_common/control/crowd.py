@@ -52,12 +52,16 @@ class Crowd(socketserver.ThreadingMixIn):
             self._open[request] = None
         super().process_request(request, client_address)
 
-    def shutdown_request(self, request: Any) -> None:
-        """The connection is over."""
-        super().shutdown_request(request)  # type: ignore[misc]
+    def keep(self, request: Any) -> None:
+        """It has asked for what may be long in coming: it does not count any more, and is not ended for others."""
         with self._changed:
             self._open.pop(request, None)
             self._changed.notify()
+
+    def shutdown_request(self, request: Any) -> None:
+        """The connection is over."""
+        super().shutdown_request(request)  # type: ignore[misc]
+        self.keep(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """An answer has failed, or the client has gone."""

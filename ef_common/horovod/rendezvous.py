@@ -12,11 +12,12 @@ import struct
 import sys
 from functools import partial
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 from ef_common import threads
 from ef_common.collectives.library_sockets import Address
+from ef_common.control.crowd import Crowd
 from ef_common.errors import GroupBroken, ThreadFailed
 from ef_common.session.ports import Bootstrap
 
@@ -110,16 +111,19 @@ def listeners_in(value: bytes) -> set[Address]:
     return found
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
+class _Server(Crowd, HTTPServer):
+    """Processes of this machine that open connections and say nothing must not cost a thread each."""
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.rendezvous = rendezvous
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        logger.error("Horovod was not answered", exc_info=sys.exc_info()[1])  # the end of the connection tells it
+        error = sys.exc_info()[1]  # the end of the connection tells Horovod
+        if isinstance(error, OSError):
+            super().handle_error(request, client_address)
+        else:
+            logger.error("Horovod was not answered", exc_info=error)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -127,6 +131,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _TIMEOUT_S
 
     def do_GET(self) -> None:
+        self.server.keep(self.connection)
         try:
             value = self.server.rendezvous.get(self.path)
         except GroupBroken:
@@ -139,7 +144,11 @@ class _Handler(BaseHTTPRequestHandler):
         if not (length.isascii() and length.isdigit() and len(length) < 9 and int(length) <= _LARGEST_VALUE):
             self._answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
             return
-        self.server.rendezvous.put(self.path, self.rfile.read(int(length)))
+        value = self.rfile.read(int(length))
+        if len(value) < int(length):  # whoever said it has gone before its end
+            self._answer(HTTPStatus.BAD_REQUEST)
+            return
+        self.server.rendezvous.put(self.path, value)
         self._answer(HTTPStatus.OK)
 
     def do_DELETE(self) -> None:

@@ -488,6 +488,24 @@ def test_what_is_sent_cannot_be_read_and_what_was_changed_breaks_the_group(
     assert bytes(second).rstrip(b"\0").replace(b"a weight", b"") in {b"a weight"[:n] for n in range(8)}
 
 
+@pytest.mark.parametrize("links", ["three nodes", "TLS"], indirect=True)
+def test_connection_that_is_taken_over_breaks_the_group(links: list[PeerConnections], values: SharedValues) -> None:
+    """Somebody else speaks after the greeting. In the clear, what he says is taken for the sender's."""
+    first, second = bytearray(6), bytearray(6)
+    receiver, ended = outcome_of(lambda: links[0].receive([memoryview(first), memoryview(second)], 1))
+    known = json.loads(values.get("link/0"))
+    with Tap((known["address"], known["port"])) as tap:
+        values.put("link/0", json.dumps({**known, "port": tap.address[1]}).encode())
+        links[1].send([memoryview(b"honest")], 0)
+        poll_until(lambda: first == b"honest")
+        tap.inject(b"poison")
+        receiver.join(GUARD_S)
+    if links[0]._tls is None:
+        assert (bytes(second), ended) == (b"poison", [None])
+    else:
+        assert (bytes(second), [type(error) for error in ended]) == (bytes(6), [GroupBroken])
+
+
 @under_tls
 def test_receiver_that_is_closed_takes_nothing_encrypted_for_data(
     links: list[PeerConnections], values: SharedValues

@@ -74,3 +74,9 @@ def test_descriptor_that_is_another_socket_by_now_is_left_alone(stack: contextli
     assert connect(stack, listener)
     with pytest.raises(OSError, match="closed"):
         address_of(descriptor, inode + 1)
+
+
+def test_kernel_that_keeps_nobody_out_is_an_error(stack: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ef_common.collectives.library_sockets._SO_ATTACH_FILTER", 999)
+    with pytest.raises(OSError, match="not available"):
+        keep_out(*identity(listen(stack)))

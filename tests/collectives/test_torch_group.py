@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import gc
 import os
+import socket
 import threading
 import weakref
 from collections.abc import Callable
@@ -17,6 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ef_common.collectives.bootstrap import SharedValues
 from ef_common.collectives.torch_group import TorchGroup, TorchGroups
 from ef_common.core.membership import Settings
 from ef_common.errors import GroupBroken, UsageError
@@ -64,6 +68,49 @@ def connect_in_vain() -> list[list[int]]:
         with pytest.raises(GroupBroken):
             groups.build(view_of(2), rank=0, bootstrap=NobodyComes())
     return [*found, usage()]
+
+
+class Half:
+    """The bootstrap of one of two members. The second one reads nothing, and the first one waits for it for ever."""
+
+    def __init__(self, values: SharedValues, *, reads: bool) -> None:
+        self._values, self._reads = values, reads
+        self.asked, self.over = threading.Event(), threading.Event()
+
+    def put(self, key: str, value: bytes) -> None:
+        self._values.put(key, value)
+
+    def get(self, key: str) -> bytes:
+        if not self._reads or key == "listener/1":  # Gloo may have connected to it by then
+            self.asked.set()
+            threading.Event().wait()
+        return self._values.get(key)
+
+    def replaced(self) -> bool:
+        return self.over.is_set()
+
+
+def stranger_at_an_abandoned_group() -> str:
+    """What becomes of a stranger at the listener of a group that was given up, and which Gloo still has."""
+    values = SharedValues()
+    first, second = Half(values, reads=True), Half(values, reads=False)
+
+    def build(rank: int, bootstrap: Half) -> None:
+        with contextlib.suppress(GroupBroken):
+            TorchGroups().build(view_of(2), rank=rank, bootstrap=bootstrap)
+
+    members = [threading.Thread(target=build, args=each, daemon=True) for each in enumerate((first, second))]
+    members[1].start()
+    second.asked.wait()  # so it listens
+    members[0].start()
+    host, _, port = values.get("listener/0").decode().rpartition(" ")
+    first.over.set()
+    members[0].join()
+    try:
+        socket.create_connection((host, int(port)), timeout=1.0).close()
+    except OSError as error:
+        return type(error).__name__
+    return "reached"
 
 
 def usage() -> list[int]:
@@ -148,6 +195,30 @@ def test_group_that_cannot_be_connected_leaves_no_thread_and_no_file(directory: 
     with Job(directory, preload=warm.TORCH) as job:
         before, after = job.start(connect_in_vain).result()
     assert after == before
+
+
+@pytest.mark.processes
+def test_stranger_does_not_reach_a_group_that_was_given_up_while_it_was_connected(directory: Path) -> None:
+    """Gloo listens until its timeout, an hour later."""
+    with Job(directory, preload=warm.TORCH) as job:
+        assert job.start(stranger_at_an_abandoned_group).result() == "TimeoutError"
+
+
+def test_worker_whose_kernel_keeps_no_stranger_out_warns_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(descriptor: int, inode: int) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr("ef_common.collectives.torch_group.keep_out", refuse)
+    groups = TorchGroups()
+    for _ in range(2):
+        groups.build(view_of(1), rank=0, bootstrap=Addresses()).abort()
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("the kernel does not keep strangers from Gloo's ports")
+    assert warnings[0].endswith("Operation not permitted")
+    wait_for_burials()
 
 
 def test_group_that_is_aborted_while_an_operation_begins_is_let_go_of_in_a_thread() -> None:

@@ -236,6 +236,22 @@ def test_what_was_said_on_one_connection_is_nothing_on_another(lead, enter, netw
     assert coordinator._server.state.generation == 1
 
 
+@pytest.mark.parametrize("tls", [COORDINATOR, None], ids=["TLS", "clear"])
+def test_connection_to_a_standby_that_is_taken_over_is_not_believed(serve, lead, network, tls):
+    """After the greeting of another coordinator, somebody else says who leads. In the clear that is believed."""
+    standby = lead(standby=True) if tls else serve(1, token=TRUST.token, standby=True)
+    between = network(standby)
+    coordinator = Conversation(between.address, Member("other", "n", ""), TRUST.token, tls=tls)
+    between.inject(wire.encode(wire.Follow(1, leads=True)))
+    if tls:
+        with contextlib.suppress(ConnectionError):
+            assert coordinator.receive() is None  # it ends the connection
+        assert standby._server.leader == ""
+    else:
+        poll_until(lambda: standby._server.leader == "127.0.0.1:1")
+    coordinator.close()
+
+
 # ---------------------------------------------------------------- a secret is replaced
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import socketserver
+import struct
 import threading
 from typing import Any
 
@@ -12,6 +12,8 @@ import pytest
 
 from ef_common.horovod.store import RendezvousStore
 from tests.horovod_built import needs_horovod
+from tests.strangers import FRAME_BYTES, crowd, say
+from tests.tap import Tap
 from tests.waiting import poll_until
 
 pytest.importorskip("horovod")
@@ -68,12 +70,32 @@ def test_stranger_is_not_heard(told, request_):
 
 def test_driver_is_understood_while_strangers_say_nothing(told):
     addresses, key, heard = told
-    with contextlib.ExitStack() as held:
-        for _ in range(50):
-            held.enter_context(socket.create_connection(addresses["lo"][0], timeout=30))
+    with crowd(addresses["lo"][0]):
         WorkerNotificationClient(addresses, key, 0).notify_hosts_updated(1, HostUpdateResult.added)
         assert heard == ["changed"]
         assert sum("process_request_thread" in thread.name for thread in threading.enumerate()) <= 20
+
+
+def test_request_of_2_gib_is_not_read(told):
+    addresses, key, heard = told
+    taken = say(addresses["lo"][0], bytes(32) + struct.pack("i", FRAME_BYTES), more=FRAME_BYTES)
+    assert taken < FRAME_BYTES // 8  # what sockets hold
+    WorkerNotificationClient(addresses, key, 0).notify_hosts_updated(1, HostUpdateResult.added)
+    assert heard == ["changed"]
+
+
+def test_notice_that_is_replayed_is_no_more_than_one_more(told):
+    """Horovod's format has nothing that would tell it from another one; a worker looks for hosts once more."""
+    addresses, key, heard = told
+    with Tap(addresses["lo"][0]) as tap:
+        WorkerNotificationClient({"lo": [tap.address]}, key, 0).notify_hosts_updated(1, HostUpdateResult.added)
+        said = bytes(tap.said)
+    assert heard == ["changed"]
+    while said:  # each request was on a connection of its own: the first one asked who is there
+        end = 36 + struct.unpack_from("i", said, 32)[0]
+        say(addresses["lo"][0], said[:end])
+        said = said[end:]
+    assert heard == ["changed", "changed"]
 
 
 def test_driver_is_refused_when_the_thread_that_hears_it_has_failed(monkeypatch):

@@ -4,6 +4,7 @@ import http.client
 import socket
 import socketserver
 import struct
+import threading
 import time
 from http import HTTPStatus
 
@@ -12,6 +13,8 @@ import pytest
 from ef_common.collectives.bootstrap import SharedValues
 from ef_common.errors import GroupBroken
 from ef_common.horovod.rendezvous import Rendezvous, environment_of, listeners_in
+from tests.strangers import GARBAGE, crowd, say
+from tests.waiting import poll_until
 
 
 def ask(rendezvous: Rendezvous, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
@@ -78,6 +81,57 @@ def test_value_without_a_length_that_is_one_is_refused(length: str) -> None:
         connection.endheaders()
         assert connection.getresponse().status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
         connection.close()
+
+
+def num_served() -> int:
+    """How many threads answer somebody."""
+    return sum("process_request_thread" in one.name for one in threading.enumerate())
+
+
+class Watched(SharedValues):
+    """Tells what was published, and whether somebody has asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.published: dict[str, bytes] = {}
+        self.asked = threading.Event()
+
+    def put(self, key: str, value: bytes) -> None:
+        self.published[key] = value
+        super().put(key, value)
+
+    def get(self, key: str) -> bytes:
+        self.asked.set()
+        return super().get(key)
+
+
+def test_strangers_keep_no_value_from_horovod() -> None:
+    """Garbage, half a request, one whose value never comes, and what Horovod has said before."""
+    values, before = Watched(), num_served()
+    with Rendezvous(values) as rendezvous:
+        place = ("127.0.0.1", rendezvous.port)
+        for data in (*GARBAGE, b"PUT /global/0 HT", b"PUT /global/0 HTTP/1.1\r\nContent-Length: 9\r\n\r\nwrong"):
+            say(place, data)
+        poll_until(lambda: num_served() == before + 1)  # the value of "/" never comes
+        assert values.published == {}
+        assert ask(rendezvous, "PUT", "/global/0", b"here")[0] == HTTPStatus.OK
+        say(place, b"PUT /global/0 HTTP/1.1\r\nContent-Length: 4\r\n\r\nhere")
+        assert ask(rendezvous, "GET", "/global/0") == (HTTPStatus.OK, b"here")
+
+
+def test_strangers_that_say_nothing_cost_few_threads_and_end_no_wait() -> None:
+    """A value may be long in coming, so whoever asks for it first is the oldest of all."""
+    values, answers, before = Watched(), list[tuple[int, bytes]](), num_served()
+    with Rendezvous(values) as rendezvous:
+        waits = threading.Thread(target=lambda: answers.append(ask(rendezvous, "GET", "/global/1")), daemon=True)
+        waits.start()
+        assert values.asked.wait(60)
+        with crowd(("127.0.0.1", rendezvous.port)):
+            assert ask(rendezvous, "PUT", "/global/0", b"here")[0] == HTTPStatus.OK
+            assert num_served() <= before + 20
+            values.put("horovod/global/1", b"late")
+            waits.join(60)
+    assert answers == [(HTTPStatus.OK, b"late")]
 
 
 def test_rendezvous_whose_thread_fails_refuses_horovod_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

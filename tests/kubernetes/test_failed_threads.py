@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import socket
 import socketserver
 import sys
@@ -29,6 +30,7 @@ from ef_common.kubernetes.watching import Copy
 from ef_common.testing.ports import free_ports
 from tests.kubernetes.memory_api import MemoryApi
 from tests.kubernetes.objects import node
+from tests.strangers import FRAME_BYTES, GARBAGE, crowd, say
 from tests.waiting import poll_until
 
 
@@ -134,12 +136,29 @@ def test_probe_is_answered_while_strangers_say_nothing(monkeypatch: pytest.Monke
     page.start()
     try:
         before = threading.active_count()
-        with contextlib.ExitStack() as held:
-            for _ in range(40):
-                held.enter_context(socket.create_connection(("127.0.0.1", page.port)))
+        with crowd(("127.0.0.1", page.port)):
             with urllib.request.urlopen(f"http://127.0.0.1:{page.port}/healthz") as answer:
                 assert answer.read() == b"ok\n"
             assert threading.active_count() <= before + page._server.most + 1
+    finally:
+        page.stop()
+
+
+def test_probe_is_answered_whatever_strangers_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Garbage, half a request, one without an end, and what somebody else has said."""
+    monkeypatch.setattr(pages, "_PATIENCE_S", 0.2)
+    page = Page("127.0.0.1", 0, metrics=Metrics(), is_ready=lambda: True)
+    page.start()
+    place = ("127.0.0.1", page.port)
+    try:
+        before = threading.active_count()
+        for data in (*GARBAGE, b"GET /metr", secrets.token_bytes(10), b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n" * 3):
+            say(place, data)
+        for begin in (b"GET /", b"GET / HTTP/1.1\r\nContent-Length: 2147483647\r\n\r\n", b"GET / HTTP/1.1\r\nA: "):
+            assert say(place, begin, more=FRAME_BYTES) < FRAME_BYTES // 8  # what sockets hold
+        with urllib.request.urlopen(f"http://127.0.0.1:{page.port}/healthz") as answer:
+            assert answer.read() == b"ok\n"
+        poll_until(lambda: threading.active_count() <= before)
     finally:
         page.stop()
 

@@ -17,18 +17,29 @@ TITLES = {
     "connection_taken_over_after_the_greeting": "A connection taken over",
 }
 NOTICES = "tests/horovod/test_notices.py::"
+RENDEZVOUS = "tests/horovod/test_rendezvous.py::"
+PAGE = "tests/kubernetes/test_failed_threads.py::"
 ELSEWHERE = {
     "notices of horovodrun": {
         "garbage": NOTICES + "test_stranger_is_not_heard",
         "half_a_greeting": NOTICES + "test_stranger_is_not_heard",
+        "frame_of_2_gib": NOTICES + "test_request_of_2_gib_is_not_read",
         "a_thousand_idle_connections": NOTICES + "test_driver_is_understood_while_strangers_say_nothing",
+        "replayed_bytes": NOTICES + "test_notice_that_is_replayed_is_no_more_than_one_more",
     },
     "Horovod's rendezvous, on the loopback interface": {
-        "frame_of_2_gib": "tests/horovod/test_rendezvous.py::test_value_without_a_length_that_is_one_is_refused"
+        "garbage": RENDEZVOUS + "test_strangers_keep_no_value_from_horovod",
+        "half_a_greeting": RENDEZVOUS + "test_strangers_keep_no_value_from_horovod",
+        "frame_of_2_gib": RENDEZVOUS + "test_value_without_a_length_that_is_one_is_refused",
+        "a_thousand_idle_connections": RENDEZVOUS + "test_strangers_that_say_nothing_cost_few_threads_and_end_no_wait",
+        "replayed_bytes": RENDEZVOUS + "test_strangers_keep_no_value_from_horovod",
     },
     "page of the controller of Kubernetes": {
-        "a_thousand_idle_connections": "tests/kubernetes/test_failed_threads.py::"
-        "test_probe_is_answered_while_strangers_say_nothing"
+        "garbage": PAGE + "test_probe_is_answered_whatever_strangers_say",
+        "half_a_greeting": PAGE + "test_probe_is_answered_whatever_strangers_say",
+        "frame_of_2_gib": PAGE + "test_probe_is_answered_whatever_strangers_say",
+        "a_thousand_idle_connections": PAGE + "test_probe_is_answered_while_strangers_say_nothing",
+        "replayed_bytes": PAGE + "test_probe_is_answered_whatever_strangers_say",
     },
 }
 """Ports that a job of `elasticflow run` does not have, with the tests that attack them."""
@@ -71,7 +82,7 @@ def test_table_of_attacked_ports_is_that_of_the_tests() -> None:
 
 
 def test_tests_of_the_other_ports_are_there() -> None:
-    for witness in {one for tests in ELSEWHERE.values() for one in tests.values()}:
+    for witness in {*TAKEN_OVER.values(), *(one for tests in ELSEWHERE.values() for one in tests.values())}:
         file, _, name = witness.partition("::")
         assert f"\ndef {name}(" in (ROOT / file).read_text()
 

@@ -70,6 +70,16 @@ def test_restarts_with_a_damaged_count_begin_anew(tmp_path: Path) -> None:
     assert Restarts(tmp_path).count == Count()
 
 
+def test_count_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    """A launcher that is killed while it counts leaves the count before."""
+    Restarts(tmp_path).died([(0, -9)])
+    (tmp_path / "before").hardlink_to(tmp_path / "deaths")
+    Restarts(tmp_path).died([(0, -9)])
+    assert Restarts(tmp_path).count.total == 2
+    (tmp_path / "before").replace(tmp_path / "deaths")
+    assert Restarts(tmp_path).count.total == 1
+
+
 def test_death_of_whoever_had_a_step_is_told_first(tmp_path: Path) -> None:
     CrashRecord(tmp_path, 1).begin(0, 6, [(20, 24)])
     assert Restarts(tmp_path).died([(0, 1), (1, -9)]).local_rank == 1

@@ -6,7 +6,6 @@ import contextlib
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -30,15 +29,13 @@ from tests.control.test_robustness import HELLO
 from tests.faults.hosts import ENOUGH
 from tests.launch.test_run import Launched, script
 from tests.launch.test_trust import environ_of
+from tests.strangers import FRAME_BYTES, GARBAGE, Place, crowd, reaches, say
 from tests.tap import Tap
 from tests.waiting import poll_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.thorough, pytest.mark.timeout(300)]
 
 GUARD_S = 30.0
-SILENCE_S = 0.3
-NUM_IDLE = 1000
-MOST_LATE = 3
 PORTS = {
     "coordinator": 1,
     "standby": 2,
@@ -48,13 +45,15 @@ PORTS = {
     "live page": 1,
 }
 """Where the job listens, and with how many sockets."""
-TAKEN_OVER = ("coordinator",)
-"""Where a connection is taken over, if TLS protects it."""
-FRAME_BYTES = 2**31 - 1
+TAKEN_OVER = {
+    "coordinator": "tests/launch/test_strangers.py::test_stranger_at_each_port_stops_nobody",
+    "standby": "tests/control/test_tls.py::test_connection_to_a_standby_that_is_taken_over_is_not_believed",
+    "liveness port; links between nodes": "tests/collectives/test_links.py::"
+    "test_connection_that_is_taken_over_breaks_the_group",
+}
+"""Where a connection is taken over, if TLS protects it; and the test that does."""
 MORE_FILES = sessions.MAX_STRANGERS + 300  # 64 are accepted at once, and those turned away are closed a few turns later
 MORE_BYTES = 64 << 20
-Place = tuple[str, int] | str
-"""A port, or the name of an abstract socket."""
 
 
 class Job:
@@ -122,11 +121,13 @@ class Job:
 
         yield look
         look()
-        step = max(event["step"] for event in self.run.events("step"))
-        self.run.wait_for_step(step + 10)
+        self.run.wait_for_step(self.newest_step() + 10)
         assert self.run.workers() == self.workers
         assert max(event["generation"] for event in self.run.events("view")) == self.generation
         poll_until(lambda: all(p.num_fds() <= files + 10 for p, (files, _) in zip(self.processes, before, strict=True)))
+
+    def newest_step(self) -> int:
+        return int(max(event["step"] for event in self.run.events("step")))
 
     def greet(self, address: tuple[str, int], name: str) -> Conversation:
         """Be a worker of it."""
@@ -152,36 +153,6 @@ def _names(process: psutil.Process) -> list[str]:
     return [f"\0{row[7][1:]}" for row in listening if row[7].startswith("@elasticflow-")]
 
 
-def dial(place: Place) -> socket.socket:
-    family = socket.AF_UNIX if isinstance(place, str) else socket.AF_INET
-    connection = socket.socket(family)
-    connection.settimeout(1.0)
-    try:
-        connection.connect(place)
-    except BaseException:
-        connection.close()
-        raise
-    connection.settimeout(SILENCE_S)
-    return connection
-
-
-def reaches(place: Place) -> bool:
-    with contextlib.suppress(OSError):
-        dial(place).close()
-        return True
-    return False
-
-
-def say(place: Place, data: bytes, *, more: int = 0) -> None:
-    """Say something, and after it zeros, for as long as somebody listens."""
-    with contextlib.suppress(OSError), dial(place) as stranger:
-        stranger.sendall(data)
-        while more > 0:
-            more -= stranger.send(bytes(min(more, 1 << 20)))
-        while stranger.recv(1 << 16):
-            pass
-
-
 @pytest.fixture(scope="module", params=["", "TLS"], ids=["clear", "TLS"])
 def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     raise_file_limit()
@@ -198,7 +169,7 @@ def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 def garbage(job: Job, look: Callable[[], None]) -> None:
     for place in job.places():
-        for data in (secrets.token_bytes(1 << 16), b"GET / HTTP/1.1\r\n\r\n", b"\0" * 5000):
+        for data in GARBAGE:
             say(place, data)
 
 
@@ -219,18 +190,12 @@ def frame_of_2_gib(job: Job, look: Callable[[], None]) -> None:
 
 
 def a_thousand_idle_connections(job: Job, look: Callable[[], None]) -> None:
+    """All at once, at each port. A page that answers one client after the other has room for a few; the others wait."""
     for place in job.places():
-        with contextlib.ExitStack() as crowd:
-            num_late = 0
-            for _ in range(NUM_IDLE):
-                try:
-                    crowd.enter_context(dial(place))
-                except OSError as error:  # the queue is full of one that does not accept, or one at a time
-                    num_late += isinstance(error, TimeoutError)
-                if num_late == MOST_LATE:
-                    break
-            look()
+        with crowd(place):
             job.greet(job.coordinator, f"worker-{secrets.token_hex(2)}").close()  # who knows the secret gets in
+            job.run.wait_for_step(job.newest_step() + 3)
+            look()
 
 
 def replayed_bytes(job: Job, look: Callable[[], None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import secrets
@@ -129,6 +130,45 @@ def test_workers_of_a_job_under_tls_have_keys_of_their_own_and_no_token(
     assert files_with(secret, tmp_path) == set()
     assert files_with(key, tmp_path) == ({tmp_path / "keys" / "worker.key"} if how == "files" else set())
     run.audit()
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("tls", ["0", "1"])
+def test_job_trains_on_while_its_nodes_replace_the_secret_in_three_rounds(tmp_path: Path, tls: str) -> None:
+    """First the nodes know the new one, then they use it, then the old one is refused."""
+    with contextlib.ExitStack() as stack:
+        starts = itertools.count()
+
+        def start(number: int, token: str) -> Launched:
+            (tmp_path / f"token-{number}").write_text(token)
+            node = Launched(tmp_path / "run")
+            stack.callback(node.end)
+            conf = f"--rdzv-conf=token_file={tmp_path}/token-{number},tls={tls},last_call_timeout=60"
+            door = f"--rdzv-endpoint=file://{tmp_path}/at"
+            node.start(door, conf, "--nnodes=1:2", *script(), name=f"launcher-{next(starts)}")
+            return node
+
+        nodes = [start(number, "old") for number in range(2)]
+        generation = nodes[0].wait_for_world(2)
+        known = [Token(environ_of(worker)[environment.TOKEN]) for worker in nodes[0].workers()]
+        for token in ("old\nnew", "new\nold", "new"):
+            for number, node in enumerate(nodes):
+                node.wait_for_step(max((event["step"] for event in node.events("step")), default=0) + 3)
+                node.process.send_signal(signal.SIGTERM)
+                assert node.wait() == os.EX_TEMPFAIL
+                nodes[number] = start(number, token)
+                generation = nodes[number].wait_for_world(2, after=generation)
+                known.append(Token(environ_of(nodes[number].workers()[-1])[environment.TOKEN]))
+        run, old, new = nodes[0], known[0].secret, known[-1].secret
+        (run.directory / ENOUGH).touch()
+        assert [node.wait() for node in nodes] == [0, 0]
+        assert old != new
+        rounds = [(old, ()), (old, (new,)), (new, (old,)), (new, ())]
+        assert [(one.secret, one.others) for one in known] == [one for one in rounds for _ in range(2)]
+        assert len(run.events("start")) == 8
+        assert run.events("rollback") == []
+        run.audit()
 
 
 def lie(addresses: list[Address], token: Token, made_up: list[tuple[int, Call]]) -> None:
