@@ -52,8 +52,15 @@ def hangup_not_ignored() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection() -> None:
+    """Nothing that is imported for the tests is garbage, and there is much of it to look through."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """What has been imported stays: tests that look for garbage need not look there, nor need forks copy it."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 

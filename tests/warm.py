@@ -12,7 +12,7 @@ _COMMON = (
     "tests.collectives.seats",
     "tests.faults.hosts",
 )
-TORCH = ("torchmetrics", "tests.faults.training", "ef_common.collectives.torch_group", *_COMMON)
+TORCH = ("tests.faults.training", "ef_common.collectives.torch_group", *_COMMON)
 """Lightning's, under the first of its names: a worker of the other one forgets it first (see `training.use`)."""
 KERAS = {
     "tensorflow": ("tests.faults.keras_tensorflow", "tests.keras.on_tensorflow", *_COMMON),

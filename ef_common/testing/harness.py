@@ -199,7 +199,7 @@ class Job(Run):
         process = _CONTEXT.Process(target=_work, args=(target, args, variables, str(output), str(result)), name=name)
         worker = WorkerProcess(process, name, self)
         output.touch()
-        with _without_main():
+        with without_main():
             process.start()
         self.workers.append(worker)
         return worker
@@ -286,7 +286,7 @@ class Job(Run):
 
 
 @contextlib.contextmanager
-def _without_main() -> Iterator[None]:
+def without_main() -> Iterator[None]:
     """Keep multiprocessing from importing this process's main module (pytest, mostly) in the child."""
     main = sys.modules["__main__"]
     names = ("__spec__", "__file__")

@@ -6,9 +6,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 import psutil
 
@@ -20,6 +21,33 @@ from ef_common.testing.ports import reserve_port
 __all__ = ["Node", "TorchrunJob"]
 
 
+class Agent(Protocol):
+    """The process of an agent, as a `Popen` is one."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float) -> int: ...
+
+    def send_signal(self, sig: int) -> None: ...
+
+
+def _start(
+    arguments: Sequence[str], environ: Mapping[str, str], output: Path, prefix: Sequence[str] = ()
+) -> subprocess.Popen[bytes]:
+    with output.open("wb") as file:
+        return subprocess.Popen(
+            [*prefix, sys.executable, "-m", "torch.distributed.run", *arguments],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
 class Node:
     """A torchrun agent and its workers.
 
@@ -29,7 +57,7 @@ class Node:
         job: The job.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], name: str, job: TorchrunJob) -> None:
+    def __init__(self, process: Agent, name: str, job: TorchrunJob) -> None:
         self._process = process
         self._job = job
         self.name = name
@@ -94,6 +122,8 @@ class TorchrunJob(Run):
         rdzv_backend: torchrun's rendezvous backend; "" to name neither one nor an endpoint.
         endpoint: Its endpoint; by default a free port of the loopback interface.
         guard_s: How long to wait for what must happen.
+        start_agent: Starts what `python -m torch.distributed.run` is with these arguments, this environment, and an
+            output; by default, that command.
     """
 
     def __init__(
@@ -104,10 +134,12 @@ class TorchrunJob(Run):
         rdzv_backend: str = "elasticflow",
         endpoint: str | None = None,
         guard_s: float = GUARD_S,
+        start_agent: Callable[[Sequence[str], Mapping[str, str], Path], Agent] | None = None,
     ) -> None:
         super().__init__(directory, guard_s=guard_s)
         self._script = script
         self._backend = rdzv_backend
+        self._start_agent = start_agent or _start
         self.nodes: list[Node] = []
         self._ended = False
         self._reserved = reserve_port()
@@ -152,18 +184,15 @@ class TorchrunJob(Run):
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             **(environ or {}),
         }
-        command = [*prefix, sys.executable, "-m", "torch.distributed.run", "--monitor-interval=0.1"]
+        arguments = ["--monitor-interval=0.1"]
         if self._backend:
-            command += [f"--rdzv-backend={self._backend}", f"--rdzv-endpoint={self._endpoint}"]
-        with (self.outputs / f"{name}.txt").open("wb") as output:
-            process = subprocess.Popen(
-                [*command, *options, str(self._script), *script_args],
-                env=variables,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            arguments += [f"--rdzv-backend={self._backend}", f"--rdzv-endpoint={self._endpoint}"]
+        arguments += [*options, str(self._script), *script_args]
+        output = self.outputs / f"{name}.txt"
+        if prefix:
+            process: Agent = _start(arguments, variables, output, prefix)
+        else:
+            process = self._start_agent(arguments, variables, output)
         node = Node(process, name, self)
         self.nodes.append(node)
         return node

@@ -200,6 +200,7 @@ def test_keras_backend_is_the_one_that_keras_would_take(
     assert found == Finding("keras: backend", text.format(file=tmp_path / "keras.json"), remedy)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(find_spec("keras") is None, reason="needs Keras")
 def test_keras_itself_takes_that_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "keras.json").write_text('{"backend": "torch"}')

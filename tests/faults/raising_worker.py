@@ -11,14 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from tests.imports import lean
 
-from ef_common.data.checkpointer import Checkpointing
-from ef_common.launch.process import this_worker
-from ef_lightning import ElasticFlowStrategy
+with lean():
+    import torch
+    from lightning.pytorch import LightningModule, Trainer
+    from torch import Tensor
+    from torch.utils.data import DataLoader, Dataset
+
+    from ef_common.data.checkpointer import Checkpointing
+    from ef_common.launch.process import this_worker
+    from ef_lightning import ElasticFlowStrategy
 
 STRUCK = "TEST_STRUCK"
 """Variable that makes a process the one that has the bug."""

@@ -19,6 +19,7 @@ from ef_common.storage.claims import place_for
 from ef_common.testing.harness_torchrun import Node, TorchrunJob
 from ef_common.testing.ports import reserve_port
 from tests.faults.torchrun_nodes import OPTIONS, SCRIPT, finish
+from tests.launch import agents
 from tests.waiting import poll_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.thorough, pytest.mark.timeout(300)]
@@ -51,7 +52,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
     with contextlib.ExitStack() as stack:
         numbers = iter(range(9))
         yield lambda endpoint: stack.enter_context(
-            TorchrunJob(tmp_path / f"run{next(numbers)}", SCRIPT, endpoint=endpoint)
+            TorchrunJob(tmp_path / f"run{next(numbers)}", SCRIPT, endpoint=endpoint, start_agent=agents.start)
         )
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from ef_common.testing.harness_torchrun import Node, TorchrunJob
 from tests.faults.raising_worker import STRUCK
+from tests.launch import agents
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
@@ -24,7 +25,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     jobs: list[TorchrunJob] = []
 
     def make(script: str = "raising_worker.py") -> TorchrunJob:
-        job = TorchrunJob(tmp_path / "run", HERE / script)
+        job = TorchrunJob(tmp_path / "run", HERE / script, start_agent=agents.start)
         jobs.append(job)
         return job
 

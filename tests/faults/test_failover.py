@@ -14,13 +14,14 @@ import pytest
 
 from ef_common.testing.harness_torchrun import Node, TorchrunJob
 from tests.faults.torchrun_nodes import OPTIONS, SCRIPT, finish, wait_for_steps
+from tests.launch import agents
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[TorchrunJob]:
-    with TorchrunJob(tmp_path / "run", SCRIPT) as job:
+    with TorchrunJob(tmp_path / "run", SCRIPT, start_agent=agents.start) as job:
         yield job
 
 

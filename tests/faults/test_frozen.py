@@ -18,6 +18,7 @@ from ef_common.testing.harness_torchrun import TorchrunJob
 from tests.faults import networks
 from tests.faults.hosts import ENOUGH
 from tests.faults.test_partition import begin, make  # noqa: F401  (make is a fixture)
+from tests.launch import agents
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -30,7 +31,7 @@ ENDED = "stands still, and the others go on without it"
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[TorchrunJob]:
-    with TorchrunJob(tmp_path / "run", SCRIPT) as job:
+    with TorchrunJob(tmp_path / "run", SCRIPT, start_agent=agents.start) as job:
         yield job
 
 

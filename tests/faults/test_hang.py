@@ -14,6 +14,7 @@ from tests.faults.conftest import TrainingJob, check_run, struck
 from tests.faults.faults import HANG
 from tests.faults.hosts import ENOUGH, in_keras, in_lightning
 from tests.faults.test_kill import start_with_fault, view_sizes
+from tests.launch import agents
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -53,7 +54,7 @@ def check_that_it_ends_itself(job: TrainingJob) -> None:
 
 @pytest.fixture
 def torchrun(tmp_path: Path) -> Iterator[TorchrunJob]:
-    with TorchrunJob(tmp_path / "run", SCRIPT) as job:
+    with TorchrunJob(tmp_path / "run", SCRIPT, start_agent=agents.start) as job:
         yield job
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from ef_common.testing.harness_torchrun import Node, TorchrunJob
 from tests.faults.torchrun_nodes import OPTIONS, SCRIPT, finish, wait_for_steps
+from tests.launch import agents
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
@@ -20,7 +21,7 @@ FRAMEWORKS = ("training", pytest.param("keras_torch", marks=pytest.mark.thorough
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[TorchrunJob]:
-    with TorchrunJob(tmp_path / "run", SCRIPT, rdzv_backend="") as job:
+    with TorchrunJob(tmp_path / "run", SCRIPT, rdzv_backend="", start_agent=agents.start) as job:
         yield job
 
 

@@ -15,27 +15,30 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-import torch.nn.functional as F  # noqa: N812
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
-from torchmetrics import SumMetric
+from tests.imports import lean
 
-from ef_common.collectives.torch_codec import as_bytes
-from ef_common.core.retention import Retention
-from ef_common.data.checkpointer import Checkpointing
-from ef_common.data.torch_stream import StreamDataset
-from ef_common.events import EventLog
-from ef_common.launch.environment import read_environment
-from ef_common.launch.process import this_worker
-from ef_lightning import ElasticFlowStrategy, hooks, module
-from tests.faults import throttles
-from tests.faults.faults import Fault, Striker, use_faulty_ports
-from tests.faults.holding import hold
-from tests.faults.saving import save_on_last_leave
+with lean():
+    import numpy as np
+    import torch
+    import torch.nn.functional as F  # noqa: N812
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+    from torch import Tensor, nn
+    from torch.utils.data import DataLoader, Dataset
+    from torchmetrics import SumMetric
+
+    from ef_common.collectives.torch_codec import as_bytes
+    from ef_common.core.retention import Retention
+    from ef_common.data.checkpointer import Checkpointing
+    from ef_common.data.torch_stream import StreamDataset
+    from ef_common.events import EventLog
+    from ef_common.launch.environment import read_environment
+    from ef_common.launch.process import this_worker
+    from ef_lightning import ElasticFlowStrategy, hooks, module
+    from tests.faults import throttles
+    from tests.faults.faults import Fault, Striker, use_faulty_ports
+    from tests.faults.holding import hold
+    from tests.faults.saving import save_on_last_leave
 
 SECOND_VAL_LENGTH = 29
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import json
 import os
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
@@ -18,11 +14,12 @@ from typing import Any
 import pytest
 
 from ef_common.testing.ports import reserve_port
+from tests.launch import agents
+from tests.launch.agents import Agent
 
 GUARD_S = 60.0
 WORKER = Path(__file__).with_name("worker.py")
 ROOT = WORKER.parents[2]
-_PRCTL = ctypes.CDLL(None).prctl
 
 
 class Job:
@@ -30,17 +27,15 @@ class Job:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.agents: list[subprocess.Popen[bytes]] = []
+        self.agents: list[Agent] = []
         self.reserved = reserve_port()
         self.endpoint = f"127.0.0.1:{self.reserved.getsockname()[1]}"
 
-    def agent(
-        self, *arguments: str, flags: bool = True, script: Path = WORKER, **variables: str
-    ) -> subprocess.Popen[bytes]:
+    def agent(self, *arguments: str, flags: bool = True, script: Path = WORKER, **variables: str) -> Agent:
         """Start one agent, which is a node."""
-        command = [sys.executable, "-m", "torch.distributed.run", "--monitor-interval=0.1"]
+        options = ["--monitor-interval=0.1"]
         if flags:
-            command += ["--rdzv-backend=elasticflow", f"--rdzv-endpoint={self.endpoint}"]
+            options += ["--rdzv-backend=elasticflow", f"--rdzv-endpoint={self.endpoint}"]
         env = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "ELASTICFLOW_"))}
         env |= {
             "EF_TEST_DIR": str(self.directory),
@@ -50,23 +45,14 @@ class Job:
             **variables,
         }
         # Whatever kills pytest kills the agents, and whatever kills an agent kills its workers.
-        log = (self.directory / f"agent-{len(self.agents)}.log").open("wb")
-        with log:
-            agent = subprocess.Popen(
-                [*command, *arguments, str(script)],
-                env=env,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=lambda: _PRCTL(1, signal.SIGKILL),
-            )
+        log = self.directory / f"agent-{len(self.agents)}.log"
+        agent = agents.start([*options, *arguments, str(script)], env, log)
         self.agents.append(agent)
         return agent
 
-    def kill(self, agent: subprocess.Popen[bytes]) -> None:
+    def kill(self, agent: Agent) -> None:
         """Kill an agent and, by their parent-death signal, its workers."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(agent.pid, signal.SIGKILL)
+        agent.kill()
         agent.wait(GUARD_S)
 
     def tell(self, word: str, pid: int | None = None) -> None:
@@ -94,7 +80,7 @@ class Job:
             time.sleep(0.05)
         return found
 
-    def wait_exit(self, agent: subprocess.Popen[bytes]) -> int:
+    def wait_exit(self, agent: Agent) -> int:
         try:
             return agent.wait(GUARD_S)
         except subprocess.TimeoutExpired:

@@ -13,6 +13,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.imports import lean
+
 BATCH_SIZE = 4
 
 
@@ -21,7 +23,8 @@ def use(name: str) -> Any:
     other = {"lightning.pytorch": "pytorch_lightning", "pytorch_lightning": "lightning"}[name]
     for module in [m for m in sys.modules if m == other or m.startswith(f"{other}.")]:
         del sys.modules[module]
-    return importlib.import_module(name)
+    with lean():
+        return importlib.import_module(name)
 
 
 def data(length: int) -> TensorDataset:

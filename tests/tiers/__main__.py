@@ -96,7 +96,7 @@ def _run(tier: str, paths: list[str], jobs: int, options: tuple[str, ...] = ()) 
     # What killed processes leave behind goes with this folder. pytest's own folder stays, to look at failures.
     paths = sorted(paths)  # pytest forgets a folder's fixtures if files of others stand between its own
     with (
-        compiled(_PACKAGES),
+        compiled(_PACKAGES, ROOT / "tests"),
         tempfile.TemporaryDirectory(prefix="ef-", ignore_cleanup_errors=True) as folder,
     ):
         environ = {**os.environ, "PYTEST_DEBUG_TEMPROOT": tempfile.gettempdir(), "TMPDIR": folder}
