@@ -23,6 +23,7 @@ from ef_common.core.cluster import (
     WorkerReport,
     agrees,
     decide,
+    refused,
 )
 from ef_common.core.cluster.decide import END_S, LOST_S, RELEASE_S, RETRY_S, STEADY_S, TRY_S
 from ef_common.core.cluster.state import FAILED, FINISHED, LEFT
@@ -198,7 +199,7 @@ def test_pod_of_rank_0_is_given_up_last() -> None:
     assert gone(one(running("a", 1, 1, 0, pods=there, report=report), nodes(4))) == ["a-0", "a-1"]
     slow = (*there[:2], replace(there[2], slow=True))
     assert gone(one(running("a", 1, 2, 0, pods=slow, report=report), nodes(4))) == ["a-1"]
-    unknown = tuple(replace(one, address="") for one in there)
+    unknown = (*there[:2], replace(there[2], address=""))
     for said in (report, replace(report, first=""), replace(report, first="10.0.0.9")):
         assert gone(one(running("a", 1, 2, 0, pods=unknown, report=said), nodes(4))) == ["a-2"]
 
@@ -420,6 +421,13 @@ def test_pods_that_the_scheduler_places_nowhere_are_taken_back_and_tried_again_l
     rest = replace(job_, pods=there[:2], record=decision.record)
     assert one(rest, nodes(4), TRY_S + 2).create == ()
     assert one(rest, nodes(4), TRY_S + 1 + RETRY_S).create == (2, 3)
+
+
+def test_job_that_was_refused_a_pod_has_no_more_than_it_has_then() -> None:
+    there = (*pods(4), pod(4, gone_by=9.0), pod(5, ended=True))
+    decision = Decision(Record(leaving=frozenset({"a0", "a4"})))
+    found = refused(job(high=9, pods=there), decision, 2, now=5.0, why="quota")
+    assert found == Refusal(5, 5.0 + RETRY_S, "quota")
 
 
 def test_job_that_has_more_than_a_quota_seemed_to_allow_keeps_them() -> None:

@@ -1,4 +1,4 @@
-"""A job is over when a pod says so, unless others are heard to train on: tables, and the cluster in which all happens."""
+"""A job is over when a pod says so, unless others are heard to train on: tables, and schedules of all that happens."""
 
 from __future__ import annotations
 

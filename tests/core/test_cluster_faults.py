@@ -97,11 +97,13 @@ def check_faults(number: int, *, num_controllers: int, policy: SharePolicy = Sha
 
 
 def check_nobody_starves(cluster: Cluster) -> None:
-    """Each job that can have its minimum has it: there is room that nobody has a right to, or nobody before it waits."""
+    """Each job that can have its minimum has it: no room is left for it, or it may not pass one that waits."""
     jobs = [cluster.policy.told_of(one.job) for one in cluster.jobs.values() if not one.job.record.is_over]
     jobs = sorted((one for one in jobs if not one.suspended), key=lambda job: job.rank)
     sizes = {one.key: len(cluster.running(one.key)) for one in jobs}
-    room = sum(size - sum(where == node for where, _ in cluster.others.values()) for node, size in cluster.nodes.items())
+    room = sum(
+        size - sum(where == node for where, _ in cluster.others.values()) for node, size in cluster.nodes.items()
+    )
     room -= sum(one.minimum for one in jobs if sizes[one.key] >= one.minimum)
     for one in jobs:
         if sizes[one.key] >= one.minimum:

@@ -6,6 +6,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 from urllib.error import HTTPError
 
@@ -27,6 +28,8 @@ from ef_common.kubernetes.watching import Copy
 from tests.kubernetes.memory_api import MemoryApi
 from tests.kubernetes.objects import job, node
 from tests.waiting import poll_until
+
+rules = import_module("ef_common.core.cluster.decide")
 
 
 class Acting:
@@ -220,7 +223,7 @@ def test_outage_and_lost_watches_do_no_harm(api: MemoryApi, acting: Acting) -> N
 
 
 def test_refusal_is_told_and_tried_again(api: MemoryApi, acting: Acting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controllers, "RETRY_S", 0.3)
+    monkeypatch.setattr(rules, "RETRY_S", 0.3)
     api.refused["create pods a-0"] = "exceeded quota"
     api.create(JOBS, job(high=1))
     poll_until(lambda: [one for one in api.list(EVENTS)[0] if one["message"] == "exceeded quota"])
@@ -392,7 +395,7 @@ def test_job_whose_calls_have_failed_is_tried_at_once_when_it_is_changed(
 
 
 def test_controller_forgets_jobs_that_have_gone(api: MemoryApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controllers, "RETRY_S", 0.0)
+    monkeypatch.setattr(rules, "RETRY_S", 0.0)
     api.create(JOBS, job(high=1))
     api.refused["create pods a-0"] = "exceeded quota"
     controller = looking(api)
@@ -805,6 +808,10 @@ def test_each_change_of_the_workers_is_an_event(api: MemoryApi, saying: Saying, 
     saying.wait_for_more()
     saying.values.update(workers=2, view_generation=2)
     poll_until(lambda: told()[1:] == ["workers that train: 2 (view 2, step 11)"])
+    api.change_spec(JOBS, "here", "a", workers=1)
+    poll_until(lambda: status(api).get("wanted") == 1)
+    poll_until(lambda: [one for one in api.list(EVENTS)[0] if one["reason"] == "Resized"][1:])
+    assert len(told()) == 2
 
 
 def test_job_whose_pod_ends_well_while_another_one_trains_on_is_not_over(

@@ -486,6 +486,14 @@ def test_what_the_workers_have_said_of_a_change_holds_until_a_new_controller_has
     assert resizing(2, None, before=status, heard=False)[1] == "PodsAsWanted"
 
 
+def test_training_that_nobody_has_heard_of_for_long_is_not_told_to_be_resized() -> None:
+    said = WorkerReport(1.0, workers=1, generation=1, step=1, samples_per_s=1.0, nodes=5)
+    read = job_of(job(), [made_pod("Running")], [node()], priorities={}, report=said)
+    decision = Decision(Record(JobPhase.RUNNING), wanted=1)
+    made = writing.status_of(job(), read, decision, now=0.0, told=replace(said, workers=None))
+    assert [one["reason"] for one in made["conditions"] if one["type"] == "Resizing"] == ["PodsAsWanted"]
+
+
 # ---------------------------------------------------------------- what a job consists of
 
 
@@ -572,13 +580,13 @@ def test_address_of_a_pod_and_what_it_was_told_are_read() -> None:
     assert pod_of(pod).address == "fd00::7"
     seeking = pod_of(pod, seekers={"fd00::7": "5a"})
     assert (seeking.told, seeking.seeks) == (told, "5a")
-    for one in (pod_of(pod), pod_of(pod, (), {"fd00::8": "5a"})):
+    for one in (pod_of(pod), pod_of(pod, seekers={"fd00::8": "5a"})):
         assert (one.told, one.seeks) == (DoorList(), ""), "what it was told is of interest to nobody any more"
     pod["metadata"]["annotations"][DOORS_ANNOTATION] = "nonsense"
-    assert pod_of(pod, (), {"fd00::7": "5a"}).told == DoorList()
+    assert pod_of(pod, seekers={"fd00::7": "5a"}).told == DoorList()
     for text in ("", "nonsense"):
         pod["status"]["podIP"] = pod["metadata"]["annotations"][DOORS_ANNOTATION] = text
-        assert (pod_of(pod).address, pod_of(pod).told, pod_of(pod, (), {"": "5a"}).seeks) == ("", DoorList(), "")
+        assert (pod_of(pod).address, pod_of(pod).told, pod_of(pod, seekers={"": "5a"}).seeks) == ("", DoorList(), "")
 
 
 def test_pod_is_changed_only_if_it_is_still_as_it_was_read() -> None:
