@@ -169,7 +169,7 @@ def _begin(job: Job, record: Record) -> Record:
 
 
 def _finished(job: Job) -> list[Pod]:
-    """Pods that say that the training is over, and have not only been let go: then others would have trained on since."""
+    """Pods that say that the training is over, and have not only been let go: others have not trained on since."""
     pods = [pod for pod in job.pods if pod.ended and pod.status == FINISHED]
     heard = job.report
     if heard is None or not heard.moves_s or heard.by not in _others(job):
