@@ -5,7 +5,7 @@ only numbers and addresses are taken from it. So a pod that lies falsifies the s
 what the user allows, and which of its pods go first; it delays nobody else.
 
 A pod that looks for its job in vain shows a nonce on the same page (:mod:`ef_common.core.door_list`). As long as fewer
-pods train than run, some of the others are asked for that, too.
+pods train than run, some of the others are asked for that, too, and whether they train.
 
 Cost: one request for each job in `EVERY_S`, or two if the first pod does not answer, for `MOST_AT_ONCE` jobs at once;
 `_SEEKERS` more while some pods of a job do not train, or `_SEEKERS_AT_FIRST` if none does; a few hundred bytes of
@@ -20,9 +20,11 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from ef_common import threads
 from ef_common.core.cluster import WorkerReport
+from ef_common.core.cluster.report import after
 from ef_common.core.door_list import VALID_S
 from ef_common.errors import ThreadFailed
 
@@ -105,6 +107,7 @@ class Reports:
         self._reports: dict[str, WorkerReport] = {}
         self._answered: dict[str, Door] = {}
         self._seekers: dict[str, dict[str, tuple[str, float]]] = {}  # by address: the nonce, and when it was heard last
+        self._idle: dict[str, frozenset[str]] = {}  # addresses of those that did not train when they were asked
         self._round = 0
         self._stopped = threading.Event()
 
@@ -119,7 +122,7 @@ class Reports:
 
     def _forget_others(self) -> None:
         doors = self._doors
-        for known in (self._reports, self._answered, self._seekers):
+        for known in (self._reports, self._answered, self._seekers, self._idle):
             for job in [job for job in list(known) if not doors.get(job)]:
                 known.pop(job, None)
 
@@ -133,6 +136,10 @@ class Reports:
         One that does not answer any more may stand still for a while, and believe what it was told.
         """
         return {address: nonce for address, (nonce, _) in list(self._seekers.get(job, {}).items())}
+
+    def idle_of(self, job: str) -> frozenset[str]:
+        """Addresses of the pods of a job that did not train when they were asked last."""
+        return self._idle.get(job, frozenset())
 
     def start(self, *, on_failure: Callable[[ThreadFailed], object] = lambda failure: None) -> None:
         """Start the thread.
@@ -172,22 +179,34 @@ class Reports:
 
     async def _ask_of(self, job: str, doors: Sequence[Door]) -> bool:
         """Ask pods of a job until one answers; whether anything has changed that matters to the controller."""
-        is_news, order, report = False, self._in_order(job, doors), None
+        order, report = self._in_order(job, doors), None
+        pages: dict[Door, str | None] = {}
+        is_news = False
         for door in order:
             at = self._clock()
-            text = await _page(door)
-            is_news |= self._note_seeker(job, door, text)
-            report = report_in(text or "", at)
+            pages[door] = await _page(door)
+            report = report_in(pages[door] or "", at)
             if report is not None:
-                before, self._reports[job], self._answered[job] = self._reports.get(job), report, door
-                is_news |= before is None or (before.members, before.asked) != (report.members, report.asked)
+                before = self._reports.get(job)
+                self._reports[job], self._answered[job] = after(before, replace(report, by=door[0])), door
+                is_news = before is None or (before.members, before.asked) != (report.members, report.asked)
                 break
         most = _num_others(report, len(doors))
         others = _turned([door for door in doors if door not in order], self._round * most)[:most]
-        texts = await asyncio.gather(*map(_page, others))
-        notes = [self._note_seeker(job, door, text) for door, text in zip(others, texts, strict=True)]
+        pages.update(zip(others, await asyncio.gather(*map(_page, others)), strict=True))
+        notes = [self._note_seeker(job, door, text) for door, text in pages.items()]
         self._forget_old_seekers(job)
+        self._note_idle(job, doors, pages, do_all_train=not most)
         return is_news or any(notes)
+
+    def _note_idle(
+        self, job: str, doors: Sequence[Door], pages: Mapping[Door, str | None], *, do_all_train: bool
+    ) -> None:
+        """Note who does not train. One that does not answer may do either."""
+        train = {door[0] for door, text in pages.items() if report_in(text or "", 0.0) is not None}
+        idle = {door[0] for door, text in pages.items() if text != ""} - train
+        still = (self._idle.get(job, frozenset()) | idle) - train
+        self._idle[job] = frozenset() if do_all_train else still & {address for address, _ in doors}
 
     def _forget_old_seekers(self, job: str) -> None:
         """Forget pods that have gone, too: nobody hears any more from them."""

@@ -30,9 +30,10 @@ from ef_common.core.cluster import (
     decide,
     doors_of,
     on_record,
+    refused,
+    rests_on_pods,
 )
 from ef_common.core.cluster.arrivals import Arrivals, arrive
-from ef_common.core.cluster.decide import RETRY_S
 from ef_common.core.door_list import DoorList
 from ef_common.errors import (
     ClusterAway,
@@ -264,6 +265,8 @@ class Controller:
                 priorities=priorities,
                 report=self._reports.of(key),
                 seekers=self._reports.seekers_of(key),
+                idle=self._reports.idle_of(key),
+                heard_since=self._asks_since or 0.0,
             )
             for key, thing in things.items()
         }
@@ -325,12 +328,15 @@ class Controller:
         """Carry out a decision; see there for why in this order."""
         status = writing.status_of(thing, job, decision, now=now, told=self._what_is_told(thing, job, now))
         if status != thing.get("status"):
-            if decision.record.leaving - job.record.leaving and not self._still_agrees(thing, job):
+            if rests_on_pods(job.record, decision.record) and not self._still_agrees(thing, job):
                 raise ClusterConflict("its pods are not those that were known")
             self._limiter.wait()
+            before = thing.get("status") or {}
             thing = self._api.replace(kinds.JOBS, {**thing, "status": status}, sub="status")
             self._copies[kinds.JOBS].update(thing)
             self._tell_phase(thing, job, decision)
+            if status.get("changes") != before.get("changes"):
+                self._teller.tell(thing, "Trains", writing.change_text(status["changes"][-1]))
         namespace = thing["metadata"]["namespace"]
         for doom in decision.delete:
             self._delete(namespace, doom.pod.name, doom.pod.uid, force=doom.force)
@@ -340,8 +346,8 @@ class Controller:
             try:
                 self._create(thing, index, decision.contacts)
             except ClusterRefused as error:  # a quota, or a template that is wrong: the next decision knows of it
-                limit = sum(pod.alive and pod.uid not in decision.record.leaving for pod in job.pods) + number
-                self._refusals[reading.version_of(thing)] = Refusal(limit, time.time() + RETRY_S, str(error))
+                refusal = refused(job, decision, number, now=time.time(), why=str(error))
+                self._refusals[reading.version_of(thing)] = refusal
                 raise
         if decision.delete or decision.create:
             logger.info("%s %s", job.key, decision.why)

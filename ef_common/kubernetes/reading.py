@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
 from ipaddress import ip_address
+from math import inf
 from typing import Any
 
 from ef_common.core.cluster import Cause, Job, JobPhase, Node, Pod, Record, Refusal, WorkerReport
@@ -108,13 +109,20 @@ def _requested(container: Object) -> dict[str, int]:
     return {name: thousandths(amount) for name, amount in amounts.items()}
 
 
-def pod_of(pod: Object, slow: Collection[str] = (), seekers: Mapping[str, str] | None = None) -> Pod:
+def pod_of(
+    pod: Object,
+    slow: Collection[str] = (),
+    *,
+    seekers: Mapping[str, str] | None = None,
+    idle: Collection[str] = (),
+) -> Pod:
     """A worker pod. The container that trains decides whether it has ended: others may run for ever.
 
     Args:
         pod: It.
         slow: Addresses of those that are slower than the others.
         seekers: What those have shown that look for their job, by their addresses; None for nobody.
+        idle: Addresses of those that did not train when they were asked.
     """
     meta, status = pod["metadata"], pod.get("status") or {}
     phase, over = status.get("phase", "Pending"), _end_of_training(pod)
@@ -132,11 +140,13 @@ def pod_of(pod: Object, slow: Collection[str] = (), seekers: Mapping[str, str] |
         ended=ended,
         lingers=ended and phase not in _ENDED,
         status=None if over is None else int(over["exitCode"]),
+        ended_at=0.0 if over is None else seconds(over.get("finishedAt")),
         gone_by=seconds(meta["deletionTimestamp"]) if meta.get("deletionTimestamp") else None,
         unschedulable_since=_unschedulable_since(status),
         created=seconds(meta.get("creationTimestamp")),
         problem=_problem_of(status),
         slow=status.get("podIP") in slow,
+        idle=address in idle,
         address=address,
         seeks=seeks,
         told=DoorList.of(told),
@@ -257,6 +267,8 @@ def job_of(
     priorities: Mapping[str, int],
     report: WorkerReport | None = None,
     seekers: Mapping[str, str] | None = None,
+    idle: Collection[str] = (),
+    heard_since: float = -inf,
 ) -> Job:
     """A job.
 
@@ -267,6 +279,8 @@ def job_of(
         priorities: Those of the classes, by name; "" is the default one.
         report: What a worker has said last; None if nobody has.
         seekers: What those have shown that look for their job, by their addresses; None for nobody.
+        idle: Addresses of pods that did not train when they were asked.
+        heard_since: Since when workers are asked.
     """
     spec = job["spec"]
     wrong = problem(job)
@@ -296,7 +310,8 @@ def job_of(
         spares=spec.get("spares", 0),
         autoscales=spec.get("autoscale") is not None,
         report=report,
-        pods=tuple(sorted((pod_of(pod, slow, seekers) for pod in pods), key=lambda pod: pod.index)),
+        heard_since=heard_since,
+        pods=tuple(sorted((pod_of(pod, slow, seekers=seekers, idle=idle) for pod in pods), key=lambda pod: pod.index)),
         record=_without_old_refusal(job, record_of(job.get("status") or {})),
     )
 
@@ -318,6 +333,7 @@ def record_of(status: Object) -> Record:
         crashes=status.get("crashes", 0),
         crashed_at=seconds(status.get("crashedAt")),
         lost=status.get("lost", ""),
+        cap=status.get("cap"),
         refusal=Refusal(refusal["limit"], seconds(refusal["until"]), refusal["why"]) if refusal else None,
         asked=status.get("asked", 0),
         asked_at=seconds(status.get("askedAt")),

@@ -352,6 +352,7 @@ def _status() -> Json:
             "crashes": number,
             "crashedAt": text,
             "lost": text,
+            "cap": {**number, "description": "At most so many pods, while those that are lost are not replaced."},
             "endedAt": text,
             "leaving": texts,
             "counted": texts,

@@ -28,6 +28,8 @@ TOKEN_KEY = "token"
 _DRAIN_S = 60
 """Grace of a pod whose template says nothing: a step, and what a checkpoint takes."""
 _KEPT_CHANGES = 5
+_JOINING, _LEAVING = "PodsJoining", "PodsLeaving"
+"""Reasons of `Resizing` that only the workers know."""
 _DOORS_VOLUME, _DOORS_FOLDER, _DOORS_FILE = "elasticflow-doors", "/run/elasticflow-doors", "doors"
 _TOLERATION_S = 30
 """How long a pod stays on a node that does not answer. The others of the job go on without it."""
@@ -66,6 +68,8 @@ def status_of(thing: Object, job: Job, decision: Decision, *, now: float, told: 
     status.update(_training(told, has_pods=bool(alive)))
     if changes := _changes((thing.get("status") or {}).get("changes") or (), status):
         status["changes"] = changes
+    if record.cap is not None:
+        status["cap"] = record.cap
     if record.asked:
         status["asked"] = record.asked
     if record.asked_at:
@@ -77,8 +81,11 @@ def status_of(thing: Object, job: Job, decision: Decision, *, now: float, told: 
     if record.refusal is not None:
         refusal = record.refusal
         status["refusal"] = {"limit": refusal.limit, "until": time_of(refusal.until), "why": refusal.why}
-    facts = [*_phases(status, record.cause), _resizing(record.phase, status["running"], decision.wanted)]
-    status["conditions"] = _conditions((thing.get("status") or {}).get("conditions") or (), facts, now)
+    before = (thing.get("status") or {}).get("conditions") or ()
+    training = None if job.report is None or told is None or told.workers is None else job.report.nodes
+    resizing = _resizing(decision, status["running"], training, _said_by_workers(told, before))
+    facts = [*_phases(status, record.cause), resizing]
+    status["conditions"] = _conditions(before, facts, now)
     return status
 
 
@@ -117,16 +124,41 @@ def _phases(status: Json, cause: Cause) -> list[Json]:
     return [{**fact, **why} if fact["type"] == phase else fact for fact in facts]
 
 
-def _resizing(phase: JobPhase, running: int, wanted: int) -> Json:
-    """Whether a job that trains has fewer running pods than it shall have."""
-    if phase is JobPhase.RUNNING and running < wanted:
-        message = f"{running} of {wanted} pods run"
-        return {"type": "Resizing", "status": "True", "reason": "PodsStarting", "message": message}
-    return {
-        "type": "Resizing",
-        "status": "False",
-        "reason": "PodsAsWanted" if phase is JobPhase.RUNNING else phase.value,
-    }
+def change_text(change: Json) -> str:
+    """A change of the workers that train, in words."""
+    return f"workers that train: {change['training']} (view {change['generation']}, step {change['step']})"
+
+
+def _resizing(decision: Decision, running: int, training: int | None, before: Json | None) -> Json:
+    """Whether a job that trains has fewer running pods than it shall have, or does not train in as many.
+
+    Args:
+        decision: What was decided.
+        running: Pods that run.
+        training: Pods that train; None if that is not known.
+        before: What was said before, and counts if it is not known how many train; None for nothing.
+    """
+    phase, wanted = decision.record.phase, decision.wanted - decision.spares
+    if phase is JobPhase.RUNNING and running < decision.wanted:
+        return _resizes("PodsStarting", f"{running} of {decision.wanted} pods run")
+    if phase is JobPhase.RUNNING and training is None and before is not None:
+        return {name: value for name, value in before.items() if name != "lastTransitionTime"}
+    if phase is JobPhase.RUNNING and training is not None and training != wanted:
+        if training < wanted:
+            return _resizes(_JOINING, f"{training} of {wanted} pods train")
+        return _resizes(_LEAVING, f"{training} pods train, and {wanted} are wanted")
+    reason = "PodsAsWanted" if phase is JobPhase.RUNNING else phase.value
+    return {"type": "Resizing", "status": "False", "reason": reason}
+
+
+def _said_by_workers(told: WorkerReport | None, before: Sequence[Json]) -> Json | None:
+    """What they have told another controller of a change that is under way, unless nobody has heard of them lately."""
+    is_known = told is not None and told.workers is not None
+    return next((one for one in before if is_known and one.get("reason") in (_JOINING, _LEAVING)), None)
+
+
+def _resizes(reason: str, message: str) -> Json:
+    return {"type": "Resizing", "status": "True", "reason": reason, "message": message}
 
 
 def _conditions(before: Any, facts: list[Json], now: float) -> list[Json]:

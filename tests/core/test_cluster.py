@@ -23,6 +23,7 @@ from ef_common.core.cluster import (
     WorkerReport,
     agrees,
     decide,
+    refused,
 )
 from ef_common.core.cluster.decide import END_S, LOST_S, RELEASE_S, RETRY_S, STEADY_S, TRY_S
 from ef_common.core.cluster.state import FAILED, FINISHED, LEFT
@@ -171,7 +172,7 @@ def test_job_below_its_minimum_that_has_not_trained_gives_up_its_pods() -> None:
 
 
 def test_what_is_given_up_first_is_pending_and_then_the_newest() -> None:
-    mixed = (pod(0, created=9.0), pod(1, created=1.0), pod(2, "n0", running=False), pod(3, ""))
+    mixed = (pod(0, created=9.0), pod(1, created=1.0), pod(2, "n0", running=False, created=0.0), pod(3, ""))
     assert gone(one(running("a", 1, 4, 0, record=Record(JobPhase.RUNNING), pods=mixed), nodes(3))) == ["a-3"]
     assert gone(one(running("a", 1, 2, 0, pods=mixed), nodes(4))) == ["a-2", "a-3"]
     assert gone(one(running("a", 1, 1, 0, pods=mixed), nodes(4))) == ["a-0", "a-2", "a-3"]
@@ -181,6 +182,26 @@ def test_pod_that_slows_others_down_is_given_up_before_newer_ones() -> None:
     mixed = (pod(0, created=1.0), pod(1, created=2.0, slow=True), pod(2, created=3.0))
     assert gone(one(running("a", 1, 2, 0, pods=mixed), nodes(4))) == ["a-1"]
     assert gone(one(running("a", 1, 3, 0, pods=mixed), nodes(4))) == []
+
+
+def test_pod_that_does_not_train_yet_is_given_up_before_those_that_do() -> None:
+    mixed = (pod(0, created=1.0, idle=True), pod(1, created=2.0, slow=True), pod(2, created=3.0))
+    assert gone(one(running("a", 1, 2, 0, pods=mixed), nodes(4))) == ["a-0"]
+    assert gone(one(running("a", 1, 1, 0, pods=mixed), nodes(4))) == ["a-0", "a-1"]
+    starts = (*mixed, pod(3, "n0", running=False, created=0.0))
+    assert gone(one(running("a", 1, 3, 0, pods=starts), nodes(4))) == ["a-3"]
+
+
+def test_pod_of_rank_0_is_given_up_last() -> None:
+    there = tuple(pod(index, address=f"10.0.0.{index}") for index in range(3))
+    report = WorkerReport(0.0, 3, 1, 1, 1.0, first="10.0.0.2")
+    assert gone(one(running("a", 1, 2, 0, pods=there, report=report), nodes(4))) == ["a-1"]
+    assert gone(one(running("a", 1, 1, 0, pods=there, report=report), nodes(4))) == ["a-0", "a-1"]
+    slow = (*there[:2], replace(there[2], slow=True))
+    assert gone(one(running("a", 1, 2, 0, pods=slow, report=report), nodes(4))) == ["a-1"]
+    unknown = (*there[:2], replace(there[2], address=""))
+    for said in (report, replace(report, first=""), replace(report, first="10.0.0.9")):
+        assert gone(one(running("a", 1, 2, 0, pods=unknown, report=said), nodes(4))) == ["a-2"]
 
 
 def test_pods_that_are_somewhere_stay_whatever_others_need_there() -> None:
@@ -278,10 +299,10 @@ def test_pod_that_is_lost_is_counted_once_and_replaced_the_first_time_at_once() 
     assert late.record.crashes == 1
 
 
-def test_pods_that_are_lost_again_and_again_fail_the_job() -> None:
+def test_pods_that_are_lost_again_and_again_fail_a_job_that_has_not_its_minimum_then() -> None:
     record = Record(JobPhase.RUNNING, crashes=6, crashed_at=90.0)
     last = (pod(0), pod(1, ended=True, status=139, created=91.0))
-    decision = one(job("a", 1, 2, pods=last, record=record), nodes(2), 100.0)
+    decision = one(job("a", 2, 2, pods=last, record=record), nodes(2), 100.0)
     assert decision.record.phase is JobPhase.FAILED
     assert decision.record.why == "pods were lost 7 times in a row, and backoffLimit is 6: a-1 ended with status 139"
     assert decision.record.cause is Cause.TOO_MANY_CRASHES
@@ -402,6 +423,22 @@ def test_pods_that_the_scheduler_places_nowhere_are_taken_back_and_tried_again_l
     assert one(rest, nodes(4), TRY_S + 1 + RETRY_S).create == (2, 3)
 
 
+def test_job_that_was_refused_a_pod_has_no_more_than_it_has_then() -> None:
+    there = (*pods(4), pod(4, gone_by=9.0), pod(5, ended=True))
+    decision = Decision(Record(leaving=frozenset({"a0", "a4"})))
+    found = refused(job(high=9, pods=there), decision, 2, now=5.0, why="quota")
+    assert found == Refusal(5, 5.0 + RETRY_S, "quota")
+
+
+def test_job_that_has_more_than_a_quota_seemed_to_allow_keeps_them() -> None:
+    """The answer to a call was lost, and the next one was refused."""
+    record = Record(JobPhase.RUNNING, refusal=Refusal(2, 900.0, "quota"))
+    decisions = decide([running("a", 3, 4, 3, record=record), job("b", 1, 3, created=9.0)], nodes(3), 0.0)
+    assert (gone(decisions["a"]), decisions["a"].wanted, decisions["b"].wanted) == ([], 3, 0)
+    pending = running("a", 1, 4, 0, pods=(*pods(3), pod(3, "")), record=record)
+    assert gone(one(pending, nodes(8))) == ["a-3"]
+
+
 def test_job_whose_minimum_the_scheduler_refuses_takes_nothing() -> None:
     there = (pod(0), pod(1, "", unschedulable_since=0.0, running=False))
     decision = one(job("a", 2, 4, pods=there), nodes(4), TRY_S + 1)
@@ -443,6 +480,7 @@ def test_decision_agrees_with_the_same_pods_in_the_same_places() -> None:
     assert not agrees(known, [pod(0), pod(1, gone_by=1.0)])
     assert not agrees(known, [pod(0), pod(1, uid="another")])
     assert not agrees(job("a", pods=(pod(0), pod(1, ""))), pods(2))
+    assert not agrees(job("a", pods=(pod(0), pod(1, running=False))), pods(2))
 
 
 # ---------------------------------------------------------------- a training that chooses its size
@@ -644,12 +682,10 @@ def one_event(cluster: Cluster, among: str = EVENTS, *, autoscales: bool = False
             cluster.seek()
         case "z" if cluster.jobs:
             served = cluster.jobs[random_.choice(sorted(cluster.jobs))]
-            served.job = replace(served.job, suspended=not served.job.suspended)
-            served.version += 1
+            served.change(suspended=not served.job.suspended)
         case "x" if cluster.jobs:
             served = cluster.jobs[random_.choice(sorted(cluster.jobs))]
-            served.job = replace(served.job, maximum=random_.randint(served.job.minimum, served.most))
-            served.version += 1
+            served.change(maximum=random_.randint(served.job.minimum, served.job.takes))
         case "n":
             cluster.restore()
         case "l" if random_.random() < 0.3:
@@ -658,11 +694,15 @@ def one_event(cluster: Cluster, among: str = EVENTS, *, autoscales: bool = False
             pass
 
 
-def settle(cluster: Cluster, *, rounds: int = 60) -> None:
-    """Nothing happens any more but what the controllers do, all of which see everything; it comes to an end."""
-    cluster.restore()
-    for served in cluster.jobs.values():
-        served.barred = frozenset()
+def settle(cluster: Cluster, *, rounds: int = 60, num_quiet: int = 4) -> None:
+    """Nothing happens any more but what the controllers do, all of which see everything; it comes to an end.
+
+    Args:
+        cluster: The cluster.
+        rounds: How many minutes that takes at most.
+        num_quiet: How many of them nothing happens: longer than a refusal lasts.
+    """
+    cluster.mend()
     quiet = 0
     for _ in range(rounds):
         acts = False
@@ -675,16 +715,19 @@ def settle(cluster: Cluster, *, rounds: int = 60) -> None:
             cluster.run_pods()
         cluster.now += 61.0
         quiet = 0 if acts else quiet + 1
-        if quiet > 4:  # longer than a refusal lasts
+        if quiet > num_quiet:
             return
     raise AssertionError("the controllers do not come to rest")
 
 
 def check_shares(cluster: Cluster) -> None:
     """The shares are fair, nothing is idle, and nobody has pods who should not."""
-    sizes = {key: sum(pod.alive for pod in cluster.pods.get(key, {}).values()) for key in cluster.jobs}
+    over = {key for key, served in cluster.jobs.items() if served.job.record.is_over}
+    assert not [pod for key in over for pod in cluster.pods.get(key, {}).values() if pod.alive]
+    left = [key for key in cluster.jobs if key not in over]
+    sizes = {key: sum(pod.alive for pod in cluster.pods.get(key, {}).values()) for key in left}
     free = sum(map(cluster.free, cluster.nodes))
-    jobs = {key: cluster.policy.told_of(served.job) for key, served in cluster.jobs.items()}
+    jobs = {key: cluster.policy.told_of(cluster.jobs[key].job) for key in left}
     tiers = {key: cluster.policy.tier(job) for key, job in jobs.items()}
     wait = {key for key, job in jobs.items() if sizes[key] < job.minimum and not job.suspended}
     for key, job in jobs.items():
@@ -817,6 +860,7 @@ PHASES: dict[str, tuple[Job, ...]] = {
     "any → FAILED": (
         running("a", 1, 4, 0, pods=(pod(0, ended=True, status=FAILED), pod(1))),
         job(record=OFTEN),
+        running("a", 2, 4, 0, pods=(pod(0), pod(1, ended=True, status=137)), record=replace(OFTEN, cap=2)),
         job(problem="it makes no sense"),
         job(problem="it makes no sense", record=Record(JobPhase.SUSPENDED)),
     ),

@@ -131,11 +131,16 @@ def asked(reports: Reports, times: int = 1) -> None:
         asyncio.run(reports.ask_all())
 
 
+def heard_by(door: tuple[str, int]) -> WorkerReport:
+    """What a pod at this address has said first."""
+    return replace(PLAIN, by=door[0], moved_at=5.0)
+
+
 def test_each_job_is_asked_and_what_matters_is_told_at_once(reports: Reports, news: list[int]) -> None:
     with serving(HEAD, PAGE.encode()) as door:
         reports.follow({"a": [door], "b": []})
         asked(reports, 2)
-        assert reports.of("a") == report_in(PAGE, 5.0)
+        assert reports.of("a") == heard_by(door)
         assert reports.of("b") is None
         assert news == [1]
     with serving(HEAD, PAGE.replace("step 40", "step 50").encode()) as door:
@@ -167,9 +172,9 @@ def test_pod_that_does_not_answer_delays_nobody_and_another_one_is_asked(
         reports.follow({"bad": [bad], "good": [good], "both": [bad, nobody(), good, bad]})
         asked(reports)
         assert reports.of("bad") is None
-        assert reports.of("good") == report_in(PAGE, 5.0)
+        assert reports.of("good") == heard_by(good)
         asked(reports, 3)  # whoever comes first changes
-        assert reports.of("both") == report_in(PAGE, 5.0)
+        assert reports.of("both") == heard_by(good)
 
 
 def test_answer_that_cannot_be_read_at_all_keeps_nobody_from_being_asked(
@@ -183,7 +188,7 @@ def test_answer_that_cannot_be_read_at_all_keeps_nobody_from_being_asked(
     monkeypatch.setattr(asking, "_read", read)
     reports.follow({"bad": [("10.0.0.1", 1)], "good": [("10.0.0.1", 2)]})
     asked(reports)
-    assert (reports.of("bad"), reports.of("good")) == (None, report_in(PAGE, 5.0))
+    assert (reports.of("bad"), reports.of("good")) == (None, heard_by(("10.0.0.1", 2)))
 
 
 def test_answer_that_comes_when_nobody_may_be_asked_any_more_does_not_count(
@@ -221,6 +226,27 @@ def test_pod_that_has_answered_is_asked_first(reports: Reports) -> None:
     for _ in range(4):
         reports._round += 1
         assert reports._in_order("a", [first, second])[0] == second
+
+
+def test_training_that_goes_on_is_told_from_one_that_does_not(
+    reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [5.0]
+    reports = Reports(on_news=lambda: None, clock=lambda: now[0])
+    pods = Pods(reports, monkeypatch, PAGE)
+
+    def moved() -> tuple[float, float]:
+        asked(reports)
+        found = reports.of("a")
+        assert found is not None
+        assert (found.at, found.by) == (now[0], "10.0.0.0")
+        return found.moved_at, found.moves_s
+
+    assert moved() == (5.0, 0.0)
+    now[0] = 8.0
+    assert moved() == (5.0, 0.0)
+    now[0], pods.texts[0] = 11.0, PAGE.replace("step 40", "step 41")
+    assert moved() == (11.0, 6.0)
 
 
 # ---------------------------------------------------------------- those that look for their job
@@ -332,3 +358,28 @@ def test_nobody_listening_is_told_from_nobody_answering(reports: Reports, monkey
     assert asyncio.run(asking._page(nobody())) is None
     with serving(ends=False) as silent:
         assert asyncio.run(asking._page(silent)) == ""
+
+
+# ---------------------------------------------------------------- those that do not train
+
+
+def test_pods_that_do_not_train_are_known_until_all_do(reports: Reports, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = PAGE.replace("workers 3", "workers 0")
+    pods = Pods(reports, monkeypatch, f"{PAGE}elasticflow_nodes 1\n", None, waits, "", seeking(NONCE))
+    asked(reports)
+    assert reports.idle_of("a") == {"10.0.0.1", "10.0.0.2", "10.0.0.4"}
+    pods.texts[1:3] = PAGE, ""
+    asked(reports)
+    assert reports.idle_of("a") == {"10.0.0.2", "10.0.0.4"}, "one that does not answer may do either"
+    reports.follow({"a": [(f"10.0.0.{number}", 1) for number in range(4)]})
+    asked(reports)
+    assert reports.idle_of("a") == {"10.0.0.2"}, "the other one has gone"
+    pods.texts[0] = f"{PAGE}elasticflow_nodes 4\n"
+    asked(reports)
+    assert reports.idle_of("a") == frozenset()
+    pods.texts[:] = [None] * 5
+    asked(reports)
+    assert reports.idle_of("a") == {f"10.0.0.{number}" for number in range(4)}
+    reports.follow({})
+    assert not reports._idle
+    assert reports.idle_of("a") == frozenset()

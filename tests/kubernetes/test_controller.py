@@ -6,12 +6,14 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 from urllib.error import HTTPError
 
 import pytest
 
 from ef_common.core.cluster import Decision, Doom, Record, SharePolicy, arrivals
+from ef_common.core.cluster.decide import LISTEN_S
 from ef_common.core.cluster.state import LEFT
 from ef_common.core.door_list import DoorList
 from ef_common.errors import ClusterNotFound
@@ -26,6 +28,8 @@ from ef_common.kubernetes.watching import Copy
 from tests.kubernetes.memory_api import MemoryApi
 from tests.kubernetes.objects import job, node
 from tests.waiting import poll_until
+
+rules = import_module("ef_common.core.cluster.decide")
 
 
 class Acting:
@@ -219,7 +223,7 @@ def test_outage_and_lost_watches_do_no_harm(api: MemoryApi, acting: Acting) -> N
 
 
 def test_refusal_is_told_and_tried_again(api: MemoryApi, acting: Acting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controllers, "RETRY_S", 0.3)
+    monkeypatch.setattr(rules, "RETRY_S", 0.3)
     api.refused["create pods a-0"] = "exceeded quota"
     api.create(JOBS, job(high=1))
     poll_until(lambda: [one for one in api.list(EVENTS)[0] if one["message"] == "exceeded quota"])
@@ -391,7 +395,7 @@ def test_job_whose_calls_have_failed_is_tried_at_once_when_it_is_changed(
 
 
 def test_controller_forgets_jobs_that_have_gone(api: MemoryApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controllers, "RETRY_S", 0.0)
+    monkeypatch.setattr(rules, "RETRY_S", 0.0)
     api.create(JOBS, job(high=1))
     api.refused["create pods a-0"] = "exceeded quota"
     controller = looking(api)
@@ -789,6 +793,100 @@ def test_status_tells_of_the_training_and_is_not_written_for_each_step(
     poll_until(lambda: status(api).get("training") == 2)
     assert (status(api)["generation"], status(api)["step"], status(api)["samplesPerSecond"]) == (2, 11, 5)
     assert [call for call in api.calls[before:] if "elasticjobs" in call] == ["replace elasticjobs a"]
+
+
+def test_each_change_of_the_workers_is_an_event(api: MemoryApi, saying: Saying, acting: Acting) -> None:
+    api.create(JOBS, job(high=2))
+    poll_until(lambda: len(pods(api)) == 2)
+    saying.run_pods()
+
+    def told() -> list[str]:
+        return [one["message"] for one in api.list(EVENTS)[0] if one["reason"] == "Trains"]
+
+    poll_until(lambda: told() == ["workers that train: 1 (view 1, step 1)"])
+    saying.values["step"] = 11
+    saying.wait_for_more()
+    saying.values.update(workers=2, view_generation=2)
+    poll_until(lambda: told()[1:] == ["workers that train: 2 (view 2, step 11)"])
+    api.change_spec(JOBS, "here", "a", workers=1)
+    poll_until(lambda: status(api).get("wanted") == 1)
+    poll_until(lambda: [one for one in api.list(EVENTS)[0] if one["reason"] == "Resized"][1:])
+    assert len(told()) == 2
+
+
+def test_job_whose_pod_ends_well_while_another_one_trains_on_is_not_over(
+    api: MemoryApi, saying: Saying, acting: Acting
+) -> None:
+    api.create(JOBS, job(high=2))
+    poll_until(lambda: len(pods(api)) == 2)
+    saying.run_pods()
+    poll_until(lambda: status(api).get("training") == 1)
+    api.end_pod("a-1", 0)
+    looks = acting.looks
+    poll_until(lambda: acting.looks > looks + 2)
+    assert (status(api)["phase"], pods(api)) == ("Running", ["a-0", "a-1"])
+    api.end_pod("a-0", 0)
+    poll_until(lambda: status(api)["phase"] == "Succeeded")
+
+
+def test_new_controller_waits_for_an_answer_before_it_takes_a_job_for_over(api: MemoryApi) -> None:
+    api.create(JOBS, job(high=2))
+    controller = looking(api)
+    controller._look()
+    run_pods(api)
+    api.end_pod("a-1", 0)
+    look(controller)
+    assert status(api)["phase"] == "Running"
+    controller._asks_since = time.time() - LISTEN_S
+    look(controller)
+    assert status(api)["phase"] == "Succeeded"
+
+
+def test_pod_that_does_not_train_goes_first(api: MemoryApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking.Reports, "idle_of", lambda reports, job: frozenset({"10.0.0.0"}))
+    api.create(JOBS, job(high=2))
+    controller = looking(api)
+    controller._look()
+    run_pods(api)
+    look(controller)
+    api.change(JOBS, "here", "a", {"spec": {"workers": 1}})
+    look(controller)
+    assert pods(api) == ["a-1"]
+
+
+def test_pods_are_read_again_before_a_job_is_left_without_one(api: MemoryApi) -> None:
+    """What the controller knows of the other pods may be old."""
+    api.create(JOBS, job(low=2, high=3, backoffLimit=0))
+    controller = looking(api)
+    controller._look()
+    run_pods(api)
+    look(controller)
+    api.end_pod("a-2", 139)
+    read_all(controller)
+    api.end_pod("a-1", 139)
+    controller._look()
+    assert (status(api)["crashes"], status(api)["phase"]) == (0, "Running")
+    look(controller)
+    assert status(api)["phase"] == "Failed"
+
+
+def test_pods_that_are_lost_too_often_are_not_replaced_and_an_event_tells_it_once(api: MemoryApi) -> None:
+    api.create(JOBS, job(low=2, high=3, backoffLimit=0))
+    controller = looking(api)
+    controller._look()
+    run_pods(api)
+    look(controller)
+    api.end_pod("a-2", 139)
+    for _ in range(3):
+        look(controller)
+    assert (pods(api), status(api)["cap"], status(api)["phase"]) == (["a-0", "a-1"], 2, "Running")
+    (running,) = [one for one in status(api)["conditions"] if one["type"] == "Running"]
+    assert running["reason"] == "PodsNotReplaced"
+    told = [one for one in api.list(EVENTS)[0] if one["message"] == running["message"]]
+    assert [one["type"] for one in told] == ["Warning"]
+    another = looking(api)
+    another._look()
+    assert [one for one in api.list(EVENTS)[0] if one["message"] == running["message"]] == told
 
 
 @pytest.mark.parametrize(("per_s", "is_told"), [(100.0, True), (0.01, False)], ids=["few jobs", "many jobs"])

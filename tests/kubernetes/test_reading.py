@@ -288,6 +288,7 @@ RECORD = Record(
     crashes=3,
     crashed_at=1e9 + 0.25,
     lost="a-1 ended with status 137",
+    cap=2,
     refusal=Refusal(2, 1e9 + 7.5, "no node"),
     asked=3,
     asked_at=1e9 + 0.5,
@@ -306,6 +307,8 @@ def test_record_is_read_as_it_was_written() -> None:
     assert status["selector"] == f"{JOB_LABEL}=a"
     again = writing.status_of({**thing, "status": status}, read, Decision(RECORD, wanted=3), now=2e9)
     assert again == status  # so it is not written again
+    known = definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]
+    assert status.keys() <= known.keys()  # the API server drops others
 
 
 def test_refusal_counts_until_the_job_is_changed() -> None:
@@ -338,6 +341,26 @@ def test_pod_is_slow_if_a_worker_says_so_of_its_address() -> None:
     report = WorkerReport(1e9, workers=2, generation=1, step=1, samples_per_s=1.0, slow=("10.0.0.2", "10.0.0.3"))
     read = job_of(job(), pods, [node()], priorities={}, report=report)
     assert [pod.slow for pod in read.pods] == [False, True]
+
+
+def test_pod_is_idle_if_it_did_not_train_when_it_was_asked() -> None:
+    pods = [made_pod("Running"), made_pod("Running"), made_pod("Running")]
+    for number, pod in enumerate(pods[1:], 1):
+        pod["status"]["podIP"] = f"10.0.0.{number}"
+    read = job_of(job(), pods, [node()], priorities={}, idle={"10.0.0.2", "10.0.0.3"})
+    assert [pod.idle for pod in read.pods] == [False, False, True]
+
+
+def test_pod_says_when_its_training_has_ended() -> None:
+    assert pod_of(made_pod("Running")).ended_at == 0.0
+    pod = made_pod("Running", status=0)
+    assert pod_of(pod).ended_at == 0.0
+    pod["status"]["containerStatuses"][0]["state"]["terminated"]["finishedAt"] = "1970-01-01T00:01:00Z"
+    assert pod_of(pod).ended_at == 60.0
+
+
+def test_job_knows_since_when_its_workers_are_asked() -> None:
+    assert job_of(job(), [], [], priorities={}, heard_since=7.0).heard_since == 7.0
 
 
 def test_spares_are_told_apart_from_workers() -> None:
@@ -412,6 +435,63 @@ def test_job_that_trains_is_resized_until_as_many_pods_run_as_it_shall_have(
     (found,) = [one for one in made["conditions"] if one["type"] == "Resizing"]
     assert (found["status"], found["reason"]) == (status, reason)
     assert found.get("message", "1 of 3 pods run") == "1 of 3 pods run"
+
+
+def resizing(
+    num_pods: int, nodes: int | None, *, wanted: int = 2, spares: int = 0, before: Any = None, heard: bool = True
+) -> tuple[str, str, str]:
+    """The condition `Resizing` of a job with so many pods that run, of which so many train; as it is kept then, too."""
+    pods = [made_pod("Running") for _ in range(num_pods)]
+    said = WorkerReport(1.0, workers=nodes or 1, generation=1, step=1, samples_per_s=1.0, nodes=nodes)
+    read = job_of(job(), pods, [node()], priorities={}, report=said if heard else None)
+    read = replace(read, pods=tuple(replace(pod, uid=f"p{number}") for number, pod in enumerate(read.pods)))
+    thing = {**job(), "status": before or {}}
+    decision = Decision(Record(JobPhase.RUNNING), wanted=wanted + spares, spares=spares)
+    told = said if heard else reading.report_of(thing["status"])
+    made = writing.status_of(thing, read, decision, now=0.0, told=told)
+    (found,) = [one for one in made["conditions"] if one["type"] == "Resizing"]
+    if before is not None:
+        before.clear()
+        before.update(made)
+    return found["status"], found["reason"], found.get("message", "")
+
+
+@pytest.mark.parametrize(
+    ("num_pods", "nodes", "more", "found"),
+    [
+        (2, 2, {}, ("False", "PodsAsWanted", "")),
+        (2, 1, {}, ("True", "PodsJoining", "1 of 2 pods train")),
+        (2, 3, {}, ("True", "PodsLeaving", "3 pods train, and 2 are wanted")),
+        (1, 2, {}, ("True", "PodsStarting", "1 of 2 pods run")),
+        (2, None, {}, ("False", "PodsAsWanted", "")),
+        (3, 2, {"spares": 1}, ("False", "PodsAsWanted", "")),
+        (2, 2, {"spares": 1}, ("True", "PodsStarting", "2 of 3 pods run")),
+    ],
+)
+def test_job_is_resized_until_it_trains_in_as_many_pods_as_it_shall(
+    num_pods: int, nodes: int | None, more: dict[str, int], found: tuple[str, str, str]
+) -> None:
+    assert resizing(num_pods, nodes, **more) == found
+
+
+def test_what_the_workers_have_said_of_a_change_holds_until_a_new_controller_has_heard_them() -> None:
+    status: Any = {}
+    joining = resizing(2, 1, before=status)
+    assert joining[1] == "PodsJoining"
+    assert resizing(2, None, before=status, heard=False) == joining
+    assert status["conditions"][-1]["lastTransitionTime"] == "1970-01-01T00:00:00.000000Z"
+    del status["training"]  # nobody has been heard for long
+    assert resizing(2, None, before=status, heard=False)[1] == "PodsAsWanted"
+    assert resizing(1, None, before=status, heard=False)[1] == "PodsStarting"
+    assert resizing(2, None, before=status, heard=False)[1] == "PodsAsWanted"
+
+
+def test_training_that_nobody_has_heard_of_for_long_is_not_told_to_be_resized() -> None:
+    said = WorkerReport(1.0, workers=1, generation=1, step=1, samples_per_s=1.0, nodes=5)
+    read = job_of(job(), [made_pod("Running")], [node()], priorities={}, report=said)
+    decision = Decision(Record(JobPhase.RUNNING), wanted=1)
+    made = writing.status_of(job(), read, decision, now=0.0, told=replace(said, workers=None))
+    assert [one["reason"] for one in made["conditions"] if one["type"] == "Resizing"] == ["PodsAsWanted"]
 
 
 # ---------------------------------------------------------------- what a job consists of
@@ -498,15 +578,15 @@ def test_address_of_a_pod_and_what_it_was_told_are_read() -> None:
     pod["metadata"].update(uid="x", annotations={DOORS_ANNOTATION: told.text()})
     pod["status"] = {"phase": "Running", "podIP": "FD00:0::7"}
     assert pod_of(pod).address == "fd00::7"
-    seeking = pod_of(pod, (), {"fd00::7": "5a"})
+    seeking = pod_of(pod, seekers={"fd00::7": "5a"})
     assert (seeking.told, seeking.seeks) == (told, "5a")
-    for one in (pod_of(pod), pod_of(pod, (), {"fd00::8": "5a"})):
+    for one in (pod_of(pod), pod_of(pod, seekers={"fd00::8": "5a"})):
         assert (one.told, one.seeks) == (DoorList(), ""), "what it was told is of interest to nobody any more"
     pod["metadata"]["annotations"][DOORS_ANNOTATION] = "nonsense"
-    assert pod_of(pod, (), {"fd00::7": "5a"}).told == DoorList()
+    assert pod_of(pod, seekers={"fd00::7": "5a"}).told == DoorList()
     for text in ("", "nonsense"):
         pod["status"]["podIP"] = pod["metadata"]["annotations"][DOORS_ANNOTATION] = text
-        assert (pod_of(pod).address, pod_of(pod).told, pod_of(pod, (), {"": "5a"}).seeks) == ("", DoorList(), "")
+        assert (pod_of(pod).address, pod_of(pod).told, pod_of(pod, seekers={"": "5a"}).seeks) == ("", DoorList(), "")
 
 
 def test_pod_is_changed_only_if_it_is_still_as_it_was_read() -> None:

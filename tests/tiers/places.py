@@ -69,6 +69,7 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "ef_common/horovod": ("tests/horovod", "tests/collectives", "tests/faults/test_horovodrun.py"),
     "ef_common/core/cluster": (
         *("tests/core/test_cluster.py", "tests/core/test_cluster_report.py", "tests/core/test_arrivals.py"),
+        *("tests/core/test_cluster_losses.py", "tests/core/test_cluster_ends.py", "tests/core/test_cluster_faults.py"),
         "tests/kubernetes",
     ),
     "ef_common/kubernetes": ("tests/kubernetes",),

@@ -9,9 +9,10 @@ done the next time. It is safe for several controllers, and for one that acts on
   written it since it was read, and if the pods that were read after it are those of which the decision knows
   (:func:`agrees`). Whoever decides next counts them as gone, and deletes those that are still there. Two controllers
   therefore agree on the pods that go, whichever of them deletes them.
-* **Counted once.** A pod that was lost is put on record, in the same way, before it is deleted. Pods that were there
-  together are one loss, however long it takes until each of them is seen: only the loss of a pod that was created
-  after the last loss is another one in a row.
+* **Counted once.** A pod that was lost is put on record, in the same way, before it is deleted
+  (:mod:`ef_common.core.cluster.losses`).
+* **Over when it is over.** A pod that has ended with the status of a training that is over may only have been let go,
+  by a launcher that has no status for that. So the job is not over as long as another pod is heard to train on.
 
 A job may choose its size: then it has no more pods than its training asks for, and starts with its minimum. When the
 training asks for fewer, it chooses itself which pods leave, as only it knows which are slow. The number is known here
@@ -26,8 +27,8 @@ A job is in one of these phases, and in the last two it stays::
     RUNNING → SUSPENDED   likewise
     SUSPENDED → PENDING   the user wants pods again
     SUSPENDED → RUNNING   likewise, and another controller has started the minimum of pods meanwhile
-    any → SUCCEEDED       a pod says that the training is over
-    any → FAILED          a pod says that the training has failed, pods are lost too often in a row, or the job is wrong
+    any → SUCCEEDED       a pod says that the training is over, and no other one is heard to train on
+    any → FAILED          a pod says it has failed, losses in a row leave less than the minimum, or the job is wrong
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ef_common.core.cluster.doors import contacts_of, seekers_of
+from ef_common.core.cluster.losses import STEADY_S, leaves_too_few, note_losses, pause_s, what_was_lost
 from ef_common.core.cluster.policy import SharePolicy
 from ef_common.core.cluster.shares import Share, shares
 from ef_common.core.cluster.state import (
@@ -59,9 +61,10 @@ RETRY_S = 120.0
 """After a refusal, no more pods are tried in this time."""
 END_S = 60.0
 """How long the other pods of a job may take to end by themselves when it is over."""
-STEADY_S = 600.0
-"""A loss so long after the last one is the first in a row."""
-MAX_PAUSE_S = 60.0
+GOES_ON_S = 60.0
+"""A training that was heard to go on so lately is not over: of large models, a step may take long."""
+LISTEN_S = 10.0
+"""So long after the only pod that has answered has ended, another one may be heard to train on."""
 RELEASE_S = 30.0
 """How long after it has asked for fewer pods the training may take to let some go."""
 LOST_S = 30.0
@@ -90,13 +93,39 @@ def decide(
     return {job.key: _decision(job, dealt.get(job.key), now) for job in read}
 
 
+def refused(job: Job, decision: Decision, num_created: int, *, now: float, why: str) -> Refusal:
+    """What is known after the API server has refused to create a pod.
+
+    Args:
+        job: The job, as it was decided upon.
+        decision: What was decided.
+        num_created: How many pods were created before that.
+        now: Time in seconds.
+        why: In words.
+    """
+    alive = sum(pod.alive and pod.uid not in decision.record.leaving for pod in job.pods)
+    return Refusal(alive + num_created, now + RETRY_S, why)
+
+
+def rests_on_pods(before: Record, after: Record) -> bool:
+    """Whether what is put on record would be wrong if the pods were not as they were known: some are to go.
+
+    Args:
+        before: What is on record.
+        after: What is to be.
+    """
+    gives_up = after.cap is not None and after.cap != before.cap
+    return bool(after.leaving - before.leaving) or gives_up
+
+
 def agrees(job: Job, pods: Sequence[Pod]) -> bool:
     """Whether pods that were read after the record of a job are those with which it was decided upon.
 
     What a controller knows by watching may be older than the record that it has. A pod that has left, and is on record
     no more, would be taken for one that is there, and one that is there, or has found a node, would be missing.
     """
-    return {(pod.uid, pod.node) for pod in job.pods if pod.alive} == {(pod.uid, pod.node) for pod in pods if pod.alive}
+    known, read = ({(pod.uid, pod.node, pod.running) for pod in some if pod.alive} for some in (job.pods, pods))
+    return known == read
 
 
 # ------------------------------------------------------------ what has happened
@@ -105,22 +134,20 @@ def agrees(job: Job, pods: Sequence[Pod]) -> bool:
 def _advance(job: Job, now: float) -> Record:
     """The record, with what has happened since."""
     there = {pod.uid for pod in job.pods}
-    record = _count(job, now)
-    record = replace(record, leaving=record.leaving & there, counted=record.counted & there)
+    record = note_losses(job, now)
+    known = there | job.record.counted if record.cap is not None else there  # a loss must not lower the cap twice
+    record = replace(record, leaving=record.leaving & there, counted=record.counted & known)
     if record.is_over:
         return record
     if job.problem:
         return _fail(record, now, Cause.INVALID, why=job.problem)
-    statuses = {pod.status for pod in job.pods if pod.ended}
-    if FINISHED in statuses:
+    if _finished(job) and not _goes_on(job, now):
         over = replace(record, phase=JobPhase.SUCCEEDED, ended_at=now)
         return replace(over, cause=Cause.COMPLETED, why="the training is over")
-    if FAILED in statuses:
-        names = ", ".join(pod.name for pod in job.pods if pod.ended and pod.status == FAILED)
-        return _fail(record, now, Cause.TRAINING_FAILED, why=f"the training has failed, as {names} says")
-    if record.crashes > job.backoff_limit:
-        why = f"pods were lost {record.crashes} times in a row, and backoffLimit is {job.backoff_limit}: {record.lost}"
-        return _fail(record, now, Cause.TOO_MANY_CRASHES, why=why)
+    if failed := [pod.name for pod in job.pods if pod.ended and pod.status == FAILED]:
+        return _fail(record, now, Cause.TRAINING_FAILED, why=f"the training has failed, as {', '.join(failed)} says")
+    if leaves_too_few(job, record):
+        return _fail(record, now, Cause.TOO_MANY_CRASHES, why=what_was_lost(job, record))
     record = replace(_begin(job, record), refusal=_refusal(job, record, now))
     return _hear(job, record, now) if job.autoscales else replace(record, asked=0, asked_at=0.0)
 
@@ -133,7 +160,7 @@ def _begin(job: Job, record: Record) -> Record:
     """Whether the training runs."""
     there = [pod for pod in job.pods if not pod.ended]
     if job.suspended and not there:
-        return replace(record, phase=JobPhase.SUSPENDED, crashes=0)
+        return replace(record, phase=JobPhase.SUSPENDED, crashes=0, cap=None)
     if record.phase is JobPhase.RUNNING and there:
         return record
     if sum(pod.running for pod in there) >= job.minimum:
@@ -141,24 +168,27 @@ def _begin(job: Job, record: Record) -> Record:
     return replace(record, phase=JobPhase.PENDING)
 
 
-def _count(job: Job, now: float) -> Record:
-    """Count the losses since."""
-    record = job.record
-    lost = [pod for pod in job.pods if _is_lost(pod) and pod.uid not in record.counted | record.leaving]
-    if not lost:
-        return record
-    last = lost[-1]
-    ended = f"ended with status {last.status}" if last.status is not None else "was lost"
-    record = replace(record, counted=record.counted | {pod.uid for pod in lost}, lost=f"{last.name} {ended}")
-    before = 0 if now - record.crashed_at > STEADY_S else record.crashes
-    # API servers round times down to seconds: a pod that replaces a lost one at once may seem to be older.
-    if before and all(pod.created < record.crashed_at for pod in lost):
-        return record
-    return replace(record, crashes=before + 1, crashed_at=now)
+def _finished(job: Job) -> list[Pod]:
+    """Pods that say that the training is over, and have not only been let go: others have not trained on since."""
+    pods = [pod for pod in job.pods if pod.ended and pod.status == FINISHED]
+    heard = job.report
+    if heard is None or not heard.moves_s or heard.by not in _others(job):
+        return pods
+    return [pod for pod in pods if not pod.ended_at or heard.moved_at <= pod.ended_at + GOES_ON_S]
 
 
-def _is_lost(pod: Pod) -> bool:
-    return pod.ended and pod.gone_by is None and pod.status not in (FINISHED, FAILED, LEFT)
+def _others(job: Job) -> set[str]:
+    """Addresses of the pods that still run; "" for those that have none yet."""
+    return {pod.address for pod in job.alive if pod.running}
+
+
+def _goes_on(job: Job, now: float) -> bool:
+    """Whether a pod that still runs was heard to train on lately; or might have been, had anybody listened."""
+    others, heard = _others(job), job.report
+    if heard is not None and heard.by in others - {""}:
+        return now < heard.moved_at + max(GOES_ON_S, 2 * heard.moves_s)
+    last = job.heard_since if heard is None else max(heard.at, job.heard_since)
+    return bool(others) and now < last + LISTEN_S  # the pod that has said it last may be the one that has ended
 
 
 def _refusal(job: Job, record: Record, now: float) -> Refusal | None:
@@ -191,14 +221,19 @@ def _has_left(pod: Pod) -> bool:
 
 
 def _limit(job: Job, now: float) -> int:
-    record, limits = job.record, [job.maximum]
-    if record.refusal is not None:
-        limits.append(record.refusal.limit)
+    record, limits = job.record, [job.maximum, *_caps(job)]
     if job.autoscales:
         has = len(job.alive)
         is_new = now < record.asked_at + RELEASE_S
         limits.append(max(job.minimum, record.asked or has, has if is_new else 0))
     return min(limits)
+
+
+def _caps(job: Job) -> list[int]:
+    """Up to how many pods it may grow, spares included. It keeps those that are on nodes: nobody has refused these."""
+    record, has = job.record, sum(bool(pod.node) for pod in job.alive)
+    refused = None if record.refusal is None else record.refusal.limit
+    return [max(limit, has) for limit in (refused, record.cap) if limit is not None]
 
 
 def _spares(job: Job, limit: int) -> int:
@@ -208,8 +243,7 @@ def _spares(job: Job, limit: int) -> int:
         if not job.record.asked:
             return 0
         takes = max(job.minimum, min(takes, job.record.asked))
-    refusal = job.record.refusal
-    most = takes + job.spares if refusal is None else min(refusal.limit, takes + job.spares)
+    most = min([takes + job.spares, *_caps(job)])
     return max(0, most - limit) if limit >= takes else 0
 
 
@@ -226,7 +260,8 @@ def _decision(job: Job, share: Share | None, now: float) -> Decision:
     cause, words = _why(job, share, lost)
     record = replace(job.record, leaving=leaving, lost=lost, cause=cause, why=words)
     delete = [*_dooms(job, go, why=f"shrinks from {size} to {len(kept)} pods"), *_leftovers(job, now)]
-    create = _free_indexes(job)[: share.new] if now >= job.record.crashed_at + _pause_s(job.record) else []
+    waits = bool(_finished(job)) or now < job.record.crashed_at + pause_s(job.record)
+    create = [] if waits else _free_indexes(job)[: share.new]
     return Decision(
         record,
         tuple(delete),
@@ -265,8 +300,13 @@ def _dooms(job: Job, go: Sequence[Pod], *, why: str) -> list[Doom]:
 
 
 def _leftovers(job: Job, now: float) -> list[Doom]:
-    """Pods that have ended, and are in the way of new ones; and those that nobody ends."""
-    ended = [Doom(pod, f"{pod.name} has ended") for pod in job.pods if pod.ended and pod.gone_by is None]
+    """Pods that have ended, and are in the way of new ones; and those that nobody ends.
+
+    One that says that the training is over stays until it is known whether that is so.
+    """
+    stay = set() if job.record.is_over else {pod.uid for pod in _finished(job)}
+    others = [pod for pod in job.pods if pod.uid not in stay]
+    ended = [Doom(pod, f"{pod.name} has ended") for pod in others if pod.ended and pod.gone_by is None]
     stuck = [pod for pod in job.pods if pod.gone_by is not None and now > pod.gone_by + LOST_S]
     return [*ended, *(Doom(pod, f"the node of {pod.name} does not answer", force=True) for pod in stuck)]
 
@@ -276,15 +316,10 @@ def _free_indexes(job: Job) -> list[int]:
     return [index for index in range(job.maximum + job.spares) if index not in taken]
 
 
-def _pause_s(record: Record) -> float:
-    """How long pods that were lost are not replaced: the first time not at all."""
-    return 0.0 if record.crashes < 2 else min(MAX_PAUSE_S, 2.0 ** (record.crashes - 2))
-
-
 def _lost(job: Job, share: Share, now: float) -> str:
     """What has become of the pod that was lost last; "" once as many pods run as the job shall have."""
     is_made_up_for = sum(pod.running for pod in share.kept) == share.size > 0 and now > job.record.crashed_at
-    return "" if is_made_up_for else job.record.lost
+    return "" if is_made_up_for and job.record.cap is None else job.record.lost
 
 
 def _why(job: Job, share: Share, lost: str = "") -> tuple[Cause, str]:
@@ -292,11 +327,13 @@ def _why(job: Job, share: Share, lost: str = "") -> tuple[Cause, str]:
     record = job.record
     if share.waits and record.refusal is not None and record.refusal.limit < job.minimum:
         return Cause.REFUSED, record.refusal.why
-    if share.waits:
+    if share.waits and (record.cap is None or record.cap >= job.minimum):
         return Cause.NO_ROOM, f"there is no room for {job.minimum} pods, the minimum"
     first = min((pod for pod in share.kept if pod.problem), key=lambda pod: pod.index, default=None)
     if first is not None:
         return Cause.CANNOT_START, f"{first.name} cannot start: {first.problem}"
+    if record.cap is not None:
+        return Cause.NOT_REPLACED, f"{what_was_lost(job, record)}; no pods replace them for {STEADY_S / 60:.0f} minutes"
     return (Cause.POD_LOST if lost else Cause.NONE), lost
 
 

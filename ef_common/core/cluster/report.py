@@ -23,6 +23,9 @@ class WorkerReport:
         checkpoint: Updates in the newest checkpoint; None if there is none, or if this worker knows of none.
         first: Address of the pod of rank 0, which takes checkpoints; "" if that is not known.
         nodes: In how many pods they train; None if that is not known.
+        by: Address of the pod that says it.
+        moved_at: When the training was heard to go on last, to another step or view.
+        moves_s: How long it had not before that; 0 if it was not heard twice.
     """
 
     at: float
@@ -35,6 +38,9 @@ class WorkerReport:
     checkpoint: int | None = None
     first: str = ""
     nodes: int | None = None
+    by: str = ""
+    moved_at: float = 0.0
+    moves_s: float = 0.0
 
     @property
     def members(self) -> tuple[int | None, int, tuple[str, ...]]:
@@ -45,6 +51,20 @@ class WorkerReport:
     def progress(self) -> tuple[int, float | None, int | None]:
         """What changes all the time."""
         return self.step, self.samples_per_s, self.checkpoint
+
+
+def after(before: WorkerReport | None, newest: WorkerReport) -> WorkerReport:
+    """What a worker has said now, with when the training went on last.
+
+    Args:
+        before: What one has said before; None if nobody has.
+        newest: What one says now.
+    """
+    if before is None:
+        return replace(newest, moved_at=newest.at)
+    if (before.generation, before.step) == (newest.generation, newest.step):
+        return replace(newest, moved_at=before.moved_at, moves_s=before.moves_s)
+    return replace(newest, moved_at=newest.at, moves_s=newest.at - before.moved_at)
 
 
 def on_record(

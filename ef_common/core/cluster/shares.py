@@ -12,8 +12,9 @@
    its state.
 5. *Spares* get what is left then, one at a time, too. Their room is the first that is taken for others.
 
-Of its pods, a job keeps first those that run, the oldest first, but slow ones last. So it first gives up those that are
-pending, then those that slow the others down, and then the newest.
+Of its pods, a job first gives up those that are pending, then those that run and do not train yet, then those that slow
+the others down, then the newest, and last of all the one of rank 0: newcomers are told of it first, and it takes the
+checkpoints.
 
 Cost: O((jobs + new pods) · nodes) comparisons, and O(pods · log jobs).
 """
@@ -81,7 +82,7 @@ def shares(
     depths = {
         pod.uid: (policy.tier(job) if depth < limits[job.key] else _LAST, depth)
         for job in jobs
-        for depth, pod in enumerate(sorted(job.alive, key=_worth))
+        for depth, pod in enumerate(_in_order(job))
     }
     room = FreeCapacity(nodes, taking, depths)
     ranked = sorted(jobs, key=lambda job: job.rank)
@@ -118,7 +119,7 @@ class _Dealing:
         self.limit = limit
         self._room, self._tier = room, tier
         self._nodes = room.among(job.nodes)
-        self._has = sorted(job.alive, key=_worth)
+        self._has = _in_order(job)
 
     @property
     def turn(self) -> tuple[int, int, bool]:
@@ -164,9 +165,15 @@ class _Dealing:
         self.share.kept += [pod for pod in self._has if pod.node and self._room.keep(pod)]
 
 
-def _worth(pod: Pod) -> tuple[bool, bool, bool, float, int]:
-    """The order in which pods are kept."""
-    return (not pod.running, not pod.node, pod.slow, pod.created, pod.index)
+def _in_order(job: Job) -> list[Pod]:
+    """The pods of a job in the order in which they are kept."""
+    first = "" if job.report is None else job.report.first
+
+    def order(pod: Pod) -> tuple[bool, bool, bool, bool, bool, float, int]:
+        is_first = bool(first) and pod.address == first
+        return not pod.running, not pod.node, not is_first, pod.idle, pod.slow, pod.created, pod.index
+
+    return sorted(job.alive, key=order)
 
 
 def _deal_spares(dealt: list[_Dealing], spares: dict[str, int]) -> None:

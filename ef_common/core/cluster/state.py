@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from math import inf
 
 from ef_common.core.cluster.report import WorkerReport
 from ef_common.core.door_list import NO_DOORS, DoorList
@@ -42,6 +43,7 @@ class Cause(Enum):
     REFUSED = "PodsRefused"  # by the scheduler, or by a quota
     CANNOT_START = "PodCannotStart"
     POD_LOST = "PodLost"
+    NOT_REPLACED = "PodsNotReplaced"  # as they are lost again and again
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +73,13 @@ class Pod:
         ended: That container has ended by itself.
         lingers: It has, but others of the pod still run, so the pod keeps its room until it is deleted.
         status: Exit status; None if it still runs, or nobody knows.
+        ended_at: When that container has ended, as its node says; 0 if that is not known.
         gone_by: When it should be gone, if somebody has deleted it.
         unschedulable_since: Since when the scheduler finds no node for it; None if it does, or has not looked.
         created: When it was created, in seconds.
         problem: Why its containers cannot be started; "" for nothing.
         slow: A worker of it is slower than the others of the job, which wait for it.
+        idle: It was asked, and did not train.
         address: Where it is reached; "" if it has no address yet.
         seeks: The nonce that it has shown, if it looks for its job in vain; "" if it does not.
         told: The addresses that it was told last, if it looks for its job.
@@ -90,11 +94,13 @@ class Pod:
     ended: bool = False
     lingers: bool = False
     status: int | None = None
+    ended_at: float = 0.0
     gone_by: float | None = None
     unschedulable_since: float | None = None
     created: float = 0.0
     problem: str = ""
     slow: bool = False
+    idle: bool = False
     address: str = ""
     seeks: str = ""
     told: DoorList = NO_DOORS
@@ -138,6 +144,7 @@ class Record:
             are lost together.
         crashed_at: When the last time was.
         lost: What has become of the pod that was lost last; "" once as many pods run as the job shall have.
+        cap: How many pods it has at most while those that are lost are not replaced; None if they are.
         refusal: That of more pods, or None.
         asked: How many pods the training asks for; 0 if that is not known, or it does not choose its size.
         asked_at: When it has asked for so many.
@@ -153,6 +160,7 @@ class Record:
     crashes: int = 0
     crashed_at: float = 0.0
     lost: str = ""
+    cap: int | None = None
     refusal: Refusal | None = None
     asked: int = 0
     asked_at: float = 0.0
@@ -179,13 +187,14 @@ class Job:
         priority: Of two that wait, that of the higher one is served first.
         created: When it was created, in seconds.
         suspended: It shall have no pods.
-        backoff_limit: It fails if pods are lost more often than this in a row.
+        backoff_limit: If pods are lost more often than this in a row, they are not replaced for a while.
         ttl_s: How long it stays after its end; None for ever.
         problem: What is wrong with what the user has written; "" for nothing.
         takes: Pods that the training takes, if it asks for no number; those beyond are spares. 0 for the maximum.
         spares: Pods beyond those, which wait in case one is lost.
         autoscales: The training chooses how many pods it has, up to the maximum.
         report: What a worker has said last of the training; None if nobody has.
+        heard_since: Since when the controller that decides asks its workers, in seconds.
         pods: Its pods, those that have ended, too.
         record: What is on record of it.
     """
@@ -205,6 +214,7 @@ class Job:
     spares: int = 0
     autoscales: bool = False
     report: WorkerReport | None = None
+    heard_since: float = -inf
     pods: tuple[Pod, ...] = ()
     record: Record = Record()
 
