@@ -1,5 +1,16 @@
-"""Runs the command as `python -m ef_common.cli`."""
+"""Runs the command, as `elasticflow` and as `python -m ef_common.cli`."""
 
 from ef_common.cli import main
+from ef_common.launch.last_exit import LastExit, end_at_once
 
-main()
+
+def command() -> None:
+    """Run the command that the command line names, and end this process."""
+    try:
+        main()
+    except LastExit as end:
+        end_at_once(int(end.code or 0))
+
+
+if __name__ == "__main__":
+    command()

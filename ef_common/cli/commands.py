@@ -128,8 +128,9 @@ def run(arguments: tuple[str, ...]) -> None:
     Accepts all options of torchrun, and `--checkpoint URL` and `--run-dir DIR`. See `elasticflow run --help`.
     """
     from ef_common.launch.command import main as run_job
+    from ef_common.launch.last_exit import LastExit
 
-    sys.exit(run_job(arguments))
+    raise LastExit(run_job(arguments))
 
 
 @main.command()

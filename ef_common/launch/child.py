@@ -88,4 +88,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from ef_common.launch.last_exit import end_at_once
+
+    end_at_once(main())

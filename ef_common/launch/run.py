@@ -47,7 +47,7 @@ from ef_common.launch.nnodes import DEFAULT_NNODES
 from ef_common.launch.rendezvous_options import BACKEND, config_of, joined_conf, names_token, options_of_a_local_job
 from ef_common.launch.restarts import Restarts
 from ef_common.launch.run_directory import Launcher
-from ef_common.launch.signals import GENTLE, listening, to_end
+from ef_common.launch.signals import GENTLE, Signals, listening, to_end
 from ef_common.launch.surroundings import meeting_in
 from ef_common.protocol.addresses import LOOPBACK, format_address
 from ef_common.protocol.auth import Token
@@ -411,6 +411,12 @@ class _Agents:
         """Agents that run, in the order in which they were started."""
         return [number for number, agent in self._agents.items() if agent.process.is_alive()]
 
+    def wait(self, signals: Signals, seconds: float) -> None:
+        """Wait until one more of those that run has ended, or a signal comes, at most so long."""
+        running = {agent.process.sentinel: agent.process for agent in map(self._agents.__getitem__, self.alive)}
+        for ended in signals.wait(seconds, running):
+            running[ended].join()  # its files are closed, so its end is near
+
     @property
     def training(self) -> list[int]:
         """Agents that run, and whose workers neither were asked to leave nor have left by the job's own decision."""
@@ -545,9 +551,7 @@ class _Supervisor:
         signals: Signals that this process has received.
     """
 
-    def __init__(
-        self, options: Options, run_dir: Path, agents: _Agents, launcher: Launcher, signals: list[int]
-    ) -> None:
+    def __init__(self, options: Options, run_dir: Path, agents: _Agents, launcher: Launcher, signals: Signals) -> None:
         self._options = options
         self._run_dir = run_dir
         self._agents = agents
@@ -573,9 +577,11 @@ class _Supervisor:
             had_ended = not self._agents.alive
             self._look()  # which may replace them
             waits = self._replaces and bool(self._agents.lost)
-            if had_ended and not self._agents.alive and not waits:
+            have_ended = not self._agents.alive and not waits
+            if had_ended and have_ended:
                 return
-            time.sleep(_LOOK_S)
+            if not have_ended:
+                self._agents.wait(self._signals, _LOOK_S)
 
     @property
     def _is_killed(self) -> bool:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from tests.entered import Entered
 from tests.faults import networks
 from tests.waiting import poll_until
 
@@ -71,7 +72,7 @@ def why_not() -> str | None:
     return networks.why_not() or (None if _CGROUPS.is_mount() else f"Slurm's daemons need {_CGROUPS}")
 
 
-class Cluster:
+class Cluster(Entered):
     """Its daemons run between entering and leaving it, and end with this process in any case.
 
     Args:
@@ -84,14 +85,6 @@ class Cluster:
         self._control = number + 1
         self._hosts = {node: f"node{node}" for node in range(1, number + 1)} | {self._control: "control"}
         self._daemons: list[subprocess.Popen[bytes]] = []
-
-    def __enter__(self) -> Cluster:
-        try:
-            self._start()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
 
     def __exit__(self, *_: object) -> None:
         for daemon in self._daemons:

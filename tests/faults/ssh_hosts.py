@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.entered import Entered
 from tests.faults import networks
 from tests.waiting import poll_until
 
@@ -46,7 +47,7 @@ def why_not() -> str | None:
     return networks.why_not()
 
 
-class SshHosts:
+class SshHosts(Entered):
     """Hosts `node1`, `node2`, …, between entering and leaving it.
 
     Args:
@@ -59,14 +60,6 @@ class SshHosts:
         self._launcher = number + 1
         self._nodes = range(1, number + 1)
         self._daemons: dict[int, subprocess.Popen[bytes]] = {}
-
-    def __enter__(self) -> SshHosts:
-        try:
-            self._start()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
 
     def __exit__(self, *_: object) -> None:
         for node in (*self._nodes, self._launcher):

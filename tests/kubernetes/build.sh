@@ -9,20 +9,12 @@ work=$target.work
 programs="kube-apiserver kube-scheduler kube-controller-manager"
 release=bookworm version=1.20.2
 
-mkdir -p "$work"/{lists/partial,cache/archives/partial,sources,gopath/src/k8s.io}
+mkdir -p "$work/gopath/src/k8s.io"
+source "$(dirname "$0")/apt.sh" "$work" "$release" "deb deb-src"
 cd "$work"
-cat > sources/source.sources <<END
-Types: deb deb-src
-URIs: $(awk '/^URIs:/ { print $2; exit }' /etc/apt/sources.list.d/debian.sources)
-Suites: $release
-Components: main
-Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
-END
-options=(-o Dir::Etc::sourcelist=/dev/null -o "Dir::Etc::sourceparts=$work/sources" -o "Dir::State::lists=$work/lists"
-    -o "Dir::Cache=$work/cache" -o APT::Sandbox::User=root)
-apt-get "${options[@]}" -qq update
-apt-get "${options[@]}" -qq source --download-only "kubernetes/$release"
-apt-get "${options[@]}" -qq download golang-github-modern-go-reflect2-dev golang-1.19-go golang-1.19-src
+apt-get "${apt[@]}" -qq update
+apt-get "${apt[@]}" -qq source --download-only "kubernetes/$release"
+apt-get "${apt[@]}" -qq download golang-github-modern-go-reflect2-dev golang-1.19-go golang-1.19-src
 for package in *.deb; do dpkg-deb -x "$package" root; done
 tar xzf kubernetes_1.20*.orig.tar.gz -C gopath/src/k8s.io
 mv "gopath/src/k8s.io/kubernetes-$version" gopath/src/k8s.io/kubernetes

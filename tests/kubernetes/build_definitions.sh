@@ -9,22 +9,14 @@ target=$(realpath -m "$1")
 work=$target.work
 
 rm -rf "$work"
-mkdir -p "$work"/{lists/partial,cache/archives/partial,sources,packages,bin}
+mkdir -p "$work"/{packages,bin}
+source "$(dirname "$0")/apt.sh" "$work" sid deb
 cd "$work"
-cat > sources/source.sources <<END
-Types: deb
-URIs: $(awk '/^URIs:/ { print $2; exit }' /etc/apt/sources.list.d/debian.sources)
-Suites: sid
-Components: main
-Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
-END
-options=(-o Dir::Etc::sourcelist=/dev/null -o "Dir::Etc::sourceparts=$work/sources" -o "Dir::State::lists=$work/lists"
-    -o "Dir::Cache=$work/cache" -o APT::Sandbox::User=root)
-apt-get "${options[@]}" -qq update
-go=$(apt-cache "${options[@]}" show golang-go | grep -oPm1 '^Depends:.*\Kgolang-1\.\d+(?=-go)')
-libraries=$(apt-cache "${options[@]}" depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces \
+apt-get "${apt[@]}" -qq update
+go=$(apt-cache "${apt[@]}" show golang-go | grep -oPm1 '^Depends:.*\Kgolang-1\.\d+(?=-go)')
+libraries=$(apt-cache "${apt[@]}" depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces \
     --no-enhances golang-k8s-apiextensions-apiserver-dev | grep -E '^(golang-.*-dev|gogoprotobuf)$' | sort -u)
-(cd packages && apt-get "${options[@]}" -qq download "$go-go" "$go-src" $libraries)
+(cd packages && apt-get "${apt[@]}" -qq download "$go-go" "$go-src" $libraries)
 for package in packages/*.deb; do dpkg-deb -x "$package" root; done
 
 export GOROOT=$work/root/usr/lib/go-${go#golang-} GOPATH=$work/root/usr/share/gocode GOCACHE=$work/gocache HOME=$work

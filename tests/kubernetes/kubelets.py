@@ -2,9 +2,9 @@
 
 What a kubelet does, they do: they report the node and the pod, give the process its variables, send it SIGTERM when
 the pod is deleted, and SIGKILL after its grace period, tell what it has written, and run other commands beside it. They
-write the files of a downwardAPI volume, and write them anew when the pod has changed. Images, probes, volumes other than
-these and emptyDir, limits, and name servers are not real: the headless services of the cluster are in the hosts file of
-each node, from the endpoints that the real controller manager makes, or nowhere.
+write the files of a downwardAPI volume, and write them anew when the pod has changed. Images, probes, volumes other
+than these and emptyDir, limits, and name servers are not real: the headless services of the cluster are in the hosts
+file of each node, from the endpoints that the real controller manager makes, or nowhere.
 """
 
 from __future__ import annotations

@@ -7,13 +7,12 @@ import signal
 import subprocess
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Self
 
 from ef_common.errors import ClusterFailed
 from ef_common.testing.ports import free_ports
+from tests.entered import Entered
 
 NEEDED = ("openssl", "setpriv")
 """What is needed beside etcd and the programs themselves."""
@@ -21,7 +20,7 @@ _GUARD_S = 120.0
 _RUNS_S, _STANDS_S = 0.1, 0.9
 
 
-class Programs(ABC):
+class Programs(Entered):
     """They run between entering and leaving it, and end with this process in any case.
 
     Args:
@@ -38,21 +37,9 @@ class Programs(ABC):
         self._etcd_port, self._peers_port, *self.ports = free_ports(2 + num_ports)
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
-    def __enter__(self) -> Self:
-        try:
-            self._start()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
     def __exit__(self, *_: object) -> None:
         for program in reversed(list(self._running)):
             self.kill(program)
-
-    @abstractmethod
-    def _start(self) -> None:
-        """Start all of them."""
 
     def kill(self, program: str) -> None:
         """End one of them at once."""

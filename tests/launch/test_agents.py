@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 
 from ef_common.launch import run as module
+from ef_common.launch.run_directory import read_launcher, this_launcher
+from ef_common.launch.signals import listening
 from ef_common.session.crash_record import CrashRecord, write_failure
 from tests.waiting import poll_until
 
@@ -116,3 +119,51 @@ def test_node_whose_agent_was_killed_can_tell_so(agents: Any, monkeypatch: pytes
     agents.start()
     poll_until(lambda: not agents.alive)
     assert agents.killed_as == KILLED_BY
+
+
+# ---------------------------------------------------------------- the launcher waits for them
+
+LONG_S = 600.0
+"""Longer than a test may last."""
+
+
+@pytest.fixture
+def supervise(
+    agents: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[Callable[[Callable[..., None]], tuple[int, str]]]:
+    """Runs one agent of this body; the exit status, and what has become of it. Nothing is looked for meanwhile."""
+    monkeypatch.setattr(module, "_LOOK_S", LONG_S)
+    options: Any = SimpleNamespace(local=False, left_status=75)
+    launcher = this_launcher(["train.py"], max_workers=1, local=False)
+    with listening() as signals:
+
+        def run(body: Callable[..., None]) -> tuple[int, str]:
+            monkeypatch.setattr(module, "_run_agent", body)
+            status = module._Supervisor(options, tmp_path, agents, launcher, signals).run()
+            told = read_launcher(tmp_path)
+            assert told is not None
+            return status, told.outcome
+
+        yield run
+
+
+@pytest.mark.parametrize(
+    ("status", "told"), [(0, (0, "finished")), (1, (1, "failed")), (KILLED_BY, (KILLED_BY, "failed"))]
+)
+def test_launcher_ends_as_soon_as_its_agent_has_ended(
+    supervise: Callable[[Callable[..., None]], tuple[int, str]], status: int, told: tuple[int, str]
+) -> None:
+    assert supervise(end_as(status)) == told
+
+
+def test_launcher_tells_its_workers_to_leave_as_soon_as_it_is_told(
+    supervise: Callable[[Callable[..., None]], tuple[int, str]],
+) -> None:
+    def body(args: object, device: object, notes: Path, local: bool, launcher: int) -> None:
+        worker = subprocess.Popen(
+            ["sleep", str(LONG_S)], preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        )
+        os.kill(launcher, signal.SIGTERM)
+        os._exit(0 if worker.wait() == -signal.SIGTERM else 1)
+
+    assert supervise(body) == (75, "stopped")

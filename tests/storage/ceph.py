@@ -11,9 +11,9 @@ import subprocess
 import time
 import uuid
 from pathlib import Path
-from types import TracebackType
 
 from ef_common.testing.ports import free_ports
+from tests.entered import Entered
 
 PROGRAMS = ("ceph", "ceph-authtool", "ceph-mon", "ceph-osd", "monmaptool", "radosgw", "radosgw-admin", "setpriv")
 KEYS = {"key": "efaccess", "secret": "efsecretkey"}
@@ -61,7 +61,7 @@ def missing_programs() -> list[str]:
     return [program for program in PROGRAMS if shutil.which(program) is None]
 
 
-class Ceph:
+class Ceph(Entered):
     """Started by entering it, ended by leaving it; its processes end with this one in any case.
 
     Args:
@@ -87,18 +87,10 @@ class Ceph:
     def go_on(self) -> None:
         self.processes["osd"].send_signal(signal.SIGCONT)
 
-    def __enter__(self) -> Ceph:
-        try:
-            self._start()
-        except BaseException:
-            self._stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop()
+    def __exit__(self, *_: object) -> None:
+        for process in reversed(self.processes.values()):
+            process.kill()  # nothing of this is needed any more; SIGKILL ends a stopped one, too
+            process.wait()
 
     def _start(self) -> None:
         for name in ("mon", "osd", "rgw"):
@@ -139,11 +131,6 @@ class Ceph:
         self._run("ceph auth add osd.0 osd 'allow *' mon 'allow profile osd' -i osd/keyring")
         self._daemon("osd", "ceph-osd -i 0 -f")
         self._until("the OSD is up", lambda: "1 up" in (self._try("ceph osd stat") or ""))
-
-    def _stop(self) -> None:
-        for process in reversed(self.processes.values()):
-            process.kill()  # nothing of this is needed any more; SIGKILL ends a stopped one, too
-            process.wait()
 
     def _daemon(self, name: str, command: str) -> None:
         with (self.folder / f"{name}.out").open("wb") as output:

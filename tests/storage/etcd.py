@@ -9,9 +9,9 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 from ef_common.testing.ports import free_ports
+from tests.entered import Entered
 
 PROGRAMS = ("etcd", "setpriv")
 PATIENCE_S = 60.0
@@ -25,7 +25,7 @@ def missing_programs() -> list[str]:
     return [program for program in PROGRAMS if shutil.which(program) is None]
 
 
-class EtcdServers:
+class EtcdServers(Entered):
     """Started by entering it, ended by leaving it; its processes end with this one in any case.
 
     Args:
@@ -74,23 +74,16 @@ class EtcdServers:
         addresses = [self._addresses[index] for index in order or range(len(self._addresses))]
         return f"{self._scheme}://{user}{','.join(addresses)}{prefix}"
 
-    def __enter__(self) -> EtcdServers:
-        try:
-            self.start(*range(len(self._clients)))
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def _start(self) -> None:
+        self.start(*range(len(self._clients)))
 
     def start(self, *members: int) -> None:
         """Start members, or start them again, and wait until they serve: then there is a leader."""
         for index in members:
-            self._start(index)
+            self._start_member(index)
         deadline = time.monotonic() + _DEADLINE_S
         while any(self._log(index).read_text().count(_SERVES) < self._starts[index] for index in members):
             ended = [index for index in members if self._processes[index].poll() is not None]
@@ -114,7 +107,7 @@ class EtcdServers:
     def stop(self) -> None:
         self.kill(*self._processes)
 
-    def _start(self, index: int) -> None:
+    def _start_member(self, index: int) -> None:
         client, peer = self._clients[index], self._peers[index]
         peers = [(index, peer)] if self._apart else list(enumerate(self._peers))
         with self._log(index).open("ab") as output:
