@@ -35,15 +35,16 @@ COSTS = [
     )
 ]
 BATCHES = [job(autoscale=given) for given in choices(minGlobalBatchSize=(8, 16), maxGlobalBatchSize=(8, 16))]
-NODES = [
-    *(
-        job(nprocPerNode=given)
-        for given in ("1", "16", "gpu", "cpu", "auto", "0", "01", "-1", "1.5", "", "x", "1 ", "gpus")
-    ),
+RIGHT = [
+    *(job(nprocPerNode=given) for given in ("1", "10", "gpu", "cpu", "auto")),
     *(job(checkpoint=given) for given in ("", "/checkpoints/a", "s3://bucket/run", "file:///a", "filecache::s3://b/a")),
+]
+WRONG = [
+    *(job(nprocPerNode=given) for given in ("", "0", "01", "-1", "1.5", "x", "1 ", "gpus")),
     *(job(checkpoint=given) for given in ("x", "checkpoints/a", "./a", "s3:bucket", "s3://", "://a", " s3://b/a")),
 ]
-JOBS = [*SIZES, *NAMES, *TEMPLATES, *COSTS, *BATCHES, *NODES]
+"""How many workers there are in a pod, and where checkpoints are."""
+JOBS = [*SIZES, *NAMES, *TEMPLATES, *COSTS, *BATCHES, *RIGHT, *WRONG]
 """Each field of them has a value that it may have."""
 
 _OTHER = {"spec": {**TEMPLATE, "containers": [{**TEMPLATE["containers"][0], "image": "digits:2"}]}}

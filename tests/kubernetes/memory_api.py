@@ -44,6 +44,9 @@ class MemoryApi:
 
     # ---------------------------------------------------------------- as Api has it
 
+    def observe(self, observer: Callable[[str, int, float | None], object]) -> None:
+        """Nothing is sent, so there is nothing to tell."""
+
     def get(self, kind: Kind, namespace: str | None, name: str) -> Json:
         with self._lock:
             self._check()

@@ -94,6 +94,10 @@ def test_change_of_what_nobody_reads_wakes_nobody(api: MemoryApi) -> None:
         poll_until(lambda before=before: len(news) == before + 1)
     api.change(PODS, "shop", "worker", {"status": {"containerStatuses": []}})
     poll_until(lambda: len(news) == 6)
+    worker, web = (api.get(PODS, "shop", name) for name in ("worker", "web"))
+    copy.update(worker)
+    assert copy._take("MODIFIED", worker)  # what a call has returned is news when it is watched
+    assert not copy._take("MODIFIED", web)
     api.remove(PODS, "shop", "web")
     poll_until(lambda: len(news) == 7)
     copy.stop()

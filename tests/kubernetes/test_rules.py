@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ef_common.kubernetes.resource import definition, problem
-from tests.kubernetes.judged import CHANGES, COSTS, JOBS
+from tests.kubernetes.judged import CHANGES, COSTS, JOBS, RIGHT, WRONG
 
 cel = pytest.importorskip("cel_expr_python.cel")
 
@@ -79,4 +79,6 @@ def test_rules_refuse_the_jobs_that_the_controller_fails_with_the_same_sentence(
         assert not wrong or wrong.partition(". Received: ")[0] in refused
         seen.update(refused)
     assert seen | {SUSPENDED} == set(rules_in(SCHEMA)), "a rule was never broken"
+    assert [thing["spec"] for thing in RIGHT if problem(thing)] == []
+    assert [thing["spec"] for thing in WRONG if not problem(thing)] == []
     assert any(not problem(thing) for thing in COSTS if "autoscale" in thing["spec"])

@@ -502,8 +502,8 @@ MUTANTS: tuple[Mutant, ...] = (
         file="ef_common/kubernetes/watching.py",
         old="            elif uid not in self._gone:\n",
         new="            else:\n",
-        harm="A pod whose end is known before the call that made it is answered counts as there for minutes, and is not "
-        "replaced.",
+        harm="A pod whose end is known before the call that made it is answered counts as there for minutes, and is "
+        "not replaced.",
     ),
     Mutant(
         name="controller-reads-secrets",
