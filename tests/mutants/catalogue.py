@@ -475,12 +475,11 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A job with a large minimum never starts in a busy cluster, as smaller ones that come later get the room.",
     ),
     Mutant(
-        name="pods-that-were-told-to-go-count-as-lost",
+        name="each-pod-of-a-power-cut-counts",
         file="ef_common/core/cluster/decide.py",
-        old="if _is_lost(pod) and pod.uid not in record.counted | record.leaving]",
-        new="if _is_lost(pod) and pod.uid not in record.counted]",
-        harm="A job that has given up pods a few times, for other jobs, fails by its backoffLimit, though nothing is "
-        "wrong with it.",
+        old="    if before and all(pod.created < record.crashed_at for pod in lost):\n        return record\n",
+        new="",
+        harm="A power cut that takes several pods of a job fails it by its backoffLimit, as they count one by one.",
     ),
     Mutant(
         name="room-that-is-promised-to-serving-is-used",
