@@ -27,6 +27,7 @@
     │   ├── ClusterAway             it does not answer, or has too much to do: all calls would fail now
     │   ├── ClusterNotFound         it has no such object
     │   ├── ClusterConflict         the name is taken, or somebody has changed the object meanwhile
+    │   ├── ClusterExpired          it does not remember what it was asked for: what is read in parts is read anew
     │   └── ClusterRefused          it does not allow that, or the object is wrong
     ├── DataWorkersLost             the processes that read a worker's samples were killed repeatedly
     ├── ThreadFailed                a thread of ElasticFlow has ended by an error, so nobody can wait for it any more
@@ -101,6 +102,10 @@ class ClusterNotFound(ClusterFailed):
 
 class ClusterConflict(ClusterFailed):
     """The name is taken, or somebody has changed the object since it was read."""
+
+
+class ClusterExpired(ClusterFailed):
+    """The API server does not remember the version that it was asked for, so what is read in parts is read anew."""
 
 
 class ClusterRefused(ClusterFailed):

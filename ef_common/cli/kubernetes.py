@@ -60,6 +60,14 @@ _kubeconfig = click.option(
     "--kubeconfig", default="", metavar="FILE", help="Says where the cluster is. Default: as for kubectl."
 )
 _namespace = click.option("--namespace", "-n", default="", help="Default: that of the current context.")
+_policy = click.option(
+    "--policy",
+    type=click.Choice([one.value for one in SharePolicy]),
+    default=SharePolicy.FAIR.value,
+    show_default=True,
+    help="fair: beyond their minimum, jobs get equally many pods. priority: the same, but the jobs of the highest "
+    "priority come first. gang: a job gets its maximum or nothing, and the oldest comes first.",
+)
 
 
 @kubernetes.command()
@@ -67,6 +75,7 @@ _namespace = click.option("--namespace", "-n", default="", help="Default: that o
 @click.option("--namespace", "-n", default="elasticflow", show_default=True, help="Where the controller runs.")
 @click.option("--replicas", type=click.IntRange(1), default=2, show_default=True, help="One acts, others take over.")
 @click.option("--namespaced", is_flag=True, help="Only for jobs of that namespace, which must exist.")
+@_policy
 @click.option("--dry-run", is_flag=True, help="Print what would be applied, as YAML for kubectl.")
 @click.option(
     "--helm-chart", metavar="DIR", type=click.Path(path_type=Path), help="Write a Helm chart to this folder instead."
@@ -77,6 +86,7 @@ def install(
     namespace: str,
     replicas: int,
     namespaced: bool,
+    policy: str,
     dry_run: bool,
     helm_chart: Path | None,
     kubeconfig: str,
@@ -91,13 +101,13 @@ def install(
         if helm_chart is not None:
             with _explaining():
                 from ef_common.kubernetes.chart import Values, write
-            write(helm_chart, Values(image=image, replicas=replicas, namespaced=namespaced))
+            write(helm_chart, Values(image=image, replicas=replicas, namespaced=namespaced, policy=policy))
             rows = (
                 (f"helm install elasticflow {helm_chart} --namespace={namespace} --create-namespace", "install it"),
             )
             say_what_next(f"The chart is in {helm_chart}.", rows)
             return
-        things = manifests(image=image, namespace=namespace, replicas=replicas, namespaced=namespaced)
+        things = manifests(image=image, namespace=namespace, replicas=replicas, namespaced=namespaced, policy=policy)
         if dry_run:
             click.echo(_as_yaml(things), nl=False)
             return
@@ -113,14 +123,7 @@ def install(
 @click.option("--page", default="127.0.0.1:8080", show_default=True, help="Where /healthz, /readyz and /metrics are.")
 @click.option("--namespaced", is_flag=True, help="Look at jobs of that namespace only.")
 @click.option("--lease-s", type=click.FloatRange(2.0), default=15.0, show_default=True, help="A lost one is replaced.")
-@click.option(
-    "--policy",
-    type=click.Choice([one.value for one in SharePolicy]),
-    default=SharePolicy.FAIR.value,
-    show_default=True,
-    help="fair: beyond their minimum, jobs get equally many pods. priority: the same, but the jobs of the highest "
-    "priority come first. gang: a job gets its maximum or nothing, and the oldest comes first.",
-)
+@_policy
 @_kubeconfig
 def controller(namespace: str, page: str, namespaced: bool, lease_s: float, policy: str, kubeconfig: str) -> None:
     """Run the controller, which starts and deletes the pods of all ElasticJobs.
@@ -139,6 +142,7 @@ def controller(namespace: str, page: str, namespaced: bool, lease_s: float, poli
         if namespaced:
             api.limit_to(where)
         metrics = Metrics()
+        api.observe(metrics.answered)
         acts = Controller(api, namespace=where, metrics=metrics, lease_s=lease_s, policy=SharePolicy(policy))
         host, port = parse_address(page, what="--page")
         server = Page(host, port, metrics=metrics, is_ready=lambda: acts.is_ready)

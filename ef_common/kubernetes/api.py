@@ -8,7 +8,8 @@ that its models do not have.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import httpx2
@@ -16,7 +17,15 @@ from lightkube import KubeConfig
 from lightkube.config.client_adapter import Client, ConnectionParams
 from lightkube.core.exceptions import ConfigError
 
-from ef_common.errors import ClusterAway, ClusterConflict, ClusterFailed, ClusterNotFound, ClusterRefused, UsageError
+from ef_common.errors import (
+    ClusterAway,
+    ClusterConflict,
+    ClusterExpired,
+    ClusterFailed,
+    ClusterNotFound,
+    ClusterRefused,
+    UsageError,
+)
 from ef_common.kubernetes import remote
 from ef_common.kubernetes.kinds import PODS, Kind
 from ef_common.kubernetes.resource import Json
@@ -25,10 +34,15 @@ _TIMEOUT_S = 10.0
 _SILENCE_S = 60.0
 _MERGE, _APPLY = "application/merge-patch+json", "application/apply-patch+yaml"
 _MAX_CHARS = 200
+_PAGE = 500
+"""So many objects are listed at a time, as kubectl does it."""
 _Part = TypeVar("_Part", str, Json)
+Observer = Callable[[str, int, float | None], object]
+"""Is told of each call: its method, the status of the answer, 0 for none, and how long it took; None for a watch."""
 _ERRORS: dict[int, type[ClusterFailed]] = {
     404: ClusterNotFound,
     409: ClusterConflict,
+    410: ClusterExpired,
     **dict.fromkeys((400, 403, 422), ClusterRefused),
     **dict.fromkeys((429, 503, 504), ClusterAway),
 }
@@ -57,6 +71,7 @@ class Api:
         self.namespace: str = config.namespace or "default"
         self._manager = {"fieldManager": manager}
         self._only: str | None = None
+        self._observe: Observer = lambda verb, status, duration_s: None
         self._client = Client(config, ConnectionParams(timeout=httpx2.Timeout(timeout_s)))
 
     def close(self) -> None:
@@ -67,6 +82,10 @@ class Api:
         """List and watch what is in this namespace from now on, in place of what is in all of them."""
         self._only = namespace
 
+    def observe(self, observer: Observer) -> None:
+        """Let it be told of each call and of each watch from now on."""
+        self._observe = observer
+
     def get(self, kind: Kind, namespace: str | None, name: str) -> Json:
         """One object.
 
@@ -75,10 +94,38 @@ class Api:
         """
         return self._ask("GET", kind.path(namespace, name))
 
-    def list(self, kind: Kind, namespace: str | None = None, *, labels: str = "") -> tuple[list[Json], str]:
-        """All objects, and the version of the list."""
-        found = self._ask("GET", kind.path(namespace or self._only), params={"labelSelector": labels} if labels else {})
-        return found.get("items") or [], _part(_part(found, "metadata", dict), "resourceVersion", str)
+    def list(
+        self,
+        kind: Kind,
+        namespace: str | None = None,
+        *,
+        labels: str = "",
+        keep: Callable[[Json], Json] = lambda thing: thing,
+    ) -> tuple[list[Json], str]:
+        """All objects, and the version of the list, which is read in pages.
+
+        Args:
+            kind: Their kind.
+            namespace: Where they are; None for everywhere.
+            labels: They have these.
+            keep: What is returned of an object. The rest of it is in memory as long as its page.
+        """
+        path, params = kind.path(namespace or self._only), {"labelSelector": labels} if labels else {}
+        page = {**params, "limit": str(_PAGE)}
+        kept: list[Json] = []
+        while True:
+            try:
+                found = self._ask("GET", path, params=page)
+            except ClusterExpired:
+                if "continue" not in page:
+                    raise
+                kept, page = [], params  # pages are not kept for ever, so this time there is only one
+                continue
+            meta = _part(found, "metadata", dict)
+            kept.extend(keep(thing) for thing in found.get("items") or ())
+            if not (token := meta.get("continue")):
+                return kept, _part(meta, "resourceVersion", str)
+            page = {**params, "limit": str(_PAGE), "continue": str(token)}
 
     def watch(self, kind: Kind, version: str, *, limit_s: int) -> Iterator[tuple[str, Json]]:
         """Changes since a version: `ADDED`, `MODIFIED`, `DELETED` or `BOOKMARK`, and the object; it ends after a while.
@@ -95,6 +142,7 @@ class Api:
         timeout = httpx2.Timeout(_TIMEOUT_S, read=limit_s + _TIMEOUT_S)
         try:
             with self._client.stream("GET", kind.path(self._only), params=params, timeout=timeout) as answer:
+                self._observe("WATCH", answer.status_code, None)
                 if answer.is_error:
                     answer.read()
                     raise _error_of(answer)
@@ -105,6 +153,7 @@ class Api:
                         raise ClusterFailed(str(thing.get("message")))
                     yield what, thing
         except httpx2.HTTPError as error:
+            self._observe("WATCH", 0, None)
             raise ClusterAway(f"the API server does not answer: {error!r}") from error
 
     def create(self, kind: Kind, thing: Mapping[str, Any]) -> Json:
@@ -198,10 +247,13 @@ class Api:
         form: str = "application/json",
     ) -> Json:
         content = None if body is None else json.dumps(body).encode()
+        began = time.monotonic()
         try:
             answer = self._client.request(method, path, params=params, content=content, headers={"Content-Type": form})
         except httpx2.HTTPError as error:
+            self._observe(method, 0, time.monotonic() - began)
             raise ClusterAway(f"the API server does not answer: {error!r}") from error
+        self._observe(method, answer.status_code, time.monotonic() - began)
         if answer.is_error:
             raise _error_of(answer)
         return _object_in(answer.text)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ef_common.errors import ClusterFailed
-from ef_common.kubernetes.kinds import Kind
+from ef_common.errors import ClusterFailed, ClusterNotFound
+from ef_common.kubernetes.kinds import BUDGETS, OLD_BUDGETS, Kind
 from ef_common.kubernetes.resource import Json
 
 if TYPE_CHECKING:
@@ -22,13 +22,22 @@ def apply_all(api: Api, things: Iterable[Json]) -> Iterator[str]:
         kind = thing["kind"]
         where = Kind(thing["apiVersion"], kind, f"{kind.lower()}s", namespaced=kind not in _CLUSTERWIDE)
         try:
-            api.apply(where, thing)
+            _apply(api, where, thing)
         except ClusterFailed as error:
             if _RULES not in str(error):
                 raise
             api.apply(where, without_rules(thing))
             yield f"this API server is older than its rules ({_RULES}): the controller alone checks jobs"
         yield f"{kind} {thing['metadata']['name']} is applied"
+
+
+def _apply(api: Api, kind: Kind, thing: Json) -> None:
+    try:
+        api.apply(kind, thing)
+    except ClusterNotFound:
+        if kind != BUDGETS:
+            raise
+        api.apply(OLD_BUDGETS, {**thing, "apiVersion": OLD_BUDGETS.api_version})
 
 
 def without_rules(thing: Any) -> Any:

@@ -43,7 +43,7 @@ from ef_common.errors import (
     ClusterRefused,
     ThreadFailed,
 )
-from ef_common.kubernetes import kinds, reading, writing
+from ef_common.kubernetes import excerpts, kinds, reading, writing
 from ef_common.kubernetes import lease as leases
 from ef_common.kubernetes.asking import Reports
 from ef_common.kubernetes.belongings import Belongings
@@ -102,17 +102,21 @@ class Controller:
         self._wake = threading.Event()
         self._stopped = threading.Event()
         self._copies = {
-            kind: Copy(api, kind, on_change=self._wake.set)
-            for kind in (kinds.JOBS, kinds.PODS, kinds.NODES, kinds.CLASSES)
+            kinds.JOBS: Copy(api, kinds.JOBS, on_change=self._wake.set),
+            kinds.PODS: Copy(api, kinds.PODS, on_change=self._wake.set, excerpt=excerpts.of_pod),
+            kinds.NODES: Copy(api, kinds.NODES, on_change=self._wake.set, excerpt=excerpts.of_node),
+            kinds.CLASSES: Copy(api, kinds.CLASSES, on_change=self._wake.set),
         }
+        self._limiter = Limiter(_CALLS_PER_S, _BURST, clock=time.monotonic, sleep=self._stopped.wait)
         holder = f"{socket.gethostname()}-{secrets.token_hex(3)}"
-        self._lease = Lease(api, namespace, holder, clock=time.monotonic, wall=time.time, duration_s=lease_s)
+        self._lease = Lease(
+            api, namespace, holder, clock=time.monotonic, wall=time.time, duration_s=lease_s, wait=self._limiter.wait
+        )
         self._renew_s = min(leases.RENEW_S, lease_s / 5)
         self._pauses: dict[Version, tuple[float, float]] = {}  # of jobs whose calls fail: how long, and until when
         self._refusals: dict[Version, Refusal] = {}  # which may not be on record yet
-        self._limiter = Limiter(_CALLS_PER_S, _BURST, clock=time.monotonic, sleep=self._stopped.wait)
         self._belongings = Belongings(api, namespace, wait=self._limiter.wait)
-        self._teller = Teller(api)
+        self._teller = Teller(api, wait=self._limiter.wait)
         self._told_at: dict[str, float] = {}  # when pods (uid) were told where the others are, lately
         self._arrivals = Arrivals()
         self._reports = Reports(on_news=self._wake.set)

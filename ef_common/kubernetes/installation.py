@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
-from ef_common.kubernetes.resource import CONTROLLER, CONTROLLER_LABELS, GROUP, PLURAL, Json, definition
+from ef_common.core.cluster import SharePolicy
+from ef_common.kubernetes.kinds import BUDGETS
+from ef_common.kubernetes.resource import (
+    CONTROLLER,
+    CONTROLLER_LABELS,
+    GROUP,
+    NAMESPACE_LABEL,
+    PLURAL,
+    Json,
+    definition,
+)
 
 NAMESPACE = "elasticflow"
 PAGE_PORT = 8080
+RESOURCES: Json = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}}
+"""What a pod of the controller asks for."""
 _RBAC = "rbac.authorization.k8s.io/v1"
 
 
-def manifests(*, image: str, namespace: str = NAMESPACE, replicas: int = 2, namespaced: bool = False) -> list[Json]:
+def manifests(
+    *,
+    image: str,
+    namespace: str = NAMESPACE,
+    replicas: int = 2,
+    namespaced: bool = False,
+    policy: str = SharePolicy.FAIR.value,
+) -> list[Json]:
     """All objects, in the order in which they are made.
 
     Args:
@@ -20,13 +40,16 @@ def manifests(*, image: str, namespace: str = NAMESPACE, replicas: int = 2, name
         replicas: How many controllers there are. One acts, the others take over.
         namespaced: The controller looks at the jobs of its namespace only, and has no rights in others. The namespace
             is there already.
+        policy: How it divides pods among the jobs (:class:`~ef_common.core.cluster.SharePolicy`).
     """
+    options = [f"--page=0.0.0.0:{PAGE_PORT}", f"--policy={policy}", *(["--namespaced"] if namespaced else [])]
     return [
         definition(),
-        *([] if namespaced else [_thing("v1", "Namespace", namespace, None, CONTROLLER_LABELS)]),
+        *([] if namespaced else [_namespace(namespace)]),
         _thing("v1", "ServiceAccount", CONTROLLER, namespace),
         *_rights(namespace, namespaced),
-        _deployment(image, namespace, replicas, namespaced),
+        _disruption_budget(namespace),
+        _deployment(image, namespace, replicas=replicas, options=options),
     ]
 
 
@@ -91,11 +114,21 @@ def _granted(name: str, where: str | None, rules: list[Json], namespace: str) ->
     ]
 
 
-def _deployment(image: str, namespace: str, replicas: int, namespaced: bool) -> Json:
+def _namespace(name: str) -> Json:
+    """API servers before 1.21 do not give a namespace its name as a label, by which network policies choose it."""
+    return _thing("v1", "Namespace", name, None, {**CONTROLLER_LABELS, NAMESPACE_LABEL: name})
+
+
+def _disruption_budget(namespace: str) -> Json:
+    """Nodes are drained one after the other, so that one controller is always there if there are two."""
+    spec = {"maxUnavailable": 1, "selector": {"matchLabels": CONTROLLER_LABELS}}
+    return {**_thing(BUDGETS.api_version, BUDGETS.kind, CONTROLLER, namespace, CONTROLLER_LABELS), "spec": spec}
+
+
+def _deployment(image: str, namespace: str, *, replicas: int, options: list[str]) -> Json:
     def probe(path: str) -> Json:
         return {"httpGet": {"path": path, "port": PAGE_PORT}, "periodSeconds": 10}
 
-    options = [f"--page=0.0.0.0:{PAGE_PORT}", *(["--namespaced"] if namespaced else [])]
     container = {
         "name": "controller",
         "image": image,
@@ -103,7 +136,7 @@ def _deployment(image: str, namespace: str, replicas: int, namespaced: bool) -> 
         "ports": [{"name": "metrics", "containerPort": PAGE_PORT}],
         "livenessProbe": probe("/healthz"),
         "readinessProbe": probe("/readyz"),
-        "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
+        "resources": copy.deepcopy(RESOURCES),
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -119,6 +152,7 @@ def _deployment(image: str, namespace: str, replicas: int, namespaced: bool) -> 
             "runAsGroup": 65532,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
+        "affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [_on_different_nodes()]}},
         "containers": [container],
     }
     return {
@@ -129,6 +163,11 @@ def _deployment(image: str, namespace: str, replicas: int, namespaced: bool) -> 
             "template": {"metadata": {"labels": CONTROLLER_LABELS}, "spec": pod},
         },
     }
+
+
+def _on_different_nodes() -> Json:
+    term = {"labelSelector": {"matchLabels": CONTROLLER_LABELS}, "topologyKey": "kubernetes.io/hostname"}
+    return {"weight": 100, "podAffinityTerm": term}
 
 
 def _thing(version: str, kind: str, name: str, namespace: str | None, labels: dict[str, str] | None = None) -> Json:

@@ -36,6 +36,7 @@ class Lease:
         clock: Monotonic time in seconds.
         wall: Time of the day in seconds, for people.
         duration_s: How long it counts.
+        wait: Called before each call.
     """
 
     def __init__(
@@ -47,8 +48,9 @@ class Lease:
         clock: Callable[[], float],
         wall: Callable[[], float],
         duration_s: float = DURATION_S,
+        wait: Callable[[], object] = lambda: None,
     ) -> None:
-        self._api, self._namespace, self._holder = api, namespace, holder
+        self._api, self._namespace, self._holder, self._wait = api, namespace, holder, wait
         self._clock, self._wall, self._duration_s = clock, wall, duration_s
         self._seen: tuple[str, float] | None = None  # version, and since when
         self._renewed_at: float | None = None
@@ -79,18 +81,19 @@ class Lease:
         if self.is_mine:
             self._renewed_at = None
             try:
-                lease = self._api.get(LEASES, self._namespace, CONTROLLER)
+                lease = self._read()
                 spec = lease.get("spec") or {}
                 if spec.get("holderIdentity") == self._holder:
-                    self._api.replace(LEASES, {**lease, "spec": {**spec, "holderIdentity": ""}})
+                    self._write({**lease, "spec": {**spec, "holderIdentity": ""}})
             except ClusterFailed:
                 pass
 
     def _take(self, now: float) -> bool:
         try:
-            lease = self._api.get(LEASES, self._namespace, CONTROLLER)
+            lease = self._read()
         except ClusterNotFound:
             meta = {"name": CONTROLLER, "namespace": self._namespace}
+            self._wait()
             self._api.create(LEASES, {**_head(), "metadata": meta, "spec": self._spec({})})
             return True
         spec = lease.get("spec") or {}
@@ -99,8 +102,16 @@ class Lease:
             self._seen = (version, now)
         if holder not in ("", self._holder) and now < self._seen[1] + self._duration_s:
             return False
-        self._api.replace(LEASES, {**lease, **_head(), "spec": self._spec(spec)})
+        self._write({**lease, **_head(), "spec": self._spec(spec)})
         return True
+
+    def _read(self) -> Json:
+        self._wait()
+        return self._api.get(LEASES, self._namespace, CONTROLLER)
+
+    def _write(self, lease: Json) -> None:
+        self._wait()
+        self._api.replace(LEASES, lease)
 
     def _spec(self, before: Json) -> Json:
         holder = before.get("holderIdentity") or ""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from http.server import HTTPServer
 
@@ -17,6 +18,7 @@ from ef_common.core.cluster import Decision, Job, JobPhase
 
 ALIVE_S = 60.0
 """A controller that acts hangs if it has finished neither a job nor a look for so long."""
+_BUCKETS_S = (0.01, 0.1, 1.0, 10.0)
 _PATIENCE_S = 5.0
 """How long a client may keep a thread waiting."""
 
@@ -29,6 +31,8 @@ class Metrics:
         self._counts = {"pods_created": 0, "pods_deleted": 0, "looks": 0}
         self._gauges: dict[str, float] = {"leads": 0, "pods_wanted": 0, "pods_alive": 0, "jobs_waiting": 0}
         self._phases: dict[str, int] = {}
+        self._answers: Counter[tuple[str, int]] = Counter()  # by verb and status; 0 for none
+        self._durations: dict[str, Durations] = {}  # by verb
         self._lived_at: float | None = None
 
     def created(self) -> None:
@@ -38,6 +42,19 @@ class Metrics:
     def deleted(self) -> None:
         """A pod was deleted."""
         self._add("pods_deleted")
+
+    def answered(self, verb: str, status: int, duration_s: float | None) -> None:
+        """The API server has answered a call.
+
+        Args:
+            verb: The method of HTTP.
+            status: The status of HTTP; 0 if there was no answer.
+            duration_s: How long it took; None for a watch, which takes as long as it is told to.
+        """
+        with self._lock:
+            self._answers[verb, status] += 1
+            if duration_s is not None:
+                self._durations.setdefault(verb, Durations()).add(duration_s)
 
     def leads(self, leads: bool) -> None:
         """Whether this controller acts."""
@@ -80,11 +97,41 @@ class Metrics:
             lines = [f"elasticflow_controller_{name}_total {value}" for name, value in self._counts.items()]
             lines += [f"elasticflow_controller_{name} {value:g}" for name, value in self._gauges.items()]
             lines += [f'elasticflow_controller_jobs{{phase="{name}"}} {value}' for name, value in self._phases.items()]
+            lines += [
+                f'elasticflow_controller_api_answers_total{{verb="{verb}",code="{code}"}} {value}'
+                for (verb, code), value in sorted(self._answers.items())
+            ]
+            for verb, durations in sorted(self._durations.items()):
+                lines += durations.lines("elasticflow_controller_api_seconds", f'verb="{verb}"')
         return "\n".join(lines) + "\n"
 
     def _add(self, name: str) -> None:
         with self._lock:
             self._counts[name] += 1
+
+
+class Durations:
+    """A histogram: how many calls took no longer than each of some limits."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * len(_BUCKETS_S)
+        self._num, self._sum_s = 0, 0.0
+
+    def add(self, duration_s: float) -> None:
+        """A call took so long."""
+        self._counts = [count + (duration_s <= limit) for count, limit in zip(self._counts, _BUCKETS_S, strict=True)]
+        self._num += 1
+        self._sum_s += duration_s
+
+    def lines(self, name: str, label: str) -> list[str]:
+        """The histogram, as Prometheus reads it."""
+        limits = [*(f"{limit:g}" for limit in _BUCKETS_S), "+Inf"]
+        counts = zip(limits, [*self._counts, self._num], strict=True)
+        return [
+            *(f'{name}_bucket{{{label},le="{limit}"}} {count}' for limit, count in counts),
+            f"{name}_sum{{{label}}} {self._sum_s:.6f}",
+            f"{name}_count{{{label}}} {self._num}",
+        ]
 
 
 class Page:

@@ -6,6 +6,7 @@ and by the controller (:func:`problem`), which fails it with the same sentence w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,6 +31,8 @@ CONTROLLER = "elasticflow-controller"
 """Name of the controller, of its lease, and of what is installed for it."""
 CONTROLLER_LABELS = {"app.kubernetes.io/name": CONTROLLER}
 """Labels of the controller's pods, by which network policies let it read the metrics of workers."""
+NAMESPACE_LABEL = "kubernetes.io/metadata.name"
+"""The label with which each namespace has its name."""
 
 Json = dict[str, Any]
 
@@ -37,6 +40,14 @@ _SIZES = "minWorkers must not be greater than maxWorkers"
 _CONTAINER = "template needs a container"
 _RESTARTS = "template.spec.restartPolicy must be Never: the controller replaces pods"
 _HOST_NETWORK = "template.spec.hostNetwork is not supported: the pods of a job have one port each"
+_WORKERS = "nprocPerNode must be a number from 1 on, or gpu, cpu or auto"
+_CHECKPOINT = "checkpoint must be a URL, such as s3://bucket/run, or an absolute path"
+_SUSPENDED = (
+    "template, nprocPerNode and checkpoint can be changed only while the job is suspended and its phase is Suspended: "
+    "its pods would differ"
+)
+_WORKERS_FORM, _CHECKPOINT_FORM = "gpu|cpu|auto|[1-9][0-9]*", "/|[a-z][a-z0-9+.-]*:(:|//)."
+"""Regular expressions for Python and for CEL: of the whole text, and of its beginning."""
 _GOALS = "autoscale with policy cost needs exactly one of valuePerHour, deadlineSeconds and budget"
 _PRICE = "autoscale with valuePerHour or budget needs pricePerWorkerHour, in the same unit"
 _ONLY_COST = "autoscale has a price, a value, a deadline or a budget only with policy cost"
@@ -59,6 +70,11 @@ def problem(job: Mapping[str, Any]) -> str:
         return f"{_RESTARTS}. Received: {pod['restartPolicy']}"
     if pod.get("hostNetwork"):
         return _HOST_NETWORK
+    workers, checkpoint = spec.get("nprocPerNode", "1"), spec.get("checkpoint", "")
+    if not isinstance(workers, str) or not re.fullmatch(_WORKERS_FORM, workers):
+        return f"{_WORKERS}. Received: {workers}"
+    if not isinstance(checkpoint, str) or (checkpoint and not re.match(_CHECKPOINT_FORM, checkpoint)):
+        return f"{_CHECKPOINT}. Received: {checkpoint}"
     return _problem_of_autoscale(spec.get("autoscale"))
 
 
@@ -142,7 +158,10 @@ def definition() -> Json:
         "type": "object",
         "required": ["spec"],
         "properties": {"metadata": {"type": "object"}, "spec": _spec(), "status": _status()},
-        "x-kubernetes-validations": [{"rule": f"size(self.metadata.name) <= {MAX_NAME}", "message": _NAME}],
+        "x-kubernetes-validations": [
+            {"rule": f"size(self.metadata.name) <= {MAX_NAME}", "message": _NAME},
+            {"rule": _may_change(), "message": _SUSPENDED},
+        ],
     }
     version = {
         "name": VERSION,
@@ -191,6 +210,15 @@ def definition() -> Json:
             "versions": [version],
         },
     }
+
+
+def _may_change() -> str:
+    """The rule that all pods are made alike. What a template holds, this compares, though rules cannot see into it."""
+    checkpoint = "(has({0}.spec.checkpoint) ? {0}.spec.checkpoint : '')"
+    same = ["self.spec.template == oldSelf.spec.template", "self.spec.nprocPerNode == oldSelf.spec.nprocPerNode"]
+    same.append(f"{checkpoint.format('self')} == {checkpoint.format('oldSelf')}")
+    has_phase = "has(oldSelf.status) && has(oldSelf.status.phase)"
+    return f"{has_phase} && oldSelf.status.phase == 'Suspended' || {' && '.join(same)}"
 
 
 def _integer(text: str, *, minimum: int = 0, **more: Any) -> Json:
@@ -265,7 +293,15 @@ def _spec() -> Json:
             },
             "template": template,
         },
-        "x-kubernetes-validations": [{"rule": "self.minWorkers <= self.maxWorkers", "message": _SIZES}],
+        "x-kubernetes-validations": [
+            {"rule": "self.minWorkers <= self.maxWorkers", "message": _SIZES},
+            {"rule": f"self.nprocPerNode.matches('^({_WORKERS_FORM})$')", "message": _WORKERS},
+            {
+                "rule": "!has(self.checkpoint) || self.checkpoint == '' || "
+                f"self.checkpoint.matches('^({_CHECKPOINT_FORM})')",
+                "message": _CHECKPOINT,
+            },
+        ],
     }
 
 

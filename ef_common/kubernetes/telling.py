@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import TYPE_CHECKING
 
 from ef_common.errors import ClusterFailed
@@ -24,10 +24,11 @@ class Teller:
 
     Args:
         api: The cluster.
+        wait: Called before each call.
     """
 
-    def __init__(self, api: Api) -> None:
-        self._api = api
+    def __init__(self, api: Api, *, wait: Callable[[], object]) -> None:
+        self._api, self._wait = api, wait
         self._told: dict[str, str] = {}
 
     def tell(self, thing: Json, reason: str, message: str, *, kind: str = "Normal") -> None:
@@ -58,6 +59,7 @@ class Teller:
             "lastTimestamp": now[:19] + "Z",
             "source": {"component": CONTROLLER},
         }
+        self._wait()
         try:
             self._api.create(kinds.EVENTS, event)
         except ClusterFailed as error:

@@ -23,6 +23,8 @@ _WATCH_S = 300
 _PAUSES_S = (0.2, 15.0)
 _MAX_GONE = 512
 """So many that have gone are remembered, as the answer to a call may come later than the news of the end."""
+Excerpt = Callable[[Json], Json | None]
+"""What is kept of an object of which only a part counts; None for one of which everything counts."""
 
 
 class Copy:
@@ -31,11 +33,14 @@ class Copy:
     Args:
         api: Where the objects are.
         kind: Their kind.
-        on_change: Called after each change.
+        on_change: Called after each change, but for those of objects whose excerpt stays the same.
+        excerpt: What is kept of an object.
     """
 
-    def __init__(self, api: Api, kind: Kind, *, on_change: Callable[[], object]) -> None:
-        self._api, self._kind, self._on_change = api, kind, on_change
+    def __init__(
+        self, api: Api, kind: Kind, *, on_change: Callable[[], object], excerpt: Excerpt = lambda thing: None
+    ) -> None:
+        self._api, self._kind, self._on_change, self._excerpt = api, kind, on_change, excerpt
         self._objects: dict[str, Json] = {}
         self._gone: deque[str] = deque(maxlen=_MAX_GONE)
         self._lock = threading.Lock()
@@ -92,8 +97,8 @@ class Copy:
                 pause_s = min(longest, 2 * pause_s)
 
     def _read_all(self) -> str:
-        found, version = self._api.list(self._kind)
-        listed = {thing["metadata"]["uid"]: _slim(thing) for thing in found}
+        found, version = self._api.list(self._kind, keep=lambda thing: self._kept(thing)[0])
+        listed = {thing["metadata"]["uid"]: thing for thing in found}
         with self._lock:
             newer = {uid: one for uid, one in self._objects.items() if _is_older(version, _version_of(one))}
             self._objects = {**listed, **newer}  # a call may have returned something since the list was made
@@ -106,19 +111,31 @@ class Copy:
             if self._stopped.is_set():
                 raise ClusterFailed("it is not watched any more")
             version = thing["metadata"]["resourceVersion"]
-            if what != "BOOKMARK":
-                self._take(what, thing)
+            if what != "BOOKMARK" and self._take(what, thing):
                 self._on_change()
         return version
 
-    def _take(self, what: str, thing: Json) -> None:
+    def _take(self, what: str, thing: Json) -> bool:
+        """Take a change; whether it is one of what is kept."""
         uid = thing["metadata"]["uid"]
+        kept, is_whole = self._kept(thing)
         with self._lock:
+            before = self._objects.get(uid)
             if what == "DELETED":
                 self._objects.pop(uid, None)
                 self._gone.append(uid)
             elif uid not in self._gone:
-                self._objects[uid] = _newer(self._objects.get(uid), _slim(thing))
+                self._objects[uid] = _newer(before, kept)
+                return is_whole or before is None or _without_version(before) != _without_version(kept)
+        return True
+
+    def _kept(self, thing: Json) -> tuple[Json, bool]:
+        """What is kept of an object, and whether that is all of it that anybody here reads."""
+        part = self._excerpt(thing)
+        if part is not None:
+            return part, False
+        thing["metadata"].pop("managedFields", None)  # half of its size
+        return thing, True
 
 
 def _newer(before: Json | None, thing: Json) -> Json:
@@ -137,7 +154,5 @@ def _is_older(one: str, other: str) -> bool:
         return False
 
 
-def _slim(thing: Json) -> Json:
-    """Without what takes half of the memory, and nobody here reads."""
-    thing["metadata"].pop("managedFields", None)
-    return thing
+def _without_version(thing: Json) -> Json:
+    return {**thing, "metadata": {**thing["metadata"], "resourceVersion": ""}}

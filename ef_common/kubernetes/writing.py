@@ -18,6 +18,7 @@ from ef_common.kubernetes.resource import (
     JOB_LABEL,
     KIND,
     METRICS_PORT,
+    NAMESPACE_LABEL,
     PORT,
     UID_LABEL,
     Json,
@@ -232,7 +233,7 @@ def network_policy_of(job: Object, controllers: str) -> Json:
     """
     ours = {"matchLabels": _own_pods(job)}
     theirs = {
-        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": controllers}},
+        "namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: controllers}},
         "podSelector": {"matchLabels": CONTROLLER_LABELS},
     }
     metrics = {"from": [theirs], "ports": [{"protocol": "TCP", "port": METRICS_PORT}]}

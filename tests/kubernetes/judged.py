@@ -35,10 +35,40 @@ COSTS = [
     )
 ]
 BATCHES = [job(autoscale=given) for given in choices(minGlobalBatchSize=(8, 16), maxGlobalBatchSize=(8, 16))]
-JOBS = [*SIZES, *NAMES, *TEMPLATES, *COSTS, *BATCHES]
+RIGHT = [
+    *(job(nprocPerNode=given) for given in ("1", "10", "gpu", "cpu", "auto")),
+    *(job(checkpoint=given) for given in ("", "/checkpoints/a", "s3://bucket/run", "file:///a", "filecache::s3://b/a")),
+]
+WRONG = [
+    *(job(nprocPerNode=given) for given in ("", "0", "01", "-1", "1.5", "x", "1 ", "gpus")),
+    *(job(checkpoint=given) for given in ("x", "checkpoints/a", "./a", "s3:bucket", "s3://", "://a", " s3://b/a")),
+]
+"""How many workers there are in a pod, and where checkpoints are."""
+JOBS = [*SIZES, *NAMES, *TEMPLATES, *COSTS, *BATCHES, *RIGHT, *WRONG]
 """Each field of them has a value that it may have."""
 
+_OTHER = {"spec": {**TEMPLATE, "containers": [{**TEMPLATE["containers"][0], "image": "digits:2"}]}}
+CHANGES: list[tuple[Json, Json, bool]] = [
+    *(
+        (job(nprocPerNode="1"), job(**{"nprocPerNode": "1", **more}), same)
+        for more, same in (
+            ({"high": 8, "spares": 1, "backoffLimit": 2, "suspend": True, "workers": 0}, True),
+            ({"nprocPerNode": "2"}, False),
+            ({"checkpoint": "/a"}, False),
+            ({"checkpoint": ""}, True),
+            ({"template": _OTHER}, False),
+            ({"template": {"metadata": {"labels": {"a": "b"}}, **job()["spec"]["template"]}}, False),
+            ({"template": {"spec": {**TEMPLATE, "nodeSelector": {"pool": "a"}}}}, False),
+        )
+    ),
+    (job(checkpoint="/a"), job(), False),
+    (job(checkpoint="/a"), job(checkpoint="/b"), False),
+    (job(checkpoint="/a"), job(checkpoint="/a", suspend=True), True),
+]
+"""A job before and after a change, and whether all of its pods may be alike. Both are right."""
+
 VALUES = [
+    job(nprocPerNode=2),
     job(low=0),
     job(low=0, high=0),
     job(high="4"),

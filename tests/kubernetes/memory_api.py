@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import queue
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ef_common.errors import ClusterAway, ClusterConflict, ClusterFailed, ClusterNotFound, ClusterRefused
@@ -44,17 +44,27 @@ class MemoryApi:
 
     # ---------------------------------------------------------------- as Api has it
 
+    def observe(self, observer: Callable[[str, int, float | None], object]) -> None:
+        """Nothing is sent, so there is nothing to tell."""
+
     def get(self, kind: Kind, namespace: str | None, name: str) -> Json:
         with self._lock:
             self._check()
             return copy.deepcopy(self._found(kind, namespace, name))
 
-    def list(self, kind: Kind, namespace: str | None = None, *, labels: str = "") -> tuple[list[Json], str]:
+    def list(
+        self,
+        kind: Kind,
+        namespace: str | None = None,
+        *,
+        labels: str = "",
+        keep: Callable[[Json], Json] = lambda thing: thing,
+    ) -> tuple[list[Json], str]:
         label, _, value = labels.partition("=")
         with self._lock:
             self._check()
             found = [
-                copy.deepcopy(thing)
+                keep(copy.deepcopy(thing))
                 for (plural, where, _), thing in self._objects.items()
                 if plural == kind.plural
                 and namespace in (None, where)

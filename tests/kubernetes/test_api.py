@@ -15,11 +15,19 @@ pytest.importorskip("lightkube")
 
 import httpx2
 
-from ef_common.errors import ClusterAway, ClusterConflict, ClusterFailed, ClusterNotFound, ClusterRefused
+from ef_common.errors import (
+    ClusterAway,
+    ClusterConflict,
+    ClusterExpired,
+    ClusterFailed,
+    ClusterNotFound,
+    ClusterRefused,
+)
 from ef_common.kubernetes.api import Api, _error_of
 from ef_common.kubernetes.kinds import NODES, PODS
 from ef_common.testing.ports import free_ports
 
+GONE = json.dumps({"message": "The provided continue parameter is too old"}).encode()
 NOTHING = json.dumps({"items": [], "metadata": {"resourceVersion": "1"}}).encode()
 
 
@@ -54,7 +62,7 @@ def api(asked: list[str], answers: dict[str, bytes], tmp_path: Path) -> Iterator
         def do_GET(self) -> None:
             asked.append(self.path.partition("?")[0])
             answer = next((answer for part, answer in answers.items() if part in self.path), NOTHING)
-            self.send_response(200)
+            self.send_response(410 if answer == GONE else 200)
             self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
             self.wfile.write(answer)
@@ -86,6 +94,7 @@ def test_things_of_all_namespaces_are_listed_and_watched(api: Api, asked: list[s
         (400, ClusterRefused),
         (404, ClusterNotFound),
         (409, ClusterConflict),
+        (410, ClusterExpired),
         (403, ClusterRefused),
         (422, ClusterRefused),
         (429, ClusterAway),
@@ -108,6 +117,59 @@ def test_limit_to_a_namespace_holds_for_what_is_in_namespaces(api: Api, asked: l
     api.list(PODS, "other")
     team, nodes = "/api/v1/namespaces/team/pods", "/api/v1/nodes"
     assert asked == [team, team, nodes, nodes, "/api/v1/namespaces/other/pods"]
+
+
+def page(*names: str, token: str = "") -> bytes:
+    meta = {"resourceVersion": "7", **({"continue": token} if token else {})}
+    return json.dumps({"items": [{"metadata": {"name": name}} for name in names], "metadata": meta}).encode()
+
+
+def test_list_is_read_in_pages(api: Api, answers: dict[str, bytes], asked: list[str]) -> None:
+    answers.clear()
+    answers |= {
+        "continue=one%26more": page("c", token="two"),
+        "continue=two": page("d"),
+        "labelSelector=x%3Dy&limit=500": page("a", "b", token="one&more"),
+    }
+    found, version = api.list(PODS, labels="x=y", keep=lambda thing: {"is": thing["metadata"]["name"]})
+    assert (found, version) == ([{"is": name} for name in "abcd"], "7")
+    assert len(asked) == 3
+
+
+def test_list_whose_pages_are_gone_is_read_anew_at_once(api: Api, answers: dict[str, bytes], asked: list[str]) -> None:
+    answers.clear()
+    answers |= {
+        "continue=two": GONE,
+        "continue=one": page("b", token="two"),
+        "limit=500": page("a", token="one"),
+        "/pods": page("a", "b", "c"),
+    }
+    found, _ = api.list(PODS)
+    assert [one["metadata"]["name"] for one in found] == ["a", "b", "c"]
+    assert len(asked) == 4
+    answers["/pods"] = answers["limit=500"] = GONE
+    with pytest.raises(ClusterExpired):
+        api.list(PODS)
+
+
+def test_whoever_observes_is_told_of_each_call_and_watch(api: Api, answers: dict[str, bytes]) -> None:
+    told = list[tuple[str, int]]()
+    durations = list[float | None]()
+
+    def observe(verb: str, status: int, duration_s: float | None) -> None:
+        told.append((verb, status))
+        durations.append(duration_s)
+
+    api.observe(observe)
+    api.list(PODS)
+    list(api.watch(PODS, "1", limit_s=1))
+    answers["/pods"] = GONE
+    with pytest.raises(ClusterExpired):
+        api.get(PODS, "here", "a")
+    with pytest.raises(ClusterFailed):
+        api.delete(PODS, "here", "a")  # which this server does not know
+    assert told == [("GET", 200), ("WATCH", 200), ("GET", 410), ("DELETE", 501)]
+    assert [duration is None for duration in durations] == [False, True, False, False]
 
 
 @pytest.mark.parametrize("answer", ["<html>", "[]", "{}", '{"metadata": 1}', '{"metadata": {}}', "\udcff"])

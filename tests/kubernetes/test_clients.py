@@ -22,11 +22,13 @@ from tests.kubernetes.objects import job
 class Applied:
     """An API server that takes what is applied, and may be too old for some of it."""
 
-    def __init__(self, refused: str = "") -> None:
-        self.refused = refused
+    def __init__(self, refused: str = "", unknown: str = "") -> None:
+        self.refused, self.unknown = refused, unknown
         self.applied: dict[str, Json] = {}
 
     def apply(self, kind: Kind, thing: Mapping[str, Any]) -> Json:
+        if kind.api_version == self.unknown:
+            raise ClusterNotFound("the server could not find the requested resource")
         if self.refused and self.refused in str(thing):
             raise ClusterRefused(f".spec.{self.refused}: field not declared in schema")
         self.applied[kind.path(thing["metadata"].get("namespace"), thing["metadata"]["name"])] = dict(thing)
@@ -58,9 +60,19 @@ def test_api_server_that_knows_no_rules_gets_none_and_that_is_said() -> None:
     assert "x-kubernetes-preserve-unknown-fields" in str(definition)
 
 
+def test_older_api_server_gets_the_older_version_of_the_disruption_budget() -> None:
+    api = Applied(unknown="policy/v1")
+    told = list(apply_all(api, manifests(image="i", namespace="here")))  # type: ignore[arg-type]
+    assert "PodDisruptionBudget elasticflow-controller is applied" in told
+    path = "/apis/policy/v1beta1/namespaces/here/poddisruptionbudgets/elasticflow-controller"
+    assert api.applied[path]["apiVersion"] == "policy/v1beta1"
+
+
 def test_other_refusals_of_an_installation_are_errors() -> None:
     with pytest.raises(ClusterRefused):
         list(apply_all(Applied("ServiceAccount"), manifests(image="i")))  # type: ignore[arg-type]
+    with pytest.raises(ClusterNotFound):
+        list(apply_all(Applied(unknown="apps/v1"), manifests(image="i")))  # type: ignore[arg-type]
 
 
 class Written(MemoryApi):

@@ -15,10 +15,13 @@ from click.testing import CliRunner, Result
 from ef_common.cli import main
 from ef_common.cli.common import name_for
 from ef_common.cli.kubernetes import _progress
+from ef_common.core.cluster import SharePolicy
 from ef_common.errors import UsageError
 from ef_common.kubernetes.installation import cluster_rules, job_rules, manifests
 from ef_common.kubernetes.resource import CONTROLLER, MAX_NAME, PLURAL, definition, problem
 from ef_common.kubernetes.submission import Submission, pairs, row
+from ef_common.kubernetes.writing import network_policy_of
+from tests.kubernetes.objects import job
 
 ROOT = Path(__file__).parents[2]
 
@@ -167,6 +170,40 @@ def test_installation_is_printed_as_kubectl_reads_it() -> None:
     assert container["command"][:3] == ["elasticflow", "kubernetes", "controller"]
     assert CliRunner().invoke(main, [*container["command"][1:3], "--help"]).exit_code == 0
     assert deployment["spec"]["template"]["spec"]["securityContext"]["runAsNonRoot"] is True
+
+
+@pytest.mark.parametrize("policy", [one.value for one in SharePolicy])
+def test_installed_controller_has_the_policy_that_was_chosen(policy: str) -> None:
+    result = elasticflow("install", "--dry-run", f"--policy={policy}")
+    (deployment,) = (one for one in yaml.safe_load_all(result.stdout) if one["kind"] == "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert f"--policy={policy}" in container["command"]
+    command = main.commands["kubernetes"].commands["controller"]  # type: ignore[attr-defined]
+    assert command.make_context("controller", container["command"][3:]).params["policy"] == policy
+
+
+def test_policy_of_an_installation_that_there_is_not_is_refused() -> None:
+    result = elasticflow("install", "--dry-run", "--policy=best")
+    assert result.exit_code == 2
+    assert "'fair', 'priority', 'gang'" in result.stderr
+
+
+def test_controllers_are_kept_apart_and_drained_one_after_the_other() -> None:
+    things = {thing["kind"]: thing for thing in manifests(image="i")}
+    template = things["Deployment"]["spec"]["template"]
+    (rule,) = template["spec"]["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    budget = things["PodDisruptionBudget"]
+    for selector in (rule["podAffinityTerm"]["labelSelector"], budget["spec"]["selector"]):
+        assert selector["matchLabels"].items() <= template["metadata"]["labels"].items()
+    assert rule["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
+    assert (budget["spec"]["maxUnavailable"], budget["metadata"]["namespace"]) == (1, "elasticflow")
+
+
+def test_namespace_of_the_controller_has_the_label_by_which_network_policies_choose_it() -> None:
+    (namespace,) = (thing for thing in manifests(image="i", namespace="there") if thing["kind"] == "Namespace")
+    policy = network_policy_of(job(), "there")
+    (controllers,) = policy["spec"]["ingress"][1]["from"]
+    assert controllers["namespaceSelector"]["matchLabels"].items() <= namespace["metadata"]["labels"].items()
 
 
 def test_controller_has_no_right_that_lets_it_read_secrets_or_change_others() -> None:

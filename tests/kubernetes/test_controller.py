@@ -177,11 +177,11 @@ def test_list_that_is_older_than_the_answer_to_a_call_does_not_undo_it(api: Memo
     made = api.create(NODES, node("n2"))
     copy.update(made)
     copy.update(api.change(NODES, None, "n1", {"spec": {"unschedulable": True}}))
-    api.list = lambda kind: (listed, version)  # type: ignore[assignment]
+    api.list = lambda kind, **_: (listed, version)  # type: ignore[assignment]
     copy._read_all()
     found = {one["metadata"]["name"]: one["spec"] for one in copy.objects()}
     assert found == {"n1": {"unschedulable": True}, "n2": {}}
-    api.list = lambda kind: ([], made["metadata"]["resourceVersion"])  # type: ignore[assignment]
+    api.list = lambda kind, **_: ([], made["metadata"]["resourceVersion"])  # type: ignore[assignment]
     copy._read_all()
     assert [one["metadata"]["name"] for one in copy.objects()] == ["n1"]
 

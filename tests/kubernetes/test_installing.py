@@ -18,7 +18,7 @@ pytest.importorskip("lightkube")
 
 from ef_common.kubernetes.api import Api
 from ef_common.kubernetes.installation import NAMESPACE
-from ef_common.kubernetes.kinds import JOBS, PODS, Kind
+from ef_common.kubernetes.kinds import BUDGETS, JOBS, OLD_BUDGETS, PODS, Kind
 from ef_common.kubernetes.resource import CONTROLLER
 from tests.kubernetes import control_plane, objects, tools
 from tests.kubernetes.control_plane import ControlPlane
@@ -77,8 +77,11 @@ def test_install_makes_all_that_a_cluster_needs(plane: ControlPlane) -> None:
 
 @pytest.mark.skipif(tools.why_not("kubectl") is not None, reason=str(tools.why_not("kubectl")))
 def test_kubectl_applies_what_install_prints(plane: ControlPlane, tmp_path: Path) -> None:
+    text = install("--dry-run", "--policy=priority")
     printed = tmp_path / "elasticflow.yaml"
-    printed.write_text(install("--dry-run"))
+    has_budgets = control_plane.release() >= (1, 21)
+    new, old = (f"apiVersion: {one.api_version}\n" for one in (BUDGETS, OLD_BUDGETS))
+    printed.write_text(text if has_budgets else text.replace(new, old))
     applied = ["apply", "-f", printed]
     if not control_plane.knows_rules():
         with pytest.raises(AssertionError) as refused:
@@ -92,6 +95,11 @@ def test_kubectl_applies_what_install_prints(plane: ControlPlane, tmp_path: Path
     assert len(done) == len(list(yaml.safe_load_all(printed.read_text())))
     assert all(line.endswith(" created") for line in done)
     check_installation(plane)
+    api = Api(str(plane.kubeconfig))
+    (container,) = api.get(DEPLOYMENTS, NAMESPACE, CONTROLLER)["spec"]["template"]["spec"]["containers"]
+    assert "--policy=priority" in container["command"]
+    assert api.get(BUDGETS if has_budgets else OLD_BUDGETS, NAMESPACE, CONTROLLER)["spec"]["maxUnavailable"] == 1
+    api.close()
     again = kubectl(plane, *applied).splitlines()
     changed = [line.split("/")[0] for line in again if not line.endswith(" unchanged")]
     not_kept = [] if control_plane.knows_rules() else ["customresourcedefinition.apiextensions.k8s.io"]

@@ -82,6 +82,22 @@ def test_values_are_refused_that_the_controller_fails(api: Api) -> None:
         assert bool(said) == bool(wrong), (thing["spec"], said, wrong)
 
 
+@pytest.mark.parametrize("phase", ["", "Running", "Suspended"])
+def test_what_pods_are_made_of_is_changed_only_while_there_are_none(api: Api, phase: str) -> None:
+    for before, after, may in judged.CHANGES:
+        meta = {"name": "changed", "namespace": "default"}
+        made = api.create(JOBS, {**before, "metadata": meta})
+        if phase:
+            made = api.replace(JOBS, {**made, "status": {"phase": phase}}, sub="status")
+        changed = {**made, "spec": after["spec"]}
+        if may or phase == "Suspended":
+            api.replace(JOBS, changed)
+        else:
+            with pytest.raises(ClusterRefused, match="can be changed only while the job is suspended"):
+                api.replace(JOBS, changed)
+        api.delete(JOBS, "default", "changed")
+
+
 def test_field_that_no_job_has_is_refused(api: Api) -> None:
     assert 'unknown field "spec.maxWorker"' in refused(api, job(maxWorker=8))
     assert 'unknown field "spec.autoscale.everyStep"' in refused(api, job(autoscale={"everyStep": 10}))

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from threading import Thread, get_ident
+from typing import Any
 
 import pytest
 
+from ef_common.kubernetes.controller import Controller
+from ef_common.kubernetes.kinds import EVENTS, JOBS, PODS, Kind
 from ef_common.kubernetes.limiter import Limiter
+from ef_common.kubernetes.metrics import Metrics
+from tests.kubernetes.memory_api import MemoryApi
+from tests.kubernetes.objects import job
+from tests.waiting import poll_until
 
 
 class Clock:
@@ -51,3 +61,43 @@ def test_threads_share_the_limit() -> None:
         list(pool.map(lambda _: limiter.wait(), range(43)))
     assert set(crowds) == {1}, "one at a time"
     assert sorted(waits) == pytest.approx([number / 4 for number in range(1, 41)])
+
+
+def test_each_call_of_a_controller_waits_for_its_turn(api: MemoryApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists and watches of its copies are few, and have pauses of their own."""
+    turns: Counter[int] = Counter()  # by thread
+    hasty = set[str]()
+    waits = Limiter.wait
+
+    def wait(self: Limiter) -> None:
+        turns[get_ident()] += 1
+        waits(self)
+
+    def counted(method: str) -> Callable[..., Any]:
+        call = getattr(api, method)
+
+        def act(kind: Kind, *args: Any, **kwargs: Any) -> Any:
+            if not turns[get_ident()]:
+                hasty.add(f"{method} {kind.plural}")
+            turns[get_ident()] = max(0, turns[get_ident()] - 1)
+            return call(kind, *args, **kwargs)
+
+        return act
+
+    monkeypatch.setattr(Limiter, "wait", wait)
+    controller = Controller(api, namespace="system", metrics=Metrics())  # type: ignore[arg-type]
+    api.create(JOBS, job(disruptionBudget=False))
+    for method in ("get", "create", "replace", "change", "delete"):
+        monkeypatch.setattr(api, method, counted(method))
+    thread = Thread(target=controller.run)
+    thread.start()
+    poll_until(lambda: len(api.list(PODS)[0]) == 4)
+    poll_until(lambda: len(api.list(EVENTS)[0]) > 0)
+    MemoryApi.change(api, JOBS, "here", "a", {"spec": {"workers": 2}})
+    poll_until(lambda: len(api.list(PODS)[0]) == 2)
+    controller.stop()
+    thread.join()
+    assert {"create events", "create leases", "replace leases", "delete pods"} <= {
+        " ".join(one.split()[:2]) for one in api.calls
+    }
+    assert not hasty

@@ -467,4 +467,48 @@ MUTANTS: tuple[Mutant, ...] = (
         new="    if event.worker not in state.workers:\n",
         harm="A worker that is not rank 0 any more, or never was, sends others away.",
     ),
+    Mutant(
+        name="large-job-is-passed-by-small-ones",
+        file="ef_common/core/cluster/shares.py",
+        old="            barred = barred or (one.limit >= one.minimum and could_ever_fit(one.share.job, nodes))\n",
+        new="",
+        harm="A job with a large minimum never starts in a busy cluster, as smaller ones that come later get the room.",
+    ),
+    Mutant(
+        name="each-pod-of-a-power-cut-counts",
+        file="ef_common/core/cluster/decide.py",
+        old="    if before and all(pod.created < record.crashed_at for pod in lost):\n        return record\n",
+        new="",
+        harm="A power cut that takes several pods of a job fails it by its backoffLimit, as they count one by one.",
+    ),
+    Mutant(
+        name="room-that-is-promised-to-serving-is-used",
+        file="ef_common/kubernetes/reading.py",
+        old='where = pod["spec"].get("nodeName") or status.get("nominatedNodeName")',
+        new='where = pod["spec"].get("nodeName")',
+        harm="While a serving pod waits for the pod that was evicted for it, the controller starts another one in its "
+        "place, which the scheduler has to evict as well.",
+    ),
+    Mutant(
+        name="controller-acts-as-long-as-its-lease-counts",
+        file="ef_common/kubernetes/lease.py",
+        old="self._renewed_at + self._duration_s / 2",
+        new="self._renewed_at + self._duration_s * 2",
+        harm="A controller that cannot reach its lease goes on while another one has taken over, and both contend.",
+    ),
+    Mutant(
+        name="pod-that-has-gone-comes-back",
+        file="ef_common/kubernetes/watching.py",
+        old="            elif uid not in self._gone:\n",
+        new="            else:\n",
+        harm="A pod whose end is known before the call that made it is answered counts as there for minutes, and is "
+        "not replaced.",
+    ),
+    Mutant(
+        name="controller-reads-secrets",
+        file="ef_common/kubernetes/installation.py",
+        old='_rule("", ["services", "secrets"], ["create"])',
+        new='_rule("", ["services", "secrets"], ["get", "create"])',
+        harm="Whoever takes over the controller reads the secrets of all namespaces.",
+    ),
 )

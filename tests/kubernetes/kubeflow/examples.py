@@ -29,3 +29,12 @@ def with_containers(thing: Any, change: Callable[[Json], Json]) -> Any:
         return thing
     made = {name: with_containers(one, change) for name, one in thing.items()}
     return change(copy.deepcopy(made)) if "command" in made else made
+
+
+def without_mounts(thing: Any) -> Any:
+    """A copy whose containers mount nothing: a folder of its own at `/tmp` would hide the files of a test."""
+    if isinstance(thing, list):
+        return [without_mounts(one) for one in thing]
+    if not isinstance(thing, dict):
+        return thing
+    return {name: without_mounts(one) for name, one in thing.items() if name != "volumeMounts"}

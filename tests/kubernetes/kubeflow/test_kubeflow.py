@@ -29,7 +29,7 @@ from tests.faults.torchrun_nodes import OPTIONS, SCRIPT
 from tests.kubernetes import cluster as clusters
 from tests.kubernetes.cluster import ENVIRON, GUARD_S, Cluster
 from tests.kubernetes.kubeflow import definitions
-from tests.kubernetes.kubeflow.examples import NAMES, example, with_containers
+from tests.kubernetes.kubeflow.examples import NAMES, example, with_containers, without_mounts
 from tests.kubernetes.kubeflow.operators import (
     Made,
     hostfile_of,
@@ -105,7 +105,7 @@ class Training(Run):
 
     def submit(self, thing: Json) -> Json:
         """Let the API server have an object of an example, with a training of these tests in its containers."""
-        fitted = with_containers(thing, self._fitted)
+        fitted = with_containers(without_mounts(thing), self._fitted)
         made = self._cluster.api.create(KINDS[thing["kind"]], fitted)
         assert kept(fitted, made)
         return made
