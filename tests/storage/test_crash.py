@@ -18,13 +18,12 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("stride", "least"), [(89, 27), (29, 80)])
-def test_sigkill_at_any_line_of_a_save_leaves_a_valid_checkpoint(tmp_path: Path, stride: int, least: int) -> None:
-    command = [sys.executable, "-m", "tests.storage.crash", str(tmp_path), str(stride)]
+def test_sigkill_at_any_line_of_a_save_leaves_a_valid_checkpoint(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.storage.crash", str(tmp_path), "29"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=True)
     ends = dict(line.split() for line in done.stdout.splitlines())
     killed = [name for name, end in ends.items() if end == "killed"]
-    assert len(killed) > least
+    assert len(killed) > 80
 
     found = []
     for name in ends:

@@ -80,15 +80,15 @@ def test_{number}(host):
 """
 
 
-def test_tests_that_share_what_takes_long_to_start_run_in_one_process(tmp_path: Path) -> None:
-    files = {"fixture": FIXTURE, "server": "".join(HOST.format(number=number) for number in range(6))}
-    for name, tests in files.items():
-        note = f"def note():\n    open({str(tmp_path / name)!r}, 'a').write(f'{{os.getpid()}} ')\n"
-        (tmp_path / f"test_{name}.py").write_text(f"import os, pytest\n\n{note}{tests}")
+@pytest.mark.parametrize(
+    "tests", [FIXTURE, "".join(HOST.format(number=number) for number in range(6))], ids=["fixture", "forkserver"]
+)
+def test_tests_that_share_what_takes_long_to_start_run_in_one_process(tmp_path: Path, tests: str) -> None:
+    note = f"def note():\n    open({str(tmp_path / 'made')!r}, 'a').write(f'{{os.getpid()}} ')\n"
+    (tmp_path / "test_it.py").write_text(f"import os, pytest\n\n{note}{tests}")
     command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup", "-p", "tests.conftest"]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([*command, str(tmp_path)], cwd=tmp_path, env=environ, capture_output=True, check=True)
-    for name in files:
-        pids = (tmp_path / name).read_text().split()
-        assert len(pids) == 6
-        assert len(set(pids)) == 1
+    pids = (tmp_path / "made").read_text().split()
+    assert len(pids) == 6
+    assert len(set(pids)) == 1
