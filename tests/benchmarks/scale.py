@@ -25,7 +25,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import IO
@@ -193,7 +193,7 @@ class Worker:
         self._waited_s, self._waits_since = self._waited_s + now - (self._waits_since or now), None
         sock = socket.socket()
         try:
-            if link.address[1] == self.crowd.told_port:
+            if link.address[1] not in self.crowd.ports:
                 raise ConnectionRefusedError
             sock.connect(link.address)
         except OSError as error:
@@ -261,12 +261,12 @@ class Crowd:
         num_bytes: That all have sent and received.
         longest: Bytes of the longest message among them.
         settles: Views come about: workers settle in them.
-        told_port: That of the standbys that only hear who leads: no worker reaches them, or these would wait for it.
+        ports: Of the coordinators that workers reach: those that gather others would wait for all, for long.
     """
 
-    def __init__(self, told_port: int = 0) -> None:
+    def __init__(self, ports: Collection[int] = ()) -> None:
         self.settles = True
-        self.told_port = told_port
+        self.ports = ports
         self.workers: list[Worker] = []
         self.callers: dict[outputs.CoordinatorLink, Worker] = {}
         self.greeting: set[outputs.CoordinatorLink] = set()
@@ -328,7 +328,7 @@ class Job:
         self.size = size
         self.leader, self.others = Leader(size), Leader(size, "others")
         self.standbys = [Leader(size, "standby") for _ in range(2)]
-        self.crowd = Crowd(self.others.port)
+        self.crowd = Crowd({self.leader.port})
         self.num_made = 0
 
     def start(self) -> Cost:
@@ -427,7 +427,7 @@ class Job:
         """The coordinator is killed."""
         size = len(self.crowd.workers)
         killed, self.leader = self.leader, self.standbys.pop(0)
-        self.crowd.settles = True
+        self.crowd.ports, self.crowd.settles = {self.leader.port}, True
 
         def is_over() -> bool:
             state = self.leader.ask()

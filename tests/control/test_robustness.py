@@ -66,7 +66,7 @@ def test_half_a_message_and_silence_are_closed(serve, dial):
     half.say(HELLO[:40])
     for peer in (half, idle):  # after two seconds
         kinds = [type(message) for message in peer.hear_all()]
-        assert kinds == [wire.Challenge, wire.Error]
+        assert kinds == [wire.Challenge]  # a word would tell a worker that has stood still that it is refused
 
 
 def test_half_a_message_and_a_reset_leave_the_training_untouched(form, join, dial):
