@@ -358,6 +358,7 @@ class Controller:
             self._teller.tell(thing, "Resized", decision.why)
         self._tell_doors(thing, job, decision.tell)
         if decision.remove:
+            self._limiter.wait()
             self._api.delete(kinds.JOBS, namespace, thing["metadata"]["name"], uid=thing["metadata"]["uid"])
 
     def _what_is_told(self, thing: Json, job: Job, now: float) -> WorkerReport | None:
