@@ -476,7 +476,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="each-pod-of-a-power-cut-counts",
-        file="ef_common/core/cluster/decide.py",
+        file="ef_common/core/cluster/losses.py",
         old="    if before and all(pod.created < record.crashed_at for pod in lost):\n        return record\n",
         new="",
         harm="A power cut that takes several pods of a job fails it by its backoffLimit, as they count one by one.",
