@@ -10,7 +10,7 @@ A third one loses a pod, with a spare and without one. The figures:
 * `cluster_spare`: from the loss of one of two pods to the next step of two workers.
 * `cluster_serving`: from the creation of a pod that serves until it runs. `cluster_evicted` is the part of it that is
   ours: from when the scheduler has told a pod of the training to go until that one has ended. `cluster_bound` is from
-  then until the scheduler has put the new one there; its own back-off is a second or more of this.
+  then until the scheduler has put the new one there. Up to Kubernetes 1.32, its back-off may be nearly all of this.
 * `cluster_lost`: steps that the training had to make again for that.
 * `cluster_idle`: the part of the time in which a slot has no pod.
 
