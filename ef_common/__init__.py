@@ -9,6 +9,16 @@ Glossary
     standby      a coordinator that an agent keeps ready, in case the active one is lost
     registry     a folder, an object store or etcd through which the agents of a job find each other
     agent        the launcher's process on a node, which starts and supervises workers
+    door         address at which an agent listens while it looks for its job, and where others find it
+    control connection  that of a worker to the coordinator
+    peer connections  those between members that carry a missing result, or the state of a newcomer
+    leader request  a question to the coordinator that leads, wherever it is, or an order to it
+    resume state  what a worker that comes to another coordinator reports, so that the job goes on from there
+    liveness port  port of a worker that is open as long as its process lives
+    probe        attempt to connect to a liveness port: a refusal is a sign that the process has ended
+    crash record  file in which a worker records its current step, for its agent to read when it has died
+    progress tracker  a worker's record of its steps and rests, of which its heartbeats report
+    straggler    a member that is slower than the others, so that they wait for it
     boundary     the point between two steps where the view may change as planned
     newcomer     a worker that prepares while the others train, and is admitted at a boundary
     spare        a newcomer that is ready, but for which there is no room (`max_nodes`)

@@ -29,7 +29,7 @@ from ef_keras.checks import check_end, check_replicas, size_of
 from ef_keras.evaluation_data import EvaluationData
 from ef_keras.fit import Fit
 from ef_keras.guard import Guard
-from ef_keras.ordered import Source
+from ef_keras.ordered import FitSource
 from ef_keras.probe import check_hooks
 from ef_keras.rank_zero import only_on_rank_zero
 from ef_keras.sources import global_batch_size_of, shard_reading_of, source_of
@@ -274,13 +274,13 @@ class Elastic(keras.callbacks.Callback):
             reading, session, self.model, log=worker.log, epoch=epoch, steps_per_execution=steps
         )
 
-    def _source_of(self, iterator: Any) -> Source:
+    def _source_of(self, iterator: Any) -> FitSource:
         source = source_of(iterator, evaluates=True)
         if shard_reading_of(iterator) is None:  # of a stream of shards, only the first batches are read by all
             self._tell_cost(source)
         return source
 
-    def _tell_cost(self, source: Source) -> None:
+    def _tell_cost(self, source: FitSource) -> None:
         """Log once what data of unknown length cost."""
         if isinstance(source, WalkedStream) and source.is_open and not self._has_told_cost:
             self._has_told_cost = True

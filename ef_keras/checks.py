@@ -9,7 +9,7 @@ from ef_common.data import global_batches
 from ef_common.errors import UnsupportedError, UsageError
 from ef_keras import hooks
 from ef_keras.numbered_source import NumberedSource
-from ef_keras.ordered import Source
+from ef_keras.ordered import FitSource
 from ef_keras.shard_source import ShardSource
 
 
@@ -54,7 +54,7 @@ def size_of(of_callbacks: int | None, of_data: int | None, *, deterministic: boo
 
 
 def global_batch_for(
-    model: Any, source: Source, size: int, *, full_batch: int, world_size: int, deterministic: bool
+    model: Any, source: FitSource, size: int, *, full_batch: int, world_size: int, deterministic: bool
 ) -> GlobalBatch:
     """The global batch of a `fit`.
 
@@ -81,7 +81,7 @@ def global_batch_for(
     return batch
 
 
-def check_class_weight(model: Any, source: Source) -> None:
+def check_class_weight(model: Any, source: FitSource) -> None:
     """Refuse `class_weight` where Keras would ignore it.
 
     Raises:

@@ -20,7 +20,7 @@ from ef_common.launch.leaving import leaving_cleanly
 from ef_common.session import Session
 from ef_keras import hooks, metrics
 from ef_keras.evaluation_steps import EvaluationSteps
-from ef_keras.ordered import OrderedSource, Source
+from ef_keras.ordered import FitSource, OrderedSource
 
 _FIRST = np.zeros(1, dtype=int)
 
@@ -38,7 +38,7 @@ class EvaluationData:
 
     def __init__(
         self,
-        make_source: Callable[[], Source],
+        make_source: Callable[[], FitSource],
         session: Session,
         model: Any,
         *,
@@ -49,7 +49,7 @@ class EvaluationData:
         self._make_source = make_source
         self._session = session
         self._model = model
-        self._source: Source | None = None
+        self._source: FitSource | None = None
         self._coverage = Coverage(session, log=log, stage="val")
 
     def batches(self) -> hooks.Batches:
@@ -66,7 +66,7 @@ class EvaluationData:
         if isinstance(source, OrderedSource):
             source.close()
 
-    def _pass(self, source: Source) -> hooks.Batches:
+    def _pass(self, source: FitSource) -> hooks.Batches:
         source.begin(0, seed=0)
         with leaving_cleanly():
             self._coverage.settle()
@@ -105,7 +105,7 @@ class EvaluationData:
             share, _ = missing
             source.begin(0, seed=0)
 
-    def _batches_of(self, source: Source, share: np.ndarray, length: int) -> Iterator[Any]:
+    def _batches_of(self, source: FitSource, share: np.ndarray, length: int) -> Iterator[Any]:
         for start in range(0, len(share), source.batch_size):
             if isinstance(source, OrderedSource):
                 source.expect(partial(_cut, share[start:], source.batch_size))
@@ -130,7 +130,7 @@ def _cut(share: np.ndarray, batch_size: int) -> Iterator[list[int]]:
         yield share[start : start + batch_size].tolist()
 
 
-def _batch(source: Source, positions: np.ndarray, length: int) -> Any:
+def _batch(source: FitSource, positions: np.ndarray, length: int) -> Any:
     window = Window(int(positions[0]), int(positions[-1]) + 1, ("one",))
     source.follow(EpochProgress(epoch=0, length=length), window)
     return source.batch(positions.tolist())

@@ -35,7 +35,7 @@ _BEGIN, _END, _COMPARED = range(3)
 
 
 class IndexedSource(OrderedSource):
-    """The source for a `PyDataset`; the module describes it. See :class:`~ef_keras.ordered.Source`.
+    """The source for a `PyDataset`; the module describes it. See :class:`~ef_keras.ordered.FitSource`.
 
     Attributes:
         seed: Called before each batch is read, with what the random numbers in it are to be a function of.

@@ -82,7 +82,7 @@ def _has_length(loader: DataLoader[Any]) -> bool:
 
 
 class LoaderSource(OrderedSource):
-    """The source for a `DataLoader`; the module describes it. See :class:`~ef_keras.ordered.Source`.
+    """The source for a `DataLoader`; the module describes it. See :class:`~ef_keras.ordered.FitSource`.
 
     Args:
         given: The user's loader.

@@ -61,7 +61,7 @@ class NumberReader(Protocol):
 
 
 class NumberedSource(OrderedSource):
-    """The source for a stream of shards of known lengths. See :class:`~ef_keras.ordered.Source`.
+    """The source for a stream of shards of known lengths. See :class:`~ef_keras.ordered.FitSource`.
 
     Cost: reading a batch opens a shard at the offset of its first sample, unless the batch before has ended there.
 

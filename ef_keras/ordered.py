@@ -18,7 +18,7 @@ Coming = Callable[[], Iterator[list[int]]]
 """Makes the positions of the batches that will probably be asked for, one batch after the other."""
 
 
-class Source(Protocol):
+class FitSource(Protocol):
     """The data of one `fit` or `evaluate`.
 
     Attributes:
@@ -47,7 +47,7 @@ class Source(Protocol):
         """The epoch is over."""
 
 
-class OrderedSource(Source, ABC):
+class OrderedSource(FitSource, ABC):
     """Data that can be asked for a part; the module describes it.
 
     Attributes:

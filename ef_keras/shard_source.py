@@ -39,7 +39,7 @@ class ShardReading:
 
 
 class ShardSource:
-    """The source for a stream of shards; see :class:`~ef_keras.ordered.Source`.
+    """The source for a stream of shards; see :class:`~ef_keras.ordered.FitSource`.
 
     Its positions are given to samples when they are dealt, so that a batch cannot be asked for by them: there is the
     one that was dealt last. A worker without a share of a step keeps step with the batch that it had before.

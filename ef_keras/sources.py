@@ -16,7 +16,7 @@ from ef_keras.comparison import checksums_of
 from ef_keras.dataset import SampleDataset
 from ef_keras.indexed import IndexedSource
 from ef_keras.numbered_source import NumberedSource, NumberReader, StreamNumberReader
-from ef_keras.ordered import Source
+from ef_keras.ordered import FitSource
 from ef_keras.shard_source import ShardReading, ShardSource, reading_of
 from ef_keras.stream_data import StreamData, stream_data_of
 
@@ -153,7 +153,7 @@ def source_of(
     first_epoch: int = 0,
     deterministic: bool = False,
     evaluates: bool = False,
-) -> Source:
+) -> FitSource:
     """The source behind a `fit` or `evaluate`.
 
     Args:

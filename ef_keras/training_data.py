@@ -24,7 +24,7 @@ from ef_common.events import EventLog
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.session import Session
 from ef_keras import hooks
-from ef_keras.ordered import OrderedSource, Source
+from ef_keras.ordered import FitSource, OrderedSource
 from ef_keras.rows import Rows, num_samples
 from ef_keras.shard_source import ShardSource
 
@@ -65,7 +65,7 @@ class TrainingData:
 
     def __init__(
         self,
-        source: Source,
+        source: FitSource,
         session: Session,
         *,
         log: EventLog,
@@ -224,7 +224,7 @@ class TrainingData:
 
     def fetch(self, pieces: Sequence[int]) -> Any:
         """Read pieces of the global batch that was dealt last."""
-        return self._read(self.dealer.pieces.places(pieces))
+        return self._read(self.dealer.pieces.slots(pieces))
 
     def _read(self, places: Sequence[int]) -> Any:
         dealer = self.dealer
@@ -264,7 +264,7 @@ class TrainingData:
         if self.source.whole_batches:
             return [[position] for position in everything]
         pieces = Pieces(window, worker, batch_size=dealer.batch_size)
-        passes = [progress.positions_at(pieces.places(some)) for some in pieces.passes()]
+        passes = [progress.positions_at(pieces.slots(some)) for some in pieces.passes()]
         return passes or [everything[:MIN_SHARE]]
 
     def prefetch(self) -> None:

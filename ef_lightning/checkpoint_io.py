@@ -12,13 +12,13 @@ import torch
 
 from ef_common.storage.retries import Retries
 from ef_common.storage.store import Store
-from ef_lightning.host import Host
+from ef_lightning.host import LightningHost
 
 logger = logging.getLogger(__name__)
 
 
 @functools.cache
-def checkpoint_io_for(host: Host) -> Any:
+def checkpoint_io_for(host: LightningHost) -> Any:
     """The plugin's class for one of the two class trees."""
     base = host.get("plugins.io", "TorchCheckpointIO")
     namespace = {
@@ -29,7 +29,7 @@ def checkpoint_io_for(host: Host) -> Any:
     return type("ElasticFlowCheckpointIO", (_StoreMixin, base), namespace)
 
 
-def _new_checkpoint_io(host: Host) -> Any:
+def _new_checkpoint_io(host: LightningHost) -> Any:
     """Make an instance for a copy, because its class is not found by a name."""
     return checkpoint_io_for(host)()
 

@@ -14,7 +14,7 @@ from ef_common.data.global_batches import check_world
 from ef_common.errors import MixedImportsError, UnsupportedError
 from ef_lightning import hooks
 from ef_lightning import host as hosts
-from ef_lightning.host import Host
+from ef_lightning.host import LightningHost
 
 # Precision plugins that belong to another strategy.
 _FOREIGN_PRECISION = ("FSDPPrecision", "DeepSpeedPrecision", "XLAPrecision")
@@ -33,7 +33,7 @@ _ELASTIC_CALLBACKS = {
 }
 
 
-def check_trainer(trainer: Any, host: Host, *, elastic: bool, saved: bool = False) -> None:
+def check_trainer(trainer: Any, host: LightningHost, *, elastic: bool, saved: bool = False) -> None:
     """Refuse options that elastic training cannot support.
 
     Args:
@@ -138,7 +138,7 @@ def check_optimizers(optimizers: list[Any]) -> None:
             )
 
 
-def _check_trees(trainer: Any, host: Host) -> None:
+def _check_trees(trainer: Any, host: LightningHost) -> None:
     for obj in (trainer.datamodule, *trainer.callbacks, *trainer.loggers):
         other = hosts.of(obj)
         if other is not None and other is not host:

@@ -15,7 +15,7 @@ from ef_common.errors import SharesUneven, UnsupportedError, UsageError
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.launch.process import Worker
 from ef_common.session import Barrier, Session
-from ef_lightning.gathering import GatherWithGradients, Peers
+from ef_lightning.gathering import GatherPeers, GatherWithGradients
 from ef_lightning.repetition import Repetition
 
 # The calls, as whoever has made them in one worker only knows them.
@@ -138,7 +138,7 @@ class CollectivesMixin:
         return self._gather_with_gradients(tensor, partial(self._gather_tensor, follows_batch=False), _STATISTICS)
 
     def _gather_with_gradients(self, tensor: Tensor, gather: Callable[..., Any], call: str) -> Tensor:
-        peers = Peers(
+        peers = GatherPeers(
             partial(gather, call=call, in_backward=True),
             add=partial(self.add, call=f"backward pass of {call}"),
             rank=self._rank_in,

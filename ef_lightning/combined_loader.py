@@ -13,11 +13,11 @@ from typing import Any
 from ef_common.errors import UnsupportedError, UsageError
 from ef_lightning import hooks
 from ef_lightning.data_workers import WrappedLoader
-from ef_lightning.host import Host
+from ef_lightning.host import LightningHost
 from ef_lightning.joint_reading import LENGTHS, JointLoader
 
 
-def combined(loaders: Any, mode: str, host: Host) -> Any:
+def combined(loaders: Any, mode: str, host: LightningHost) -> Any:
     """The loaders of a user's, in the form that a loop takes.
 
     Args:
@@ -34,7 +34,7 @@ def combined(loaders: Any, mode: str, host: Host) -> Any:
     return shown
 
 
-def joined(several: Any, host: Host) -> Any:
+def joined(several: Any, host: LightningHost) -> Any:
     """A CombinedLoader for the training loop, with one loader that represents several.
 
     Args:
@@ -46,7 +46,7 @@ def joined(several: Any, host: Host) -> Any:
     return combined(joint, mode, host)
 
 
-def check_joint(joint: JointLoader, host: Host) -> None:
+def check_joint(joint: JointLoader, host: LightningHost) -> None:
     """Refuse loaders that are combined in a way that cannot be dealt.
 
     Raises:

@@ -16,7 +16,7 @@ Gather = Callable[[Tensor], tuple[Sequence[Tensor], View | None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Peers:
+class GatherPeers:
     """What a gather with gradients needs from the other workers.
 
     Args:
@@ -48,7 +48,7 @@ class GatherWithGradients(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, peers: Peers) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, peers: GatherPeers) -> Tensor:
         """Return the stacked tensors, shape (world size, *tensor.shape)."""
         values, view = peers.gather(tensor)
         ctx.peers, ctx.view = peers, view

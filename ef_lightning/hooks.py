@@ -22,12 +22,12 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils._pytree import tree_unflatten
 
 from ef_common.errors import ProtocolError
-from ef_lightning.host import Host
+from ef_lightning.host import LightningHost
 
 # ---------------------------------------------------------------- methods of single objects
 
 
-class Replacement(partial[Any]):
+class ReplacedMethod(partial[Any]):
     """A function that replaces a method of one object. A copy of the object has the original method.
 
     Attributes:
@@ -52,9 +52,9 @@ def _method(owner: Any, name: str, own: Any) -> Any:
 def replace(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
     """Replace a method of this one object by the result of `make`, once."""
     own = vars(owner).pop(name, None)
-    if isinstance(own, Replacement):
+    if isinstance(own, ReplacedMethod):
         own = own.own
-    replacement = Replacement(make(_method(owner, name, own)))
+    replacement = ReplacedMethod(make(_method(owner, name, own)))
     replacement.owner, replacement.name, replacement.own = owner, name, own
     setattr(owner, name, replacement)
 
@@ -62,7 +62,7 @@ def replace(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) ->
 def put_back(owner: Any, name: str) -> None:
     """Restore the method if it was replaced."""
     replaced = vars(owner).get(name)
-    if isinstance(replaced, Replacement):
+    if isinstance(replaced, ReplacedMethod):
         delattr(owner, name)
         if replaced.own is not None:
             setattr(owner, name, replaced.own)
@@ -120,13 +120,13 @@ def combination(combined: Any) -> tuple[str, Callable[[list[Any]], Any]]:
     return combined._mode, lambda batches: tree_unflatten(batches, spec)
 
 
-def stop_shuffling(combined: Any, host: Host) -> None:
+def stop_shuffling(combined: Any, host: LightningHost) -> None:
     """Recreate the loaders of a CombinedLoader without shuffling, as `overfit_batches` requires."""
     resolve = host.get("trainer.connectors.data_connector", "_resolve_overfit_batches")
     resolve(combined, mode=host.get("trainer.states", "RunningStage").TRAINING)
 
 
-def advise_on_workers(trainer: Any, host: Host, dataloader: Any, *, stage: str) -> None:
+def advise_on_workers(trainer: Any, host: LightningHost, dataloader: Any, *, stage: str) -> None:
     """Give Lightning's advice on the number of data workers, which it omits for anything but a DataLoader."""
     host.get("trainer.connectors.data_connector", "_worker_check")(trainer, dataloader, f"{stage}_dataloader")
 
@@ -167,7 +167,9 @@ class Requeue(NamedTuple):
     act: Callable[[], None]
 
 
-def requeue(trainer: Any, host: Host, take: Callable[[int], None], *, heeded: Callable[[], bool]) -> Requeue | None:
+def requeue(
+    trainer: Any, host: LightningHost, take: Callable[[int], None], *, heeded: Callable[[], bool]
+) -> Requeue | None:
     """Where notices are handled, treat the signal with which Slurm announces the end of a job as one.
 
     Args:
@@ -229,7 +231,7 @@ def set_up_validation(trainer: Any) -> None:
         trainer.training = True
 
 
-def limits(trainer: Any, host: Host) -> dict[str, Any]:
+def limits(trainer: Any, host: LightningHost) -> dict[str, Any]:
     """How long a training may last, as JSON."""
     timers = [callback for callback in trainer.callbacks if isinstance(callback, host.get("callbacks", "Timer"))]
     return {
@@ -459,7 +461,7 @@ def mark_evaluation_done(loop: Any) -> None:
     loop.batch_progress.is_last_batch = True
 
 
-def end_of_run(host: Host) -> BaseException:
+def end_of_run(host: LightningHost) -> BaseException:
     """An exception that ends a run of the Trainer from anywhere in it, as one that has finished.
 
     Of the hooks that come at the end, only `teardown` is called. Lightning has it for callbacks that try things out.
@@ -510,7 +512,7 @@ def log_state(trainer: Any) -> dict[str, Any]:
     }
 
 
-def load_log_state(trainer: Any, host: Host, state: dict[str, Any]) -> None:
+def load_log_state(trainer: Any, host: LightningHost, state: dict[str, Any]) -> None:
     """Load what the others have logged, without values."""
     connector = trainer._logger_connector
     connector._first_loop_iter, connector._current_fx = state["place"]
@@ -551,7 +553,7 @@ def _describe(key: str, result: Any) -> dict[str, Any]:
     }
 
 
-def _empty_result(host: Host, trainer: Any, described: dict[str, Any], modules: dict[str, Any]) -> Any:
+def _empty_result(host: LightningHost, trainer: Any, described: dict[str, Any], modules: dict[str, Any]) -> Any:
     module = "trainer.connectors.logger_connector.result"
     if described["reduce_fx"] not in _REDUCTIONS:
         raise ProtocolError(f"unknown reduction of a metric. Received: {described['reduce_fx']!r}")
@@ -611,7 +613,7 @@ def epoch_results(trainer: Any) -> dict[str, dict[str, Any]]:
     }
 
 
-def show_result(trainer: Any, host: Host, described: dict[str, Any], value: Tensor | None) -> Any:
+def show_result(trainer: Any, host: LightningHost, described: dict[str, Any], value: Tensor | None) -> Any:
     """Show a value at the end of the current loop, even where it was not logged.
 
     Args:
@@ -689,7 +691,7 @@ class LoggingHooks:
     def __init__(
         self,
         trainer: Any,
-        host: Host,
+        host: LightningHost,
         *,
         settle: Callable[[], None],
         show: Callable[[Callable[..., Any], Any, bool], Any],
@@ -822,7 +824,7 @@ def restart_between_steps(trainer: Any) -> None:
     trainer.fit_loop.epoch_loop.restarting = False
 
 
-def go_on_between_steps(trainer: Any, host: Host) -> None:
+def go_on_between_steps(trainer: Any, host: LightningHost) -> None:
     """The state is complete again: the epoch ends normally, and callbacks have what they set at its start."""
     trainer.fit_loop._restarting = False
     for callback in trainer.callbacks:
@@ -1036,7 +1038,7 @@ _LIMITS_OF_TRAINER = (
 )
 
 
-def set_run_time_limit(trainer: Any, host: Host, name: str, value: Any) -> None:
+def set_run_time_limit(trainer: Any, host: LightningHost, name: str, value: Any) -> None:
     """Set one of these settings."""
     if name in _LIMITS_OF_TRAINER:
         setattr(trainer, name, value)
@@ -1052,7 +1054,12 @@ def set_run_time_limit(trainer: Any, host: Host, name: str, value: Any) -> None:
 
 
 def surround_decisions(
-    trainer: Any, host: Host, *, batch: Callable[[], None], epoch: Callable[[], None], skip: Callable[[Any], Any]
+    trainer: Any,
+    host: LightningHost,
+    *,
+    batch: Callable[[], None],
+    epoch: Callable[[], None],
+    skip: Callable[[Any], Any],
 ) -> None:
     """Call functions before the loops of a training decide how to continue.
 
@@ -1253,19 +1260,19 @@ def step_to_log(trainer: Any) -> int | None:
     return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
 
 
-def show_rates(trainer: Any, host: Host, shown: Callable[[], AbstractContextManager[None]]) -> None:
+def show_rates(trainer: Any, host: LightningHost, shown: Callable[[], AbstractContextManager[None]]) -> None:
     """Make each LearningRateMonitor read the parameter groups within this context."""
     for callback in _rate_monitors(trainer, host):
         replace(callback, "_extract_stats", lambda extract: partial(_shown_stats, extract, shown))
 
 
-def hide_rates(trainer: Any, host: Host) -> None:
+def hide_rates(trainer: Any, host: LightningHost) -> None:
     """Undo `show_rates`."""
     for callback in _rate_monitors(trainer, host):
         put_back(callback, "_extract_stats")
 
 
-def _rate_monitors(trainer: Any, host: Host) -> list[Any]:
+def _rate_monitors(trainer: Any, host: LightningHost) -> list[Any]:
     return [c for c in trainer.callbacks if isinstance(c, host.get("callbacks", "LearningRateMonitor"))]
 
 

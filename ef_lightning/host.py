@@ -19,7 +19,7 @@ NAMES = ("lightning.pytorch", "pytorch_lightning")
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class LightningHost:
     """One of the two class trees.
 
     Args:
@@ -54,12 +54,12 @@ class Host:
 
 
 HOSTS = {
-    "lightning.pytorch": Host("lightning.pytorch", "lightning.fabric"),
-    "pytorch_lightning": Host("pytorch_lightning", "lightning_fabric"),
+    "lightning.pytorch": LightningHost("lightning.pytorch", "lightning.fabric"),
+    "pytorch_lightning": LightningHost("pytorch_lightning", "lightning_fabric"),
 }
 
 
-def detect() -> Host | None:
+def detect() -> LightningHost | None:
     """The tree that the program has imported, otherwise the one that is installed.
 
     Returns:
@@ -82,7 +82,7 @@ def detect() -> Host | None:
     return HOSTS[candidates[0]] if len(candidates) == 1 else None
 
 
-def of(obj: object) -> Host | None:
+def of(obj: object) -> LightningHost | None:
     """The tree that an object's class, or a base of it, comes from."""
     trees = (_tree(cls) for cls in type(obj).__mro__)
     return next((tree for tree in trees if tree is not None), None)
@@ -93,7 +93,7 @@ def is_of_lightning(cls: type) -> bool:
     return _tree(cls) is not None
 
 
-def _tree(cls: type) -> Host | None:
+def _tree(cls: type) -> LightningHost | None:
     for name, host in HOSTS.items():
         if cls.__module__ == name or cls.__module__.startswith(f"{name}."):
             return host

@@ -27,9 +27,9 @@ from ef_common.errors import UsageError
 from ef_common.session import Session
 from ef_lightning import hooks
 from ef_lightning.contributions import Contributions
-from ef_lightning.host import Host
+from ef_lightning.host import LightningHost
 from ef_lightning.metrics import MetricSync, metrics_of, metrics_within, state_of
-from ef_lightning.reductions import Part, combine
+from ef_lightning.reductions import WorkerPart, combine
 
 Gather = Callable[[Any, str], tuple[list[Any], View]]
 """Everybody's value, in rank order, and of whom they are; the second argument says what it is for."""
@@ -50,7 +50,7 @@ class Logged:
     def __init__(
         self,
         trainer: Any,
-        host: Host,
+        host: LightningHost,
         session: Session,
         *,
         metrics: MetricSync,
@@ -231,7 +231,7 @@ class Logged:
         return {
             name: combine(
                 reductions.get(name, "mean"),
-                [Part(some[name], p["weight"]) for some, p in zip(values, parts, strict=True) if name in some],
+                [WorkerPart(some[name], p["weight"]) for some, p in zip(values, parts, strict=True) if name in some],
             ).to(device)
             for name in names
         }
@@ -242,10 +242,10 @@ def reduced(entries: Sequence[dict[str, Any]]) -> Tensor:
     first, values = entries[0], [entry["totals"]["value"] for entry in entries]
     reduction = "first" if first["sync"][1] else first["reduce_fx"]  # of what is logged with `rank_zero_only=True`
     if first["reduce_fx"] != "mean":
-        return combine(reduction, [Part(value) for value in values])
+        return combine(reduction, [WorkerPart(value) for value in values])
     counts = [entry["totals"]["cumulated_batch_size"] for entry in entries]
     means = [value.double() / count if count else value.double() for value, count in zip(values, counts, strict=True)]
-    parts = [Part(mean, float(count)) for mean, count in zip(means, counts, strict=True)]
+    parts = [WorkerPart(mean, float(count)) for mean, count in zip(means, counts, strict=True)]
     return combine(reduction, parts).to(values[0].dtype)
 
 

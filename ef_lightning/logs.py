@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ef_common.session import Session
 from ef_lightning import hooks
-from ef_lightning.host import Host
+from ef_lightning.host import LightningHost
 
 
 class _Call(NamedTuple):
@@ -35,7 +35,7 @@ class Logs:
         host: The class tree.
     """
 
-    def __init__(self, trainer: Any, session: Session, host: Host) -> None:
+    def __init__(self, trainer: Any, session: Session, host: LightningHost) -> None:
         self._loggers: list[Any] = list(trainer.loggers)
         self._session = session
         self._host = host

@@ -17,7 +17,7 @@ from torch.utils.data import dataloader
 
 from ef_common.parts import Package, Part, check, find, listed
 from ef_lightning import hooks, own_files
-from ef_lightning.host import Host
+from ef_lightning.host import LightningHost
 
 RELEASES = {"lightning": ("2.5", "2.6.6"), "torchmetrics": ("1.4", "1.9.0"), "torch": ("2.6", "2.13.0")}
 """The oldest releases that `pyproject.toml` allows, and the newest that the tests were run with."""
@@ -220,7 +220,7 @@ _OF_TRAINER = {
 }
 
 
-def packages(trainer: Any, host: Host, *, seen: Mapping[str, Any] | None = None) -> list[Package]:
+def packages(trainer: Any, host: LightningHost, *, seen: Mapping[str, Any] | None = None) -> list[Package]:
     """The packages and parts to look at.
 
     Args:
@@ -248,7 +248,7 @@ def packages(trainer: Any, host: Host, *, seen: Mapping[str, Any] | None = None)
     ]
 
 
-def check_hooks(trainer: Any, host: Host) -> None:
+def check_hooks(trainer: Any, host: LightningHost) -> None:
     """Refuse releases with other private parts.
 
     Raises:

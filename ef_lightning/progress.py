@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 _STAGES = ("sanity_check", "train", "train_epoch", "validation", "test", "predict")
 
 
-class Progress:
+class TrainerProgress:
     """The progress bar of one Trainer in this worker.
 
     Lightning disables it for good where a worker is not rank 0 when the callbacks are set up. It has no hook for a

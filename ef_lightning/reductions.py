@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 
-class Part(NamedTuple):
+class WorkerPart(NamedTuple):
     """One worker's part of a value."""
 
     value: Tensor
     weight: float = 1.0  # samples, say; only a mean looks at it
 
 
-def combine(reduction: str, parts: Sequence[Part]) -> Tensor:
+def combine(reduction: str, parts: Sequence[WorkerPart]) -> Tensor:
     """Reduce the values of workers.
 
     A mean is that of all samples, Σ wᵢ·vᵢ / Σ wᵢ, made in double precision and in the order of the parts, so that all
@@ -48,8 +48,8 @@ def combine(reduction: str, parts: Sequence[Part]) -> Tensor:
     return reduced.to(first.dtype)
 
 
-def _mean(parts: Sequence[Part]) -> Tensor:
-    heavy = [part for part in parts if part.weight > 0] or [Part(part.value) for part in parts]
+def _mean(parts: Sequence[WorkerPart]) -> Tensor:
+    heavy = [part for part in parts if part.weight > 0] or [WorkerPart(part.value) for part in parts]
     first = heavy[0].value
     if all(torch.equal(part.value, first) for part in heavy):
         return first

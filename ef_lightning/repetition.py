@@ -74,7 +74,7 @@ class Repetition:
         self._act: Act | None = None
         self._is_first = True
         self._passes: list[Pass] = []
-        self._state: State | None = None
+        self._state: ModuleState | None = None
 
     def attach(self) -> None:
         """Make the steps from now on."""
@@ -152,7 +152,7 @@ class Repetition:
             return
         module = self._trainer.lightning_module
         if self._state is None:
-            self._state = State(module, gradients=not self._is_first)
+            self._state = ModuleState(module, gradients=not self._is_first)
         fields = hooks.step_fields(self._trainer)
         self._passes.append(Pass(self._act, Generators(), Traces(self._trainer), fields))
 
@@ -187,7 +187,7 @@ class Pass(NamedTuple):
     fields: tuple[Any, ...]
 
 
-class State:
+class ModuleState:
     """The things that the passes of an update change in a module.
 
     Args:

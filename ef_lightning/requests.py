@@ -22,7 +22,7 @@ from typing import Any
 
 from ef_common.session import Session
 from ef_lightning import hooks
-from ef_lightning.host import Host
+from ef_lightning.host import LightningHost
 
 
 class Requests:
@@ -41,7 +41,7 @@ class Requests:
     def __init__(
         self,
         trainer: Any,
-        host: Host,
+        host: LightningHost,
         session: Session,
         *,
         gather: Callable[[Any], list[Any]],

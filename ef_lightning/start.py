@@ -14,13 +14,13 @@ from ef_common.collectives import torch_operations as operations
 from ef_common.collectives.torch_codec import TENSORS
 from ef_common.session import Session
 from ef_lightning import hooks
-from ef_lightning.host import Host
+from ef_lightning.host import LightningHost
 from ef_lightning.state import load_written, written_by
 
 logger = logging.getLogger(__name__)
 
 
-def agree_on_trainer(trainer: Any, host: Host, session: Session) -> None:
+def agree_on_trainer(trainer: Any, host: LightningHost, session: Session) -> None:
     """Take over rank 0's loggers; where a worker has skipped a training, also its loops and callbacks.
 
     Costs one small exchange. If somebody has skipped a training, there is a second one, of what callbacks save.
@@ -49,7 +49,7 @@ def agree_on_trainer(trainer: Any, host: Host, session: Session) -> None:
         remember(trainer, host, memories[0])
 
 
-def memory_of(trainer: Any, host: Host) -> dict[str, Any]:
+def memory_of(trainer: Any, host: LightningHost) -> dict[str, Any]:
     """What a Trainer knows about its earlier runs, as far as it can be sent."""
     return {
         "loops": hooks.loop_progress(trainer),
@@ -59,7 +59,7 @@ def memory_of(trainer: Any, host: Host) -> dict[str, Any]:
     }
 
 
-def remember(trainer: Any, host: Host, memory: dict[str, Any]) -> None:
+def remember(trainer: Any, host: LightningHost, memory: dict[str, Any]) -> None:
     """Give a Trainer this knowledge."""
     load_written(trainer, host, memory["files"])
     for callback in trainer.callbacks:

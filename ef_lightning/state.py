@@ -27,7 +27,7 @@ from ef_common.data.workers import WorkersWatch
 from ef_common.errors import ElasticFlowError
 from ef_lightning import hooks, own_files
 from ef_lightning.checkpoints import TrainerCheckpoints
-from ef_lightning.host import Host
+from ef_lightning.host import LightningHost
 from ef_lightning.parameter_groups import follow, groups_of
 from ef_lightning.plain_checkpoint import CHECKPOINT_KEY
 from ef_lightning.random_state import random_state
@@ -63,7 +63,7 @@ class TrainerState:
     def __init__(
         self,
         trainer: Any,
-        host: Host,
+        host: LightningHost,
         *,
         loader: Callable[[], ElasticLoader | None],
         reducer: GradientReducer | None,
@@ -368,12 +368,12 @@ def private_fields(callback: Any) -> dict[str, Any]:
     return {k: v for k, v in vars(callback).items() if TENSORS.knows(v) and k != "_last_time_checked"}
 
 
-def written_by(trainer: Any, host: Host) -> list[dict[str, Any]]:
+def written_by(trainer: Any, host: LightningHost) -> list[dict[str, Any]]:
     """The fields that each ModelCheckpoint of a Trainer does not save."""
     return [private_fields(callback) for callback in host.callbacks(trainer, "ModelCheckpoint")]
 
 
-def load_written(trainer: Any, host: Host, written: Sequence[dict[str, Any]]) -> None:
+def load_written(trainer: Any, host: LightningHost, written: Sequence[dict[str, Any]]) -> None:
     """Give each of them these fields."""
     for callback, private in zip(host.callbacks(trainer, "ModelCheckpoint"), written, strict=True):
         vars(callback).update(private)

@@ -33,11 +33,11 @@ from ef_lightning.checkpoint_io import checkpoint_io_for, give_innermost
 from ef_lightning.checks import check_trainer
 from ef_lightning.collectives import CollectivesMixin
 from ef_lightning.fit import Fit, nothing
-from ef_lightning.host import Host
+from ef_lightning.host import LightningHost
 from ef_lightning.plain_checkpoint import CHECKPOINT_KEY, restore
 from ef_lightning.probe import check_hooks
 from ef_lightning.repetition import Repetition
-from ef_lightning.run import Run
+from ef_lightning.trainer_run import Run
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class ElasticMixin(CollectivesMixin):
         UsageError: The backend or the rule is unknown, or settings contradict each other.
     """
 
-    host: Host
+    host: LightningHost
     strategy_name = "elasticflow"
     if TYPE_CHECKING:
         model: Any

@@ -327,7 +327,7 @@ class ElasticLoader(WrappedLoader):
 
     def fetch(self, pieces: Sequence[int]) -> Any:
         """Read pieces of the global batch that were another worker's."""
-        positions = self.progress.positions_at(self.dealer.pieces.places(pieces))
+        positions = self.progress.positions_at(self.dealer.pieces.slots(pieces))
         return hooks.prepare_batch(self._trainer, self._planned.fetch(self._samples(positions)))
 
     def _samples(self, positions: Sequence[int]) -> list[Any]:
@@ -348,7 +348,7 @@ class ElasticLoader(WrappedLoader):
                 if skip > 0:
                     skip -= 1
                     continue
-                yield self._samples(progress.positions_at(pieces.places(some))[: self.dealer.batch_size])
+                yield self._samples(progress.positions_at(pieces.slots(some))[: self.dealer.batch_size])
 
     def _batches(self, progress: EpochProgress, members: Sequence[str], skip: int) -> Iterator[list[Any]]:
         """What to read for this worker's next batches, as long as nothing changes."""

@@ -47,7 +47,7 @@ def train(parts: Parts, run: TrainArguments) -> Result:
     return Result(made, {name: float(value) for name, value in trainer.callback_metrics.items()})
 
 
-def _with_defaults(others: dict[str, Any], host: hosts.Host) -> dict[str, Any]:
+def _with_defaults(others: dict[str, Any], host: hosts.LightningHost) -> dict[str, Any]:
     callbacks = others.get("callbacks") or []
     callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
     saves = any(isinstance(callback, host.get("callbacks", "Checkpoint")) for callback in callbacks)

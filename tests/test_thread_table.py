@@ -48,8 +48,8 @@ WITNESSES = {
     ],
     "ef-saver": ["tests/storage/test_saver.py::test_saver_whose_thread_fails_is_not_waited_for"],
     "ef-write-back": ["tests/storage/test_write_back.py::test_thread_that_fails_fails_the_writing"],
-    "ef-links": ["tests/collectives/test_links.py::test_receiver_whom_nobody_can_reach_any_more_is_told"],
-    "ef-link": ["tests/collectives/test_links.py::test_sender_whose_welcome_fails_is_told"],
+    "ef-peers": ["tests/collectives/test_peer_connections.py::test_receiver_whom_nobody_can_reach_any_more_is_told"],
+    "ef-peer": ["tests/collectives/test_peer_connections.py::test_sender_whose_welcome_fails_is_told"],
     "ef-connect-*": ["tests/collectives/test_connecting.py::test_error_of_connecting_is_raised_whatever_it_is"],
     "ef-nccl-*": ["tests/collectives/test_torch_nccl.py::test_nccl_that_fails_twice_is_left_to_gloo"],
     "ef-connect": ["tests/collectives/test_connecting.py::test_horovod_that_leaves_when_it_connects_is_not_waited_for"],
@@ -72,7 +72,9 @@ WITNESSES = {
     "elasticflow-names": [
         "tests/launch/test_told_doors.py::test_error_while_a_name_is_asked_for_reaches_the_one_that_looks"
     ],
-    "elasticflow-seek": ["tests/launch/test_doors.py::test_error_while_an_agent_is_asked_reaches_the_one_that_looks"],
+    "elasticflow-seek": [
+        "tests/launch/test_door_search.py::test_error_while_an_agent_is_asked_reaches_the_one_that_looks"
+    ],
     "elasticflow-registry": [
         "tests/launch/test_finding.py::test_error_while_the_registry_is_asked_ends_the_search_at_once"
     ],

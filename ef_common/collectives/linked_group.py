@@ -1,4 +1,4 @@
-"""What the groups of all engines share: they break once and for good, and have links between members."""
+"""What the groups of all engines share: they break once and for good, and connect members with each other."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class LinkedGroup:
 
     Args:
         view: The members.
-        links: To the other members.
+        peers: Connections to the other members.
         sockets: (descriptor, inode) of the engine's own connections.
         memory: Access to the memory of the engine's tensors.
     """
 
-    def __init__(self, view: View, links: PeerConnections, sockets: Sequence[tuple[int, int]], memory: Memory) -> None:
+    def __init__(self, view: View, peers: PeerConnections, sockets: Sequence[tuple[int, int]], memory: Memory) -> None:
         self._view = view
-        self._links = links
+        self._peers = peers
         self._sockets = list(sockets)
         self._memory = memory
         self._lock = threading.Lock()
@@ -80,20 +80,20 @@ class LinkedGroup:
         """End all connections once, under the lock: waiting calls here and in peers fail at once."""
         if not self._aborted:
             self._aborted = True
-            self._links.close()
+            self._peers.close()
             for descriptor, inode in self._sockets:
                 shut_down(descriptor, inode)
 
     def send(self, tensors: Sequence[Any], target: int) -> None:
         """Send tensors to one rank."""
         parts = [self._memory.read(tensor) for tensor in tensors]
-        self._guard(lambda: self._links.send(parts, target))
+        self._guard(lambda: self._peers.send(parts, target))
 
     def receive(self, tensors: Sequence[Any], source: int, target: int | None = None) -> None:
         """Receive tensors from one rank, in place, and pass them on to another one as they arrive."""
         with ExitStack() as stack:
             parts = [stack.enter_context(self._memory.room(tensor)) for tensor in tensors]
-            self._guard(lambda: self._links.receive(parts, source, target))
+            self._guard(lambda: self._peers.receive(parts, source, target))
 
 
 class Nothing:

@@ -40,7 +40,7 @@ _CONNECT_TIMEOUT_S = 10.0
 _NO_FILE_PAUSE_S = 0.05
 
 
-class _Door(NamedTuple):
+class _ReceiverAddress(NamedTuple):
     """The addresses at which a receiver listens."""
 
     node: str
@@ -86,7 +86,7 @@ class PeerConnections:
         """Send bytes to a rank, which receives the same number.
 
         Raises:
-            GroupBroken: The connection ended, the links were closed, or the view has been replaced. Only the last
+            GroupBroken: The connection ended, all were closed, or the view has been replaced. Only the last
                 ends the wait for a receiver that has not come yet.
             ValueError: There is no such rank.
         """
@@ -111,7 +111,7 @@ class PeerConnections:
                 ones arrive in the socket's buffer.
 
         Raises:
-            GroupBroken: The connection ended, or the links were closed.
+            GroupBroken: The connection ended, or all were closed.
             ThreadFailed: Nobody can connect any more.
             ValueError: There is no such rank.
         """
@@ -149,7 +149,7 @@ class PeerConnections:
             try:
                 _shut_down(connection)  # wakes whoever waits in it, which `close` does not
             except OSError as error:
-                logger.debug("a link had ended already: %s", error)
+                logger.debug("a peer connection had ended already: %s", error)
             connection.close()
 
     def _check(self, other: int) -> None:
@@ -161,10 +161,10 @@ class PeerConnections:
     def _connect(self, target: int) -> socket.socket:
         if self._closed:
             raise OSError("aborted")
-        door = _door_in(self._bootstrap.get(f"link/{target}"), target)
-        connection = self._connect_to(target, door.node, (door.address, door.port))
+        receiver = _receiver_in(self._bootstrap.get(f"peer/{target}"), target)
+        connection = self._connect_to(target, receiver.node, (receiver.address, receiver.port))
         try:
-            connection.sendall(door.secret + self._rank.to_bytes(_RANK_BYTES, "big"))
+            connection.sendall(receiver.secret + self._rank.to_bytes(_RANK_BYTES, "big"))
         except OSError:
             connection.close()
             raise
@@ -218,10 +218,10 @@ class PeerConnections:
                 raise OSError("aborted")
         for one in self._listeners:
             threads.start(
-                partial(self._accept, one), name="ef-links", job="accepts other members", on_failure=self._break
+                partial(self._accept, one), name="ef-peers", job="accepts other members", on_failure=self._break
             )
         known = {"node": name, "address": address, "port": listener.getsockname()[1], "secret": self._secret.hex()}
-        self._bootstrap.put(f"link/{self._rank}", json.dumps(known).encode())
+        self._bootstrap.put(f"peer/{self._rank}", json.dumps(known).encode())
 
     def _accept(self, listener: socket.socket) -> None:
         while not self._closed:
@@ -242,7 +242,7 @@ class PeerConnections:
                 self._make_room(MAX_STRANGERS - 1)
                 self._strangers[connection] = None
             try:
-                threads.start(partial(self._welcome, connection), name="ef-link", job="welcomes another member")
+                threads.start(partial(self._welcome, connection), name="ef-peer", job="welcomes another member")
             except BaseException:
                 connection.close()
                 raise
@@ -300,14 +300,14 @@ def _shut_down(connection: socket.socket) -> None:
     socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
-def _door_in(published: bytes, rank: int) -> _Door:
+def _receiver_in(published: bytes, rank: int) -> _ReceiverAddress:
     try:
         known = json.loads(published)
         address = str(ipaddress.ip_address(known["address"]))
         port, secret = int(known["port"]), bytes.fromhex(known["secret"])
         if not 0 < port < 65536 or len(secret) != _SECRET_BYTES:
             raise ValueError("no port, or no secret")
-        return _Door(str(known["node"]), address, port, secret)
+        return _ReceiverAddress(str(known["node"]), address, port, secret)
     except (ValueError, TypeError, KeyError) as error:
         raise ProtocolError(f"rank {rank} has published no address that can be read: {error!r}") from None
 

@@ -113,7 +113,7 @@ class TorchGroup(LinkedGroup):
         view: The members.
         rank: Rank of this one.
         sockets: (descriptor, inode) of its connections.
-        links: To the other members.
+        peers: Connections to the other members.
         sums: Sums of tensors on GPUs, unless Gloo sums them.
     """
 
@@ -123,10 +123,10 @@ class TorchGroup(LinkedGroup):
         view: View,
         rank: int,
         sockets: Sequence[tuple[int, int]],
-        links: PeerConnections,
+        peers: PeerConnections,
         sums: NcclSums | None = None,
     ) -> None:
-        super().__init__(view, links, sockets, TorchMemory())
+        super().__init__(view, peers, sockets, TorchMemory())
         self._sums = sums
         self._process_group = process_group
         self._exchanges = Exchanges(view.world_size, rank)
@@ -336,7 +336,7 @@ class TorchGroups(ByteArrays):
 
     Args:
         nccl: Whether NCCL sums what is on GPUs, if each member has one of its own.
-        tls: The identity of this worker, if links between nodes are encrypted.
+        tls: The identity of this worker, if peer connections between nodes are encrypted.
     """
 
     def __init__(self, *, nccl: bool = False, tls: Tls | None = None) -> None:

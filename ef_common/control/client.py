@@ -70,7 +70,7 @@ class CoordinatorClient:
         token: The job token, or None.
         connect_timeout_s: How long to try to reach the coordinator.
         tracker: How this worker moves on; its heartbeats tell it.
-        crash_record: Where its heartbeats are noted down, until its main thread has heard of the end.
+        crash_record: Where its heartbeats are recorded, until its main thread has heard of the end.
         on_hung: Called, in a thread of its own, when the others go on without this worker since it has kept them
             waiting: with the reason, and an event that is set as soon as the main thread has heard of it.
         on_straggling: Called with (slow, ratio, waiting) when this worker becomes a straggler, or is no longer one; see
@@ -104,12 +104,12 @@ class CoordinatorClient:
         self._claim_problem = ""
         self._process = 0
         self._threads: list[threading.Thread] = []
-        self._door: socket.socket | None = None
+        self._liveness_listener: socket.socket | None = None
         self._end_met = threading.Event()  # whoever waits, or asks, has been told of the end
         self._changed = threading.Condition(threading.RLock())  # guards the protocol; signal handlers may interrupt
         self._calls: deque[tuple[int, Callable[[], None]]] = deque()  # each with the thread that wants it
         self._caller: int | None = None  # the thread that is in the protocol
-        self._lines: dict[CoordinatorLink, ControlConnection] = {}
+        self._connections: dict[CoordinatorLink, ControlConnection] = {}
         self._connects: SimpleQueue[Connect | None] = SimpleQueue()
         self._connecting = False  # the reader waits for an answer, and nothing can wake it
 
@@ -143,11 +143,11 @@ class CoordinatorClient:
             ProtocolError: The peer is no coordinator, or one of another version.
         """
         if self._process:
-            raise ProtocolError(f"worker {self.member.id} starts its line to the coordinator twice")
+            raise ProtocolError(f"worker {self.member.id} starts its control connection twice")
         self._process = os.getpid()
         self._on_view = on_view
         try:
-            self._open_door()
+            self._open_liveness_port()
             self._do(lambda: self._protocol.start(time.monotonic()))
             self._spawn("elasticflow-reader", "listens to the coordinator", self._read_all)
             self._spawn("elasticflow-heartbeat", "sends heartbeats to the coordinator", self._keep_time)
@@ -156,17 +156,17 @@ class CoordinatorClient:
             self.stop()
             raise
 
-    def _open_door(self) -> None:
+    def _open_liveness_port(self) -> None:
         """Listen as long as this process lives: who is refused need not wait for it."""
         if self.member.standby:
             host = LOOPBACK if self._token is None else ""
-            self._door = listen((host, 0))
-            self._protocol.member = replace(self.member, door=self._door.getsockname()[1])
+            self._liveness_listener = listen((host, 0))
+            self._protocol.member = replace(self.member, liveness_port=self._liveness_listener.getsockname()[1])
             call_in_forked_children(self._close_door)
 
     def _close_door(self) -> None:
-        if self._door is not None:
-            self._door.close()
+        if self._liveness_listener is not None:
+            self._liveness_listener.close()
 
     def send(self, kind: str, generation: int = 0) -> None:
         """See the port."""
@@ -193,11 +193,11 @@ class CoordinatorClient:
         """Wait for the newest view with a generation above `after`.
 
         Raises:
-            CoordinatorLost: The line has ended, and no newer view is known.
+            CoordinatorLost: The control connection has ended, and no newer view is known.
             Evicted: The others went on without this worker.
             JobFailed, JobFinished: The job has ended.
             Left: This worker asked to leave, and is out.
-            ThreadFailed: A thread of the line has failed.
+            ThreadFailed: A thread of the control connection has failed.
             TrainingOver: In a newcomer: the members are in a later training than the one that it is ready for.
         """
         return self._wait(lambda: self._protocol.newer_view(after))
@@ -214,7 +214,7 @@ class CoordinatorClient:
         """Wait for a value that a member of the view of `generation` publishes.
 
         Raises:
-            GroupBroken: The view has been replaced, or the line to the coordinator is lost.
+            GroupBroken: The view has been replaced, or the control connection is lost.
         """
         return self._wait(lambda: self._protocol.value(generation, key))
 
@@ -241,7 +241,7 @@ class CoordinatorClient:
         """In a newcomer: the watermark of the members, as far as it is known.
 
         Raises:
-            CoordinatorLost: The line has ended.
+            CoordinatorLost: The control connection has ended.
             JobFinished: The job has ended.
         """
         self._raise_end()
@@ -264,11 +264,11 @@ class CoordinatorClient:
         self._end_met.set()
         self._do(self._protocol.stop)
         self._join(_GOODBYE_S)
-        for line in list(self._lines.values()):
-            line.hang_up()
+        for connection in list(self._connections.values()):
+            connection.hang_up()
         self._join(_JOIN_S)
-        for line in list(self._lines.values()):
-            line.close()
+        for connection in list(self._connections.values()):
+            connection.close()
         self._close_door()
 
     # ------------------------------------------------------------ into the protocol, and out of it
@@ -307,36 +307,38 @@ class CoordinatorClient:
         finally:
             while self._protocol.outputs:
                 output = self._protocol.outputs.popleft()
-                line = self._lines.get(output.link) if isinstance(output, Send) else None
-                if isinstance(output, Send) and line is not None:  # in this order on the line
-                    line.queue(output.data)
+                connection = self._connections.get(output.link) if isinstance(output, Send) else None
+                if isinstance(output, Send) and connection is not None:  # in this order
+                    connection.queue(output.data)
                 outputs.append(output)
             if self._protocol.is_over:
                 self._connects.put(None)
             self._changed.notify_all()
 
     def _carry_out(self, output: ClientOutput) -> None:
-        # Another thread may have ended the line meanwhile.
-        line = (
-            None if isinstance(output, (AskForClaim, Replaced, Hung, StragglerReport)) else self._lines.get(output.link)
+        # Another thread may have ended it meanwhile.
+        connection = (
+            None
+            if isinstance(output, (AskForClaim, Replaced, Hung, StragglerReport))
+            else self._connections.get(output.link)
         )
         match output:
             case Connect():
-                for other in list(self._lines.values()):
+                for other in list(self._connections.values()):
                     other.give_up()  # so that the reader has time
                 self._connects.put(output)
-            case Send() if line is not None:
-                line.flush()
-            case TrustLeader(_, timeout_s) if line is not None:
-                line.trust(timeout_s)
-            case Disconnect(link) if line is not None:
-                self._lines.pop(link, None)
-                line.close()
-            case Leave(link, word) if line is not None:
-                self._lines.pop(link, None)
-                line.leave(word)
-            case EndSending() if line is not None:
-                line.end_sending(_GOODBYE_S)
+            case Send() if connection is not None:
+                connection.flush()
+            case TrustLeader(_, timeout_s) if connection is not None:
+                connection.trust(timeout_s)
+            case Disconnect(link) if connection is not None:
+                self._connections.pop(link, None)
+                connection.close()
+            case Leave(link, word) if connection is not None:
+                self._connections.pop(link, None)
+                connection.leave(word)
+            case EndSending() if connection is not None:
+                connection.end_sending(_GOODBYE_S)
             case AskForClaim(bid):
                 get = partial(self._get_claim, bid)
                 threads.start(get, name="elasticflow-claim", job=f"gets the claim {bid.claim}", on_failure=self._break)
@@ -355,7 +357,7 @@ class CoordinatorClient:
         try:
             self._on_view(generation)
         except Exception:
-            # Whatever it is, the line must stay alive; the worker's own thread will meet the cause.
+            # Whatever it is, the connection must stay alive; the worker's own thread will meet the cause.
             logger.exception("ending the group of the view before view %d failed", generation)
 
     def _get_claim(self, bid: Bid) -> None:
@@ -408,7 +410,7 @@ class CoordinatorClient:
         protocol = self._protocol
         try:
             self._connecting = True
-            line = ControlConnection.connect(link.address, timeout_s, tls=self._tls)
+            connection = ControlConnection.connect(link.address, timeout_s, tls=self._tls)
         except (OSError, AuthenticationError) as error:
             self._connecting = False
             problem: str | AuthenticationError
@@ -419,11 +421,11 @@ class CoordinatorClient:
             self._do(lambda: protocol.unreached(link, problem, time.monotonic()))
             return
         self._connecting = False
-        self._lines[link] = line
+        self._connections[link] = connection
         self._do(lambda: protocol.connected(link, time.monotonic()))
-        while data := line.read():
+        while data := connection.read():
             self._do(partial(protocol.receive, link, data, time.monotonic()))
-        self._do(lambda: protocol.ended(link, in_order=line.ended_by_peer, now=time.monotonic()))
+        self._do(lambda: protocol.ended(link, in_order=connection.ended_by_peer, now=time.monotonic()))
 
     def _keep_time(self) -> None:
         try:
@@ -463,7 +465,7 @@ class RelayBootstrap:
         """Wait for a value that a member publishes.
 
         Raises:
-            GroupBroken: The view has been replaced, or the line to the coordinator is lost.
+            GroupBroken: The view has been replaced, or the control connection is lost.
         """
         return self._client.value(self._generation, key)
 

@@ -57,12 +57,12 @@ class Conversation:
         timeout_s: float = ANSWER_S,
         tls: Tls | None = None,
     ) -> None:
-        self._line = ControlConnection.connect(address, timeout_s, timeout_s, tls=tls)
+        self._connection = ControlConnection.connect(address, timeout_s, timeout_s, tls=tls)
         self._lines = Lines(wire.MAX_STRANGER_BYTES)
         try:
             self.answer = self._introduce(Introduction(member, token, key=key, address=address, returning=True))
         except BaseException:
-            self._line.close()
+            self._connection.close()
             raise
         self._lines.max_bytes = wire.MAX_LINE_BYTES
 
@@ -76,12 +76,12 @@ class Conversation:
         return introduction.answer
 
     def _say(self, data: bytes) -> None:
-        self._line.queue(data)
-        self._line.flush()
+        self._connection.queue(data)
+        self._connection.flush()
 
     def _listen(self) -> bool:
         """Wait for bytes; False at the end of the connection."""
-        data = self._line.read()
+        data = self._connection.read()
         self._lines.feed(data)
         return bool(data)
 
@@ -103,7 +103,7 @@ class Conversation:
 
     def close(self) -> None:
         """End it."""
-        self._line.close()
+        self._connection.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,7 +200,7 @@ class ServerLoop:
                     self._spawn(self._probe(member))
 
     async def _probe(self, member: Member) -> None:
-        attempt = self._loop.create_connection(asyncio.Protocol, member.address, member.door)
+        attempt = self._loop.create_connection(asyncio.Protocol, member.address, member.liveness_port)
         try:
             transport, _ = await asyncio.wait_for(attempt, _PROBE_TIMEOUT_S)
             transport.abort()

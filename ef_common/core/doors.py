@@ -154,11 +154,11 @@ class DoorHeard:
     """An answer that has come.
 
     Args:
-        standing: The answer.
+        answer: The answer.
         asked_at: When the question was sent.
     """
 
-    standing: DoorAnswer
+    answer: DoorAnswer
     asked_at: float
 
 
@@ -246,13 +246,13 @@ class Seeker:
         """
         if (own, tuple(doors)) != (self._own, self._doors):  # whoever may found the job has asked all of them for long
             self._own, self._doors, self._since = own, tuple(doors), now
-        said = {door: heard.standing for door, heard in answers.items()}
-        if any(standing.over for standing in said.values()):
+        said = {door: heard.answer for door, heard in answers.items()}
+        if any(answer.over for answer in said.values()):
             return JobIsOver()
         for door in (*doors, *said):
             if door in said and said[door].leads:
                 return FollowDoor(door)
-        named = sorted({standing.leader for standing in said.values() if standing.leader})
+        named = sorted({answer.leader for answer in said.values() if answer.leader})
         if self.wish == COMMIT:
             is_founder = own and self._is_supported(answers, now)
             return Lead() if is_founder else WaitForDoors(self._what_lacks(said), bound=True)
@@ -284,7 +284,7 @@ class Seeker:
         supporters = [
             door
             for door in self._doors
-            if door in answers and answers[door].standing.granted and now - answers[door].asked_at <= FRESH_S
+            if door in answers and answers[door].answer.granted and now - answers[door].asked_at <= FRESH_S
         ]
         return self._is_settled(now) and is_majority(len(supporters), len(self._doors))
 

@@ -36,7 +36,7 @@ class ResumeState:
         links: The view in which the worker has settled, and those that it has received since.
         settled: Generation of the first of them, if it has settled in it; else 0.
         promised: The highest generation that it knows of. It takes no view that is not above it.
-        heard_here: Generations of the links that came over the line that it has now.
+        heard_here: Generations of the links that came over the control connection that it has now.
         boundary: Generation of the view at whose boundary it waits.
         suspected: Generation of the view whose group broke.
         closed: Whether its program ends.

@@ -42,10 +42,10 @@ class GlobalBatch(NamedTuple):
 
 
 class Window(NamedTuple):
-    """The places `start` … `stop` of the sequence, dealt to `members` (ids in rank order).
+    """The slots `start` … `stop` of the sequence, dealt to `members` (ids in rank order).
 
     Shares below `min_share` are not dealt: the last ranks then have none. `piece` is 0 unless it is a global batch.
-    With `counts`, each member has this number of places, one after the other; otherwise their shares are balanced.
+    With `counts`, each member has this number of slots, one after the other; otherwise their shares are balanced.
     """
 
     start: int
@@ -56,7 +56,7 @@ class Window(NamedTuple):
     counts: tuple[int, ...] = ()
 
     def slice_of(self, worker: str) -> Range:
-        """Places of one member; empty for a worker that is not a member."""
+        """Slots of one member; empty for a worker that is not a member."""
         if worker not in self.members:
             return (self.start, self.start)
         if self.counts:
@@ -81,12 +81,12 @@ class Window(NamedTuple):
         """Pieces of one member of a global batch."""
         return range(*self._share_of(worker)) if worker in self.members else range(0)
 
-    def places_of(self, piece: int) -> Range:
-        """Places of a piece."""
+    def slots_of(self, piece: int) -> Range:
+        """Slots of a piece."""
         return (self.start + _end_of(piece, self), self.start + _end_of(piece + 1, self))
 
     def shares(self) -> dict[str, int]:
-        """Number of places of each member that has any; see `share`."""
+        """Number of slots of each member that has any; see `share`."""
         if self.counts:
             return {member: count for member, count in zip(self.members, self.counts, strict=True) if count}
         num_shares, base, extra = _split(self.stop - self.start, len(self.members), self.min_share)
@@ -99,8 +99,8 @@ class EpochProgress(NamedTuple):
     Args:
         epoch: Index of the epoch.
         length: Number of positions in it.
-        cursor: Places dealt so far.
-        returned: Positions after the first `length` places, because they were dealt in vain.
+        cursor: Slots dealt so far.
+        returned: Positions after the first `length` slots, because they were dealt in vain.
         uncommitted: Windows dealt since the last gradient reduction.
         steps: Windows dealt so far (batches, as the host framework counts them).
     """
@@ -113,31 +113,31 @@ class EpochProgress(NamedTuple):
     steps: int = 0
 
     @property
-    def places(self) -> int:
+    def slots(self) -> int:
         """Length of the sequence, including returned positions."""
         return self.length + len(self.returned)
 
     @property
     def remaining(self) -> int:
-        """Places not dealt yet."""
+        """Slots not dealt yet."""
         return self.length + len(self.returned) - self.cursor
 
-    def ranges(self, places: Range) -> list[Range]:
-        """Positions at these places, as half-open ranges."""
-        start, stop = places
+    def ranges(self, slots: Range) -> list[Range]:
+        """Positions at these slots, as half-open ranges."""
+        start, stop = slots
         if start < stop <= self.length:
-            return [places]
+            return [slots]
         ranges = [(start, min(stop, self.length))] if start < min(stop, self.length) else []
         tail = self.returned[max(0, start - self.length) : max(0, stop - self.length)]
         return ranges + [(position, position + 1) for position in tail]
 
-    def positions(self, places: Range) -> list[int]:
-        """Positions at these places."""
-        return [position for start, stop in self.ranges(places) for position in range(start, stop)]
+    def positions(self, slots: Range) -> list[int]:
+        """Positions at these slots."""
+        return [position for start, stop in self.ranges(slots) for position in range(start, stop)]
 
-    def positions_at(self, places: Iterable[int]) -> list[int]:
-        """The position at each place."""
-        return [place if place < self.length else self.returned[place - self.length] for place in places]
+    def positions_at(self, slots: Iterable[int]) -> list[int]:
+        """The position at each slot."""
+        return [slot if slot < self.length else self.returned[slot - self.length] for slot in slots]
 
 
 class Commit(NamedTuple):
@@ -148,9 +148,9 @@ class Commit(NamedTuple):
 
 
 def _end_of(num_pieces: int, window: Window) -> int:
-    """Places of this many first pieces.
+    """Slots of this many first pieces.
 
-    The last piece is not a single place, for the same reason for which no share is (see MIN_SHARE), unless pieces are
+    The last piece is not a single slot, for the same reason for which no share is (see MIN_SHARE), unless pieces are
     so small that it cannot be helped.
     """
     size, piece = window.stop - window.start, window.piece
@@ -223,7 +223,7 @@ def deal(
     """
     remaining = progress.remaining
     if remaining <= 0:
-        raise ValueError(f"the epoch is over. Received: cursor={progress.cursor}, places={progress.places}")
+        raise ValueError(f"the epoch is over. Received: cursor={progress.cursor}, slots={progress.slots}")
     if global_batch is not None:
         stop = progress.cursor + min(remaining, global_batch.size)
         min_share = MIN_SHARE if global_batch.piece == 1 < batch_size else 1
@@ -272,10 +272,10 @@ def local_batch(batch_size: int, num_members: int, limit: int | None) -> int:
 def whole_windows(progress: EpochProgress, num_members: int, *, batch_size: int) -> tuple[EpochProgress, range]:
     """Deal the next windows at once that are whole and hold no returned position.
 
-    The share of rank `r` in a window that starts at place `s` is `s + r·batch_size … s + (r + 1)·batch_size`.
+    The share of rank `r` in a window that starts at slot `s` is `s + r·batch_size … s + (r + 1)·batch_size`.
 
     Returns:
-        The progress after them (as if each had been committed), and the place at which each starts.
+        The progress after them (as if each had been committed), and the slot at which each starts.
     """
     window = batch_size * num_members
     # The last windows may be cut to size: see `_window_size`.
@@ -310,7 +310,7 @@ def weights(
     Args:
         uncommitted: Windows whose gradients are reduced together.
         members: Ids of the contributors in rank order.
-        samples: Number of samples at these places, if it is not that of the places.
+        samples: Number of samples at these slots, if it is not that of the slots.
 
     Returns:
         One weight per member; they sum to one. In a reduction that no window belongs to, all weigh the same; if none
@@ -353,7 +353,7 @@ def num_steps(
 
 
 def _window_size(remaining: int, window: int, min_share: int) -> int:
-    """Places of the next window; a single one never remains, nor does a share of one (see MIN_SHARE)."""
+    """Slots of the next window; a single one never remains, nor does a share of one (see MIN_SHARE)."""
     size = min(window, remaining)
     if remaining - size == 1 and min_share > 1:
         return size - 1 if size > MIN_SHARE else size + 1

@@ -21,7 +21,7 @@ class Member:
         local_rank: Index on its node.
         local_world_size: Number of workers that its node starts.
         standby: Port, at its address, of the coordinator that its node keeps ready; 0 for none.
-        door: Port, at its address, on which this very process listens as long as it lives; 0 for none.
+        liveness_port: Port, at its address, on which this very process listens as long as it lives; 0 for none.
     """
 
     id: str
@@ -30,7 +30,7 @@ class Member:
     local_rank: int = 0
     local_world_size: int = 1
     standby: int = 0
-    door: int = 0
+    liveness_port: int = 0
 
 
 @dataclass(frozen=True, slots=True)

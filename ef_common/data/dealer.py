@@ -339,7 +339,7 @@ class Dealer:
     def _mine(self, progress: EpochProgress, window: Window) -> list[Range]:
         """Positions whose gradients this worker has computed; samples where members share those of batches."""
         if window.piece:
-            places = sorted(self.pieces.places(self.pieces.mine))
+            places = sorted(self.pieces.slots(self.pieces.mine))
             if self._num_samples is not None:
                 return ranges_of([place - window.start for place in places])
             return ranges_of(sorted(progress.positions_at(places)))

@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 
 from ef_common.core.streams.pieces import Lane, LaneFindings, clipped, taken, upcoming
 from ef_common.core.streams.stream import Held
-from ef_common.data.lane_reader import LaneReader, Reading, changed, misread, source_of
+from ef_common.data.lane_reader import LaneReader, LaneReading, changed, misread, source_of
 from ef_common.data.ordered_stream import OrderedStream
 
-_NOTHING = Reading([], (), {}, [])
+_NOTHING = LaneReading([], (), {}, [])
 
 
 class _Read(NamedTuple):
     """What was read for a batch, and the batch if it is complete."""
 
-    reading: Reading
+    reading: LaneReading
     batch: Any
 
 
@@ -108,7 +108,7 @@ class LaneAhead:
 
     # ------------------------------------------------------------ reading
 
-    def _more(self, lane: Lane, before: Reading) -> _Read:
+    def _more(self, lane: Lane, before: LaneReading) -> _Read:
         """Read the rest of a batch: what follows these samples in a lane."""
         rest = taken(clipped(lane, before.found), len(before.samples))[1]
         self._num_plans += 1
@@ -117,14 +117,14 @@ class LaneAhead:
         samples = before.samples + more.samples
         ends, faults = {**before.ends, **more.ends}, before.faults + more.faults
         batch = self._collate(samples) if len(samples) == self._size else None
-        return _Read(Reading(samples, before.parts + more.parts, ends, faults), batch)
+        return _Read(LaneReading(samples, before.parts + more.parts, ends, faults), batch)
 
-    def _wanted(self, reading: Reading) -> Lane:
+    def _wanted(self, reading: LaneReading) -> Lane:
         """The parts of the next batch, with the ends and faults that were found in it."""
         return upcoming(self._lane, self._size, reading.found)
 
-    def _fits(self, reading: Reading) -> bool:
+    def _fits(self, reading: LaneReading) -> bool:
         return self._wanted(reading) == reading.parts
 
-    def _is_begin(self, reading: Reading) -> bool:
+    def _is_begin(self, reading: LaneReading) -> bool:
         return self._wanted(reading)[: len(reading.parts)] == reading.parts

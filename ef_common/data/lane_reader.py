@@ -39,7 +39,7 @@ def source_of(stream: OrderedStream) -> EpochShards:
     return EpochShards(stream.open, stream.length, skips_faults=stream.on_bad_shard == "skip")
 
 
-class Reading(NamedTuple):
+class LaneReading(NamedTuple):
     """What was read of a lane for a batch.
 
     Args:
@@ -96,9 +96,9 @@ class LaneReader:
             rest = _rest(lane, shard, offset, unknown=lane)
             self._pieces = rest[1:] if rest and rest[0][:2] == self._done else rest
 
-    def read(self, size: int) -> Reading:
+    def read(self, size: int) -> LaneReading:
         """The next samples, fewer if the lane has no more."""
-        found = Reading([], (), {}, [])
+        found = LaneReading([], (), {}, [])
         parts: list[Piece] = []
         while len(found.samples) < size and self._pieces:
             shard, start, _ = self._pieces[0]
@@ -116,7 +116,7 @@ class LaneReader:
         if callable(close):
             close()
 
-    def _read_piece(self, found: Reading, room: int) -> list[Any]:
+    def _read_piece(self, found: LaneReading, room: int) -> list[Any]:
         """Samples of the first piece. It is gone when it is used up or cannot be read further.
 
         If its shard has ended, all pieces of the shard behind this end are gone.

@@ -43,7 +43,7 @@ _OF_ONE_WORKER = (
     "ELASTICFLOW_COORDINATOR",
     "ELASTICFLOW_CREDENTIALS",
     "ELASTICFLOW_NODE",
-    "ELASTICFLOW_NOTES",
+    "ELASTICFLOW_CRASH_RECORDS",
     "ELASTICFLOW_STANDBY",
 )
 """Variables that make a process this worker; what a command starts is another one."""

@@ -188,7 +188,7 @@ class WatchedChannel:
     """A connection to the coordinator that reports its events to a driver.
 
     Args:
-        channel: The line.
+        channel: The connection.
         driver: The driver.
         worker: Id of this worker.
     """

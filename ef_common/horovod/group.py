@@ -100,9 +100,9 @@ class HorovodGroup(LinkedGroup):
     """Horovod's group in one view; see :class:`~ef_common.session.ports.Group` for the contract."""
 
     def __init__(
-        self, horovod: HorovodBinding, view: View, *, links: PeerConnections, sockets: Sequence[tuple[int, int]]
+        self, horovod: HorovodBinding, view: View, *, peers: PeerConnections, sockets: Sequence[tuple[int, int]]
     ) -> None:
-        super().__init__(view, links, sockets, horovod.memory)
+        super().__init__(view, peers, sockets, horovod.memory)
         self._horovod = horovod
         self._generation = view.generation
         self._ended = False
@@ -188,7 +188,7 @@ class HorovodGroups(ByteArrays):
 
     Args:
         horovod: The framework's Horovod.
-        tls: The identity of this worker, if links between nodes are encrypted.
+        tls: The identity of this worker, if peer connections between nodes are encrypted.
     """
 
     def __init__(self, horovod: HorovodBinding, *, tls: Tls | None = None) -> None:
@@ -220,8 +220,8 @@ class HorovodGroups(ByteArrays):
         if outcome[0] is not None:
             self._horovod.shutdown()
             raise GroupBroken(f"could not connect: {outcome[0]}")
-        links = PeerConnections(view, rank, bootstrap, tls=self._tls)
-        self._newest = HorovodGroup(self._horovod, view, links=links, sockets=new.connected(rendezvous.listeners))
+        peers = PeerConnections(view, rank, bootstrap, tls=self._tls)
+        self._newest = HorovodGroup(self._horovod, view, peers=peers, sockets=new.connected(rendezvous.listeners))
         return self._newest
 
     def _init(self, outcome: list[BaseException | None]) -> None:

@@ -1,7 +1,7 @@
 """What a torchrun agent does, in addition to torchrun, when its workers have died.
 
 It counts deaths, waits before restarts, and ends when the job has failed: because of an exception of the user's code,
-which a worker has noted, or because workers die at one step repeatedly.
+which a worker has recorded, or because workers die at one step repeatedly.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Deaths:
     """Handles deaths of the workers of one agent.
 
     Args:
-        directory: Where they note down what they work on.
+        directory: Where they record what they work on.
         node: Name of the node.
         report: Called with a reason, and whether it ends the job in any case: tells the coordinator, and returns why
             the job has failed; "" if it goes on.
@@ -69,7 +69,7 @@ class Deaths:
             JobFailed: They must not be restarted, and it is unknown how they have died.
         """
         failures = failures_of(inspect.currentframe())
-        death, why = self._mourn(failures)
+        death, why = self._record(failures)
         if why:
             self._over = True
             raise ChildFailedError("the job has failed", dict(failures)) if failures else JobFailed(why)
@@ -99,9 +99,9 @@ class Deaths:
         error = sys.exc_info()[1]
         if isinstance(error, ChildFailedError) and not self._over:
             self._over = True
-            self._mourn(error.failures)
+            self._record(error.failures)
 
-    def _mourn(self, failures: Mapping[int, ProcessFailure]) -> tuple[Death, str]:
+    def _record(self, failures: Mapping[int, ProcessFailure]) -> tuple[Death, str]:
         """Record the death of workers; returns how they died, and why the job has failed, if it has."""
         ordered = sorted(failures.values(), key=lambda failure: failure.timestamp)
         statuses: list[tuple[int, int | None]] = [(failure.local_rank, failure.exitcode) for failure in ordered]
@@ -115,7 +115,7 @@ class Deaths:
         why = read_failure(self.directory)
         if not why and (often := restarts.too_often(death, node=self._node)):
             why = self._report(often, True) or often
-        elif not why and death.noted is None and death.status == 1:
+        elif not why and death.crash is None and death.status == 1:
             text = f"a worker of node {self._node} raised an exception before it had joined; see its output there"
             why = self._report(text, False)
         if why:
@@ -123,9 +123,9 @@ class Deaths:
         return death, why
 
 
-def directory_for_notes() -> Path:
+def directory_for_records() -> Path:
     """The launcher's directory, which the launcher removes; otherwise a temporary one of this process."""
-    if given := os.environ.get(environment.NOTES):
+    if given := os.environ.get(environment.CRASH_RECORDS):
         return Path(given)
     directory = Path(tempfile.mkdtemp(prefix="elasticflow-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)

@@ -28,7 +28,7 @@ ELASTICFLOW_COORDINATOR        set by the launcher                 `HOST:PORT` o
 ELASTICFLOW_LOG_FORMAT         `text`                              `json`: ElasticFlow's lines on the terminal are JSON
                                                                    objects.
 ELASTICFLOW_CREDENTIALS        set by the launcher                 With TLS: the worker's certificate and its key.
-ELASTICFLOW_NOTES              set by the launcher                 Directory in which a worker notes what it works on,
+ELASTICFLOW_CRASH_RECORDS      set by the launcher                 Directory in which a worker records what it works on,
                                                                    for its launcher to read.
 ELASTICFLOW_STANDBY            set by the launcher                 Port on this node of the standby coordinator that its
                                                                    agent runs.
@@ -87,7 +87,7 @@ SCALE_COMMAND = "ELASTICFLOW_SCALE_COMMAND"
 SCALE_TIMEOUT = "ELASTICFLOW_SCALE_TIMEOUT"
 AUDIT = "ELASTICFLOW_AUDIT"
 NOTICE = "ELASTICFLOW_NOTICE"
-NOTES = "ELASTICFLOW_NOTES"
+CRASH_RECORDS = "ELASTICFLOW_CRASH_RECORDS"
 AGENT = "ELASTICFLOW_AGENT"
 GRACE = "ELASTICFLOW_GRACE"
 HEARTBEAT_TIMEOUT = "ELASTICFLOW_HEARTBEAT_TIMEOUT"
@@ -115,7 +115,7 @@ class WorkerEnvironment:
         audit: Whether to log a hash of the weights after each step.
         standby: Port of the coordinator that this node keeps ready; 0 for none.
         notice: Where to ask whether this machine is to go, or None.
-        notes: Directory of the launcher's for what the worker notes down, or None.
+        crash_records: Directory of the launcher's for the worker's crash record, or None.
         agent: The end of the agent that has started the worker, as a notice; None if it is not known.
         autoscale: How the job chooses its size, or None.
         scale_command: Command that gives it nodes, or None.
@@ -139,7 +139,7 @@ class WorkerEnvironment:
     audit: bool = False
     standby: int = 0
     notice: NoticeSource | None = None
-    notes: Path | None = None
+    crash_records: Path | None = None
     grace_s: float = DEFAULT_GRACE_S
     heartbeat_timeout_s: float = DEFAULT_HEARTBEAT_TIMEOUT_S
     hang_timeout_s: float | None = None
@@ -184,7 +184,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironm
         credentials=Credentials.load(env[CREDENTIALS], source=CREDENTIALS) if env.get(CREDENTIALS) else None,
         standby=_integer(env, STANDBY, default=0, low=0, high=65535),
         notice=source_for(env[NOTICE], what=NOTICE) if env.get(NOTICE) else None,
-        notes=Path(env[NOTES]) if env.get(NOTES) else None,
+        crash_records=Path(env[CRASH_RECORDS]) if env.get(CRASH_RECORDS) else None,
         agent=_agent(env),
         autoscale=check_autoscale(env),
         scale_command=env.get(SCALE_COMMAND, "").strip() or None,

@@ -127,7 +127,7 @@ class HorovodJob:
 
     Args:
         environment: The worker's environment, with the coordinator in it.
-        driver: The line to the elastic driver, if there is one.
+        driver: The connection to the elastic driver, if there is one.
     """
 
     environment: WorkerEnvironment

@@ -20,7 +20,15 @@ from ef_common.core.view import Member
 from ef_common.errors import CoordinatorLost, JobFinished, ProtocolError, StorageError, UsageError
 from ef_common.launch import environment
 from ef_common.launch.certificates import trust_of
-from ef_common.launch.doors import Doors, Listed, Resolved, find_at_doors, is_this_machine, names_a_group, wait_for_name
+from ef_common.launch.door_search import (
+    Doors,
+    Listed,
+    Resolved,
+    find_at_doors,
+    is_this_machine,
+    names_a_group,
+    wait_for_name,
+)
 from ef_common.launch.finding import JOIN_S, NOTHING_TO_JOIN, QUIET_S, Patience, find_job, own_host
 from ef_common.launch.registry import Registration, Registry
 from ef_common.launch.rendezvous_options import RendezvousOptions
@@ -143,13 +151,13 @@ class Hosting:
         patience = self._patience()
         while True:
             try:
-                standing = self._requests().seek(at, door="", wish=LOOK, job=self._job)
+                answer = self._requests().seek(at, door="", wish=LOOK, job=self._job)
             except ProtocolError as error:
                 raise ProtocolError(f"no coordinator of this version is at {format_address(at)}: {error}") from error
-            if standing is None:
+            if answer is None:
                 where = f"no coordinator answers at {format_address(at)}, which --rdzv-endpoint names"
                 patience.wait(where, pause_s=_LOOK_S)
-            elif standing.over:
+            elif answer.over:
                 raise JobFinished(NOTHING_TO_JOIN)
             else:
                 return
@@ -231,8 +239,8 @@ class Hosting:
             trust_start(nonce)
             leader = self._requests().find_leader(addresses)
             if leader is not None:
-                standing = self._requests().seek(leader, door="", wish=LOOK, job=self._job)
-                if standing is not None and standing.over:  # it waits for others to end before it records that
+                answer = self._requests().seek(leader, door="", wish=LOOK, job=self._job)
+                if answer is not None and answer.over:  # it waits for others to end before it records that
                     raise JobFinished(NOTHING_TO_JOIN)
             return leader
 

@@ -273,11 +273,11 @@ def _notices(session: Session, environment: WorkerEnvironment, log: EventLog, *,
 
 def _open_crash_record(environment: WorkerEnvironment, worker: str) -> CrashRecord:
     try:
-        record = CrashRecord(environment.notes, environment.local_rank)
+        record = CrashRecord(environment.crash_records, environment.local_rank)
         record.introduce(worker)
         return record
     except OSError as error:  # a full disk is no reason not to train
-        logger.warning("nothing is noted down for the launcher: %s", error)
+        logger.warning("nothing is recorded for the launcher: %s", error)
         return CrashRecord()
 
 

@@ -33,12 +33,12 @@ class Death:
     Args:
         local_rank: Local rank of the worker.
         status: Its exit status, minus the signal that ended it; None if it is not known.
-        noted: Its note; None if it never became a worker.
+        crash: Its crash record; None if it never became a worker.
     """
 
     local_rank: int
     status: int | None
-    noted: Crash | None
+    crash: Crash | None
 
     @property
     def how(self) -> str:
@@ -55,27 +55,27 @@ class Death:
     @property
     def at(self) -> tuple[int, int, bool] | None:
         """Epoch, step, and whether it was in the step; None before the first step or if the fault was elsewhere."""
-        if self.noted is None or self.noted.excused or self.noted.epoch < 0:
+        if self.crash is None or self.crash.excused or self.crash.epoch < 0:
             return None
-        return self.noted.epoch, self.noted.step, self.noted.in_step
+        return self.crash.epoch, self.crash.step, self.crash.in_step
 
     @property
     def where(self) -> str:
         """The step, in words."""
-        if self.noted is None:
+        if self.crash is None:
             return "before it had joined"
-        if self.noted.epoch < 0:
+        if self.crash.epoch < 0:
             return "before its first step"
-        return f"{'at' if self.noted.in_step else 'after'} step {self.noted.step} of epoch {self.noted.epoch}"
+        return f"{'at' if self.crash.in_step else 'after'} step {self.crash.step} of epoch {self.crash.epoch}"
 
     @property
     def positions(self) -> str:
         """The positions that it was working on, in words."""
-        if self.noted is None or not self.noted.in_step or not self.noted.ranges:
+        if self.crash is None or not self.crash.in_step or not self.crash.ranges:
             return ""
-        spans = [f"{start}-{stop - 1}" if stop - start > 1 else f"{start}" for start, stop in self.noted.ranges]
-        shown = sum(stop - start for start, stop in self.noted.ranges[:_MAX_SHOWN])
-        more = f" and {self.noted.num_positions - shown} more" if shown < self.noted.num_positions else ""
+        spans = [f"{start}-{stop - 1}" if stop - start > 1 else f"{start}" for start, stop in self.crash.ranges]
+        shown = sum(stop - start for start, stop in self.crash.ranges[:_MAX_SHOWN])
+        more = f" and {self.crash.num_positions - shown} more" if shown < self.crash.num_positions else ""
         return (
             f", on the positions {', '.join(spans[:_MAX_SHOWN])}{more} in the order of the epoch (which are indices of "
             "the data set only if nothing shuffles)"
@@ -102,14 +102,14 @@ class Count:
 
     def after(self, death: Death) -> Count:
         """The count with one more death."""
-        trained_well = death.noted is not None and death.noted.trained_s >= TRAINED_WELL_S
+        trained_well = death.crash is not None and death.crash.trained_s >= TRAINED_WELL_S
         again = death.at is not None and death.at == self.at
         return Count(
             in_a_row=1 if trained_well else self.in_a_row + 1,
             total=self.total + 1,
             at=death.at,
             times=(self.times if again else 0) + (death.at is not None),
-            excused=death.noted is not None and death.noted.excused,
+            excused=death.crash is not None and death.crash.excused,
         )
 
     @property
@@ -119,7 +119,7 @@ class Count:
 
 
 class Restarts:
-    """The deaths of the workers whose notes are in a directory.
+    """The deaths of the workers whose crash records are in a directory.
 
     Args:
         directory: The directory.
@@ -129,7 +129,7 @@ class Restarts:
     def __init__(self, directory: Path, local_rank: int | None = None) -> None:
         self.directory = directory
         self._file = directory / (_COUNT if local_rank is None else f"{_COUNT}-{local_rank}")
-        self._notes = "worker-*" if local_rank is None else crash_record.path_of(directory, local_rank).name
+        self._records = "worker-*" if local_rank is None else crash_record.path_of(directory, local_rank).name
 
     @property
     def count(self) -> Count:
@@ -142,7 +142,7 @@ class Restarts:
             return Count()
 
     def died(self, statuses: Sequence[tuple[int, int | None]]) -> Death:
-        """Record a death, and remove the workers' notes.
+        """Record a death, and remove the workers' crash records.
 
         Args:
             statuses: Local rank and exit status of those that have died by themselves, the first one first; the others
@@ -153,7 +153,7 @@ class Restarts:
             for rank, status in statuses
         ]
         death = next((one for one in deaths if one.at is not None), deaths[0])
-        for path in self.directory.glob(self._notes):
+        for path in self.directory.glob(self._records):
             path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             write_json(self._file, asdict(self.count.after(death)))

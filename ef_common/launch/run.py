@@ -242,7 +242,7 @@ class _Agent:
         process: It.
         device: Index of the GPU that its worker has, or None.
         lives: How many there have been in its place, with this one.
-        notes: Directory of what is noted by it and those before it.
+        records: Directory of its crash record, and of those before it.
         due: When it is replaced, if it is lost.
         asked: It was asked to leave.
         told: Its workers that have been.
@@ -251,7 +251,7 @@ class _Agent:
     process: multiprocessing.process.BaseProcess
     device: int | None
     lives: int
-    notes: Path
+    records: Path
     due: float | None = None
     asked: bool = False
     told: set[psutil.Process] = field(default_factory=set)
@@ -325,24 +325,24 @@ class _Agents:
 
     # ------------------------------------------------------------ life and death
 
-    def start(self, *, lives: int = 1, notes: Path | None = None) -> None:
+    def start(self, *, lives: int = 1, records: Path | None = None) -> None:
         """Start one more agent.
 
         Args:
             lives: How many there have been in its place, with this one.
-            notes: Directory for what is noted in its place.
+            records: Directory for its crash record.
         """
         device = self._free_device() if self._options.local else self._device_of_rank()
-        if notes is None:
-            notes = self._directory / str(self._num_started)
-            notes.mkdir()
+        if records is None:
+            records = self._directory / str(self._num_started)
+            records.mkdir()
         process = multiprocessing.get_context("fork").Process(
-            target=_run_agent, args=(self._args, device, notes, self._options.local, os.getpid())
+            target=_run_agent, args=(self._args, device, records, self._options.local, os.getpid())
         )
         sys.stdout.flush()
         sys.stderr.flush()
         process.start()
-        self._agents[self._num_started] = _Agent(process, device, lives, notes)
+        self._agents[self._num_started] = _Agent(process, device, lives, records)
         self._num_started += 1
 
     def replace_lost(self) -> None:
@@ -350,7 +350,7 @@ class _Agents:
         for number in self.lost:
             agent = self._agents[number]
             if agent.due is None:
-                pause_s = Restarts(agent.notes).count.pause_s
+                pause_s = Restarts(agent.records).count.pause_s
                 agent.due = time.monotonic() + pause_s
                 when = f" in {pause_s:g} s" if pause_s else ""
                 lost = f"a worker {_end_of(agent.process.exitcode)}"
@@ -361,7 +361,7 @@ class _Agents:
                 )
             if time.monotonic() >= agent.due:
                 self._forget(number)
-                self.start(lives=agent.lives + 1, notes=agent.notes)
+                self.start(lives=agent.lives + 1, records=agent.records)
 
     def forget_those_that_left(self) -> None:
         """Free what is held for those that have left: a job may be scaled any number of times."""
@@ -370,9 +370,9 @@ class _Agents:
             if number in alive or not (agent.asked or _has_left(agent)):
                 continue
             self._some_left = self._some_left or not agent.asked
-            self._failure = self._failure or read_failure(agent.notes)
+            self._failure = self._failure or read_failure(agent.records)
             self._forget(number)
-            shutil.rmtree(agent.notes, ignore_errors=True)
+            shutil.rmtree(agent.records, ignore_errors=True)
 
     def _forget(self, number: int) -> None:
         process = self._agents.pop(number).process
@@ -421,7 +421,7 @@ class _Agents:
     def training(self) -> list[int]:
         """Agents that run, and whose workers neither were asked to leave nor have left by the job's own decision."""
         agents = self._agents
-        return [number for number in self.alive if not agents[number].asked and not has_left(agents[number].notes)]
+        return [number for number in self.alive if not agents[number].asked and not has_left(agents[number].records)]
 
     @property
     def leaving(self) -> list[int]:
@@ -462,14 +462,14 @@ class _Agents:
     @property
     def failure(self) -> str:
         """Why the job has failed, as far as the agents know; "" if they know of nothing."""
-        return self._failure or next(filter(None, (read_failure(agent.notes) for agent in self._agents.values())), "")
+        return self._failure or next(filter(None, (read_failure(agent.records) for agent in self._agents.values())), "")
 
     def drain(self, number: int) -> None:
         """Let an agent's workers leave at the next boundary. Repeat this while it runs: they may be starting."""
         agent = self._agents[number]
         if not agent.asked:
             agent.asked = True
-            ask_to_leave(agent.notes)
+            ask_to_leave(agent.records)
         for worker in _workers_of(agent.process.pid):
             if worker not in agent.told:  # a second signal would end it at once
                 agent.told.add(worker)
@@ -488,7 +488,7 @@ class _Agents:
 
 
 def _has_left(agent: _Agent) -> bool:
-    return agent.process.exitcode == 0 and has_left(agent.notes)
+    return agent.process.exitcode == 0 and has_left(agent.records)
 
 
 def _end_of(status: int | None) -> str:
@@ -507,12 +507,12 @@ def _workers_of(pid: int | None) -> list[psutil.Process]:
         return []
 
 
-def _run_agent(args: argparse.Namespace, device: int | None, notes: Path, local: bool, launcher: int) -> None:
+def _run_agent(args: argparse.Namespace, device: int | None, records: Path, local: bool, launcher: int) -> None:
     """The body of an agent's process."""
     if local:  # the launcher tells of what its agents have seen, once
         for name in ("torch.distributed.elastic.multiprocessing.api", "ef_common.launch.deaths"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-    os.environ[environment.NOTES] = str(notes)
+    os.environ[environment.CRASH_RECORDS] = str(records)
     os.setsid()  # Ctrl-C is for the launcher, which tells the workers
     for number in [*to_end(), SIGNAL]:
         signal.signal(number, signal.SIG_DFL)
@@ -526,11 +526,11 @@ def _run_agent(args: argparse.Namespace, device: int | None, notes: Path, local:
         torchrun.run(args)  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
-        if failure.exitcode < 0 and not read_failure(notes):
+        if failure.exitcode < 0 and not read_failure(records):
             sys.exit(KILLED - failure.exitcode)
-        if Restarts(notes).count.excused and not read_failure(notes):
+        if Restarts(records).count.excused and not read_failure(records):
             sys.exit(EXCUSED)
-        if failure.exitcode >= 0 and not read_failure(notes):
+        if failure.exitcode >= 0 and not read_failure(records):
             say(f"a worker ended with exit status {failure.exitcode}", color="red")
         sys.exit(1)
     except SignalException as error:

@@ -19,7 +19,7 @@ from pathlib import Path
 from ef_common import threads
 from ef_common.core.door_list import ASK_S, Bearings, DoorList, ListReader
 from ef_common.core.doors import SETTLED_S
-from ef_common.launch.doors import Resolved
+from ef_common.launch.door_search import Resolved
 from ef_common.launch.port_page import PortPage
 from ef_common.protocol.addresses import Address
 

@@ -47,7 +47,7 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from ef_common.errors import ElasticFlowError, JobFinished
 from ef_common.launch import environment
-from ef_common.launch.deaths import Deaths, directory_for_notes
+from ef_common.launch.deaths import Deaths, directory_for_records
 from ef_common.launch.departure import SIGNAL, Departure
 from ef_common.launch.ending import end_soon
 from ef_common.launch.frozen import Watch
@@ -95,7 +95,7 @@ class ElasticFlowRendezvous(RendezvousHandler):
     def start(self) -> None:
         """Find the job, and prepare the environment that workers inherit; see :meth:`Hosting.find`."""
         self._hosting.find()
-        self._deaths = Deaths(directory_for_notes(), node=self._node, report=self._hosting.report)
+        self._deaths = Deaths(directory_for_records(), node=self._node, report=self._hosting.report)
         self._siblings = Siblings(self._deaths, told=self._is_told)
         self._plain = None if self._local else PlainScript(self._deaths.directory)
         self._watch = Watch(self._deaths.directory, self._hosting.ask_about)
@@ -104,7 +104,7 @@ class ElasticFlowRendezvous(RendezvousHandler):
         self._given_token = os.environ.get(environment.TOKEN)
         os.environ.update(self._hosting.variables())
         os.environ[environment.AGENT] = this_agent()
-        os.environ[environment.NOTES] = str(self._deaths.directory)
+        os.environ[environment.CRASH_RECORDS] = str(self._deaths.directory)
 
     # ------------------------------------------------------------ torchrun's interface
 

@@ -98,7 +98,7 @@ def new_nonce() -> str:
 
 def worker_proof(token: Token | None, *, server_nonce: str, client_nonce: str, key: str, member: Member) -> str:
     """Proof of a worker: HMAC(token, "worker" | server nonce | client nonce | key | member fields)."""
-    numbers = (member.local_rank, member.local_world_size, member.standby, member.door)
+    numbers = (member.local_rank, member.local_world_size, member.standby, member.liveness_port)
     return _proof(token, "worker", server_nonce, client_nonce, key, member.id, member.node, member.address, *numbers)
 
 

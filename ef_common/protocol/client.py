@@ -292,7 +292,7 @@ class Client:
     def stop(self) -> None:
         """Nothing more will be said. May be repeated."""
         if not self.stopped:
-            self._finish(CoordinatorLost("this worker has closed its line to the coordinator"))
+            self._finish(CoordinatorLost("this worker has closed its control connection"))
             if self._link is not None:
                 self.outputs.append(EndSending(self._link))
 

@@ -76,4 +76,4 @@ class Probes:
         """Look who is missing, after a decision or when it is time."""
         missing = membership.missing(state)
         self.due = now + _PROBE_S if missing else inf
-        return [Probe(member) for member in missing if member.door]
+        return [Probe(member) for member in missing if member.liveness_port]

@@ -33,7 +33,7 @@ from ef_common.errors import ProtocolError
 from ef_common.protocol import fields
 from ef_common.protocol.objects import brief, kind_of, layout_of, parse
 
-VERSION = 10
+VERSION = 11
 MAX_STRANGER_BYTES = 4 * 1024
 """Longest line of a peer that has not proved that it knows the token."""
 MAX_LINE_BYTES = 2 * 1024 * 1024
@@ -115,7 +115,7 @@ class Inquire:
 class Seek:
     """From an agent that looks for its job: who leads? It listens at this door, or at none (""), and may want support.
 
-    The answer is `standing`; :mod:`ef_common.core.doors` has the rule. A coordinator of another `job` answers with an
+    It gets a `door_answer`; :mod:`ef_common.core.doors` has the rule. A coordinator of another `job` answers with an
     `error`. A job without a name is any.
     """
 
@@ -330,7 +330,7 @@ _FROM_COORDINATOR: Mapping[str, type[FromCoordinator]] = {
     "resign": membership.Resign,
     "stay": membership.Stay,
     "redirect": Redirect,
-    "standing": DoorAnswer,
+    "door_answer": DoorAnswer,
     "evicted": Eviction,
     "failed": Aborted,
     "straggler": StragglerReport,

@@ -15,7 +15,7 @@ class Context:
     """What a session is given.
 
     Args:
-        channel: Line to the coordinator.
+        channel: Control connection.
         groups: Builds the process group of each view.
         on_event: Called with (kind, fields) for the event log.
         clock: Monotonic time in seconds, for the durations in the events.

@@ -144,7 +144,7 @@ class CrashRecord:
         _LIFE.pack_into(self._buffer, _LIFE_AT, 0, os.getpid(), len(name), name)
 
     def beat(self) -> None:
-        """Note that the heartbeat thread runs. If these notes stop, the whole process stands still."""
+        """Note that the heartbeat thread runs. If these times stop, the whole process stands still."""
         self._beats += 1
         _COUNTER.pack_into(self._buffer, _LIFE_AT, self._beats)
 
@@ -187,7 +187,7 @@ def read(path: Path) -> Crash | None:
 
 
 def lives(directory: Path) -> dict[Path, Life]:
-    """Signs of life of all workers with notes in a directory from which heartbeats are expected."""
+    """Signs of life of all workers with records in a directory from which heartbeats are expected."""
     found = {}
     for path in directory.glob("worker-*"):
         data = _data(path)
@@ -214,7 +214,7 @@ def write_failure(directory: Path, why: str) -> None:
 
 
 def read_failure(directory: Path) -> str:
-    """Why the job has failed, as noted here; "" if it has not."""
+    """Why the job has failed, as recorded here; "" if it has not."""
     try:
         with (directory / _FAILED).open("rb") as file:
             return file.read(_MAX_FAILED_BYTES).decode(errors="replace")
@@ -223,18 +223,18 @@ def read_failure(directory: Path) -> str:
 
 
 def has_left(directory: Path) -> bool:
-    """Whether all workers with notes in a directory have left the job before its end."""
+    """Whether all workers with records in a directory have left the job before its end."""
     return (directory / _LEFT).exists()
 
 
 def write_left(directory: Path) -> None:
-    """Record that the workers with notes in a directory have left the job. An error of writing is ignored."""
+    """Record that the workers with records in a directory have left the job. An error of writing is ignored."""
     with contextlib.suppress(OSError):
         write_whole(directory / _LEFT, b"")
 
 
 def ask_to_leave(directory: Path) -> None:
-    """Record that workers with notes in a directory are told to leave: if one dies of that, none is started again.
+    """Record that workers with records in a directory are told to leave: if one dies of that, none is started again.
 
     An error of writing is ignored.
     """
@@ -243,5 +243,5 @@ def ask_to_leave(directory: Path) -> None:
 
 
 def is_asked_to_leave(directory: Path) -> bool:
-    """Whether workers with notes in a directory were told to leave."""
+    """Whether workers with records in a directory were told to leave."""
     return (directory / _ASKED).exists()

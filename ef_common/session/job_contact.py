@@ -15,7 +15,7 @@ class JobContact:
     """Speaks to the coordinator for the parts of a training.
 
     Args:
-        context: Line of this worker, and the record of its progress.
+        context: Channel of this worker, and the record of its progress.
         current: The view of this worker.
         collectives: Those that it has completed.
     """

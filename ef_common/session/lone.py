@@ -1,4 +1,4 @@
-"""A world of one: its group, and the line of a process that has no coordinator."""
+"""A world of one: its group, and the control channel of a process that has no coordinator."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LoneGroup:
 
 
 class LoneChannel:
-    """The line of a process without a coordinator: nobody listens, and nothing comes."""
+    """The control channel of a process without a coordinator: nobody listens, and nothing comes."""
 
     change_pending = False
     room = None

@@ -3,7 +3,7 @@
 Each has a real adapter, and an in-memory one for the simulator:
 
 ================  ====================================  ================================
-`ControlChannel`  `ef_common.control.client`            the line to the coordinator
+`ControlChannel`  `ef_common.control.client`            the control connection
 `GroupFactory`    `ef_common.collectives.torch_group`   the data plane
 `Operation`       `ef_common.collectives`               one collective that can be run again
 `State`           the plugin of a framework             what a newcomer receives
@@ -164,7 +164,7 @@ class ControlChannel(Protocol):
 
         Raises:
             CoordinatorLost, Evicted, JobFailed, JobFinished, Left: As their names say.
-            ThreadFailed: A thread of the line has failed.
+            ThreadFailed: A thread of the control connection has failed.
             TrainingOver: In a newcomer that is ready for a training: the members have come to a later one.
         """
 

@@ -36,7 +36,7 @@ class Recovery:
 
     Args:
         current: Holds the view and its group.
-        context: Line, groups, clock and event log of this worker.
+        context: Channel, groups, clock and event log of this worker.
         collectives: How far it has come.
         trainings: Those of its program.
     """

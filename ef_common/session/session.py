@@ -45,7 +45,7 @@ class Session:
 
     Args:
         worker: This worker.
-        channel: Line to the coordinator, or None for a world of one without a coordinator.
+        channel: Control connection, or None for a world of one without a coordinator.
         groups, on_event, clock, tracker, surroundings: See :class:`~ef_common.session.context.Context`.
 
     Attributes:
@@ -139,7 +139,7 @@ class Session:
 
     @property
     def is_alone(self) -> bool:
-        """Whether this process is not a worker of a job: nobody can join, and nobody reads its notes."""
+        """Whether this process is not a worker of a job: nobody can join, and nobody reads its crash record."""
         return self.stage is Stage.ALONE and self.completed_in.world_size == 1 and not self.crash_record.is_read
 
     @property
@@ -198,7 +198,7 @@ class Session:
         """Ask to leave at the next boundary that all agree on; :meth:`boundary` then raises `Left`.
 
         Before it is admitted, :meth:`start` and :meth:`join` raise it. May be called from any thread, and again: the
-        wish is not heard before there is a line to the coordinator.
+        wish is not heard before there is a control connection.
         """
         self.leaving = True
         self._context.channel.send("leave")

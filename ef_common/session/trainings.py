@@ -22,7 +22,7 @@ class Trainings:
         under_way → over   `end`: until the next one, the program may take any time
 
     Args:
-        context: Line of this worker, and the record of its progress, on which nobody relies between two trainings.
+        context: Channel of this worker, and the record of its progress, on which nobody relies between two trainings.
         collectives: Tell whether this worker holds the state of the members' training.
 
     Attributes:

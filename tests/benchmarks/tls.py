@@ -1,4 +1,4 @@
-"""What TLS costs: a connection to the coordinator, and a link between workers of two nodes.
+"""What TLS costs: a connection to the coordinator, and a peer connection between workers of two nodes.
 
 In one process over loopback: both ends of a connection share the interpreter, so the figures are upper bounds.
 """
@@ -50,7 +50,7 @@ class Greetings:
 
 
 class Transfer:
-    """A link between workers of two nodes."""
+    """A peer connection between workers of two nodes."""
 
     def __init__(self, trust: Trust) -> None:
         members = tuple(Member(f"w{rank}", f"node-{rank}", LOOPBACK) for rank in range(2))

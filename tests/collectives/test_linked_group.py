@@ -18,7 +18,7 @@ from tests.diagrams import cases, rows
 VIEW = View(1, (Member("v", "n", ""), Member("w", "n", "")))
 
 
-class Links:
+class Peers:
     """To the other member."""
 
     def __init__(self) -> None:
@@ -33,9 +33,9 @@ class Links:
         self.are_closed = True
 
 
-def make() -> tuple[LinkedGroup, Links]:
-    links = Links()
-    return LinkedGroup(VIEW, cast(Any, links), [], ArrayMemory()), links
+def make() -> tuple[LinkedGroup, Peers]:
+    peers = Peers()
+    return LinkedGroup(VIEW, cast(Any, peers), [], ArrayMemory()), peers
 
 
 def state(group: LinkedGroup) -> str:
@@ -48,27 +48,27 @@ def send(group: LinkedGroup) -> None:
     group.send([np.zeros(1)], 0)
 
 
-def fails(group: LinkedGroup, links: Links) -> None:
-    links.error = RuntimeError("Connection reset by peer")
+def fails(group: LinkedGroup, peers: Peers) -> None:
+    peers.error = RuntimeError("Connection reset by peer")
     with pytest.raises(GroupBroken):
         send(group)
 
 
-def finds_a_member_lost(group: LinkedGroup, links: Links) -> None:
-    links.error = GroupBroken("lost")
+def finds_a_member_lost(group: LinkedGroup, peers: Peers) -> None:
+    peers.error = GroupBroken("lost")
     with pytest.raises(GroupBroken):
         send(group)
 
 
-def finds_a_mismatch(group: LinkedGroup, links: Links) -> None:
+def finds_a_mismatch(group: LinkedGroup, peers: Peers) -> None:
     group.mismatch(["sum", "barrier"])
 
 
-def aborts(group: LinkedGroup, links: Links) -> None:
+def aborts(group: LinkedGroup, peers: Peers) -> None:
     group._cut()
 
 
-WITNESSES: dict[str, tuple[tuple[Callable[[LinkedGroup, Links], None], ...], ...]] = {
+WITNESSES: dict[str, tuple[tuple[Callable[[LinkedGroup, Peers], None], ...], ...]] = {
     "sound → broken": ((fails,), (finds_a_mismatch,), (finds_a_member_lost,)),
     "sound → aborted": ((aborts,),),
     "broken → aborted": ((fails, aborts), (finds_a_mismatch, aborts)),
@@ -86,22 +86,22 @@ def test_diagram_has_a_witness_for_each_row() -> None:
 
 @pytest.mark.parametrize(("row", "case"), cases(WITNESSES))
 def test_each_row_of_the_diagram_is_true(row: str, case: int) -> None:
-    group, links = make()
+    group, peers = make()
     *first, last = WITNESSES[row][case]
     for act in first:
-        act(group, links)
+        act(group, peers)
     before = state(group)
-    last(group, links)
+    last(group, peers)
     assert row == f"{before} → {state(group)}"
-    assert links.are_closed == (state(group) == "aborted")
-    links.error = None
+    assert peers.are_closed == (state(group) == "aborted")
+    peers.error = None
     with pytest.raises(GroupBroken):  # whatever the connections do by then
         send(group)
 
 
 def test_other_errors_break_nothing() -> None:
-    group, links = make()
-    links.error = RuntimeError("of another type")
+    group, peers = make()
+    peers.error = RuntimeError("of another type")
     with pytest.raises(RuntimeError, match="of another type"):
         send(group)
     assert state(group) == "sound"

@@ -218,7 +218,7 @@ def test_worker_whose_kernel_keeps_no_stranger_out_warns_once(
     assert len(warnings) == 1
     assert warnings[0].startswith("the kernel does not keep strangers from Gloo's ports")
     assert warnings[0].endswith("Operation not permitted")
-    wait_for_burials()
+    wait_for_closed_groups()
 
 
 def test_group_that_is_aborted_while_an_operation_begins_is_let_go_of_in_a_thread() -> None:
@@ -231,16 +231,16 @@ def test_group_that_is_aborted_while_an_operation_begins_is_let_go_of_in_a_threa
 
     def begin(_: ProcessGroup) -> Any:
         group.abort()
-        wait_for_burials()
+        wait_for_closed_groups()
         return Ended()
 
     class Ended:
         def wait(self, timeout: Any = None) -> None:
             pass
 
-    group = TorchGroup(ProcessGroup(), view_of(2), 0, (), NoLinks())  # type: ignore[arg-type]
+    group = TorchGroup(ProcessGroup(), view_of(2), 0, (), NoPeers())  # type: ignore[arg-type]
     group.start(begin)
-    wait_for_burials()
+    wait_for_closed_groups()
     assert ended_in == ["ef-close-group"]
 
 
@@ -256,15 +256,15 @@ def test_group_is_let_go_of_although_waiting_for_its_operations_fails(caplog: py
             if timeout is None:
                 raise ValueError("out of order")
 
-    group = TorchGroup(ProcessGroup(), view_of(2), 0, (), NoLinks())  # type: ignore[arg-type]
+    group = TorchGroup(ProcessGroup(), view_of(2), 0, (), NoPeers())  # type: ignore[arg-type]
     group._flying = {Broken(): ()}
     group.abort()
-    wait_for_burials()
+    wait_for_closed_groups()
     assert "the thread that lets go of a group has failed: ValueError: out of order" in caplog.text
     assert ended
 
 
-class NoLinks:
+class NoPeers:
     def close(self) -> None:
         pass
 
@@ -276,7 +276,7 @@ def test_operation_that_gloo_has_lost_does_not_keep_the_memory_of_its_tensors(be
     ended, store = threading.Event(), dist.HashStore()
     peer = threading.Thread(target=lambda: (gloo(store, 1), ended.wait(60.0)), daemon=True)
     peer.start()
-    group = TorchGroup(gloo(store, 0), view_of(2), 0, (), NoLinks())  # type: ignore[arg-type]
+    group = TorchGroup(gloo(store, 0), view_of(2), 0, (), NoPeers())  # type: ignore[arg-type]
 
     def begin(process_group: Any, tensor: Any) -> Any:
         if begins == "after the abort":
@@ -293,7 +293,7 @@ def test_operation_that_gloo_has_lost_does_not_keep_the_memory_of_its_tensors(be
     assert not pending.is_over()
     ended.set()
     peer.join(60.0)
-    wait_for_burials()
+    wait_for_closed_groups()
 
 
 def test_group_that_is_aborted_is_gone_at_once_and_not_when_garbage_is_collected() -> None:
@@ -301,7 +301,7 @@ def test_group_that_is_aborted_is_gone_at_once_and_not_when_garbage_is_collected
     store, view, groups = dist.HashStore(), view_of(2), {}
 
     def take_part(rank: int) -> None:
-        group = groups[rank] = TorchGroup(gloo(store, rank), view, rank, (), NoLinks())  # type: ignore[arg-type]
+        group = groups[rank] = TorchGroup(gloo(store, rank), view, rank, (), NoPeers())  # type: ignore[arg-type]
         group.all_gather(b"x")
         group.all_reduce(np.ones(2, np.float32)).wait()
         group.all_reduce(np.ones(1_000_000, np.float32)).wait()
@@ -332,7 +332,7 @@ def gloo(store: Any, rank: int) -> Any:
     return dist.ProcessGroupGloo(store, rank, 2, options)
 
 
-def wait_for_burials() -> None:
+def wait_for_closed_groups() -> None:
     for thread in [thread for thread in threading.enumerate() if thread.name == "ef-close-group"]:
         thread.join(20.0)
 

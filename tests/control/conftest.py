@@ -88,10 +88,10 @@ class Worker:
         self._thread.join(GUARD_S)
 
 
-def line_of(client: CoordinatorClient) -> ControlConnection:
+def connection_of(client: CoordinatorClient) -> ControlConnection:
     """The socket of a client's connection."""
-    (line,) = client._lines.values()
-    return line
+    (connection,) = client._connections.values()
+    return connection
 
 
 def fall_silent(client: CoordinatorClient) -> None:

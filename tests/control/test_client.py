@@ -32,7 +32,7 @@ from ef_common.protocol.introduction import Answer
 from ef_common.protocol.server_outputs import Write
 from ef_common.session.ports import ControlChannel
 from ef_common.testing.ports import reserve_port
-from tests.control.conftest import in_loop, line_of
+from tests.control.conftest import connection_of, in_loop
 from tests.waiting import poll_until
 
 MEMBER = Member("w", "n", "")
@@ -123,7 +123,7 @@ def test_client_believes_no_impostor(listener, join, kind):
         join(listener.getsockname(), "w", Token("hunter2")).started()
 
 
-def test_client_that_lost_the_line_keeps_its_view(form):
+def test_client_that_lost_its_connection_keeps_its_view(form):
     coordinator, workers = form(2)
     client = workers[0].client
     coordinator.stop()
@@ -136,7 +136,7 @@ def test_client_that_lost_the_line_keeps_its_view(form):
         client.next_view(1)
 
 
-def test_client_that_loses_the_line_before_the_first_view_raises(serve, join):
+def test_client_that_loses_its_connection_before_the_first_view_raises(serve, join):
     coordinator = serve(2)
     worker = join(coordinator, "w")
     while not coordinator._population:
@@ -159,7 +159,7 @@ def test_client_bootstrap_of_a_replaced_view_raises_group_broken(form):
         box.get("late")
 
 
-def test_client_bootstrap_on_a_lost_line_raises_group_broken_but_keeps_what_came(form):
+def test_client_bootstrap_on_a_lost_connection_raises_group_broken_but_keeps_what_came(form):
     coordinator, workers = form(2)
     workers[0].client.bootstrap(1).put("key", b"value")
     box = workers[1].client.bootstrap(1)
@@ -180,7 +180,7 @@ def test_client_bootstrap_values_do_not_outlive_their_view(form):
     assert workers[1].client.bootstrap(2).get("key") == b"new"
 
 
-def test_client_fault_in_on_view_does_not_end_the_line(form, caplog):
+def test_client_fault_in_on_view_does_not_end_the_connection(form, caplog):
     _, workers = form(3)
 
     def fail(generation: int) -> None:
@@ -196,10 +196,10 @@ def test_client_fault_in_on_view_does_not_end_the_line(form, caplog):
 
 def test_client_send_from_a_signal_handler_inside_send_does_not_hang(form):
     _, workers = form(2)
-    line = line_of(workers[0].client)
+    connection = connection_of(workers[0].client)
     before = signal.signal(signal.SIGUSR1, lambda *_: workers[0].client.send("leave"))
     try:
-        with line._sending:  # as if the signal came while this thread sends
+        with connection._sending:  # as if the signal came while this thread sends
             signal.raise_signal(signal.SIGUSR1)
         workers[0].client.send("suspect", 99)  # takes along what lies in the outbox
         while not workers[1].client.change_pending:
@@ -301,12 +301,12 @@ def test_client_that_is_stopped_while_nobody_answers_does_not_wait_for_that(join
         reader, heartbeats = worker.client._threads
         assert reader.is_alive()
         heartbeats.join(GUARD_S)
-        with pytest.raises(CoordinatorLost, match="has closed its line"):
+        with pytest.raises(CoordinatorLost, match="has closed its control connection"):
             worker.started()
 
 
 def test_client_is_heard_to_its_last_word_by_a_coordinator_that_speaks_meanwhile(form):
-    """If the client did not read that any more, its system would reset the line, and the word be lost."""
+    """If the client did not read that any more, its system would reset the connection, and the word be lost."""
     coordinator, (worker,) = form(1)
     server = coordinator._server
     (peer,) = server.workers.values()
@@ -333,7 +333,7 @@ def test_client_unknown_message_raises_protocol_error():
         CoordinatorClient(("127.0.0.1", 1), MEMBER, None).send("hello")
 
 
-def test_client_that_comes_after_the_end_closes_its_line(form, join):
+def test_client_that_comes_after_the_end_closes_its_connection(form, join):
     coordinator, workers = form(1)
     workers[0].client.send("close")
     workers[0].client.stop()

@@ -24,7 +24,7 @@ from ef_common.protocol.client import Client
 from ef_common.protocol.server import CoordinatorServer
 from ef_common.protocol.server_outputs import Write
 from ef_common.session.crash_record import CrashRecord
-from tests.control.conftest import in_loop, line_of
+from tests.control.conftest import connection_of, in_loop
 from tests.control.test_failover import job, leader  # noqa: F401  (a fixture)
 from tests.waiting import poll_until
 
@@ -73,7 +73,7 @@ def test_reader_that_fails_tells_the_main_thread_and_ends_the_line(form, monkeyp
     waiting = Outcome(lambda: worker.client.next_view(1))
     fetching = Outcome(lambda: worker.client.bootstrap(1).get("k"))
     if place == "receive":
-        monkeypatch.setattr(line_of(worker.client), "read", fail)
+        monkeypatch.setattr(connection_of(worker.client), "read", fail)
     else:
         monkeypatch.setattr(worker.client._protocol, "receive", fail)
     in_loop(coordinator, lambda now: coordinator._server.outputs.append(words_for(coordinator, worker.client)))
@@ -105,7 +105,7 @@ def test_output_that_cannot_be_carried_out_ends_the_line_whoever_asked_for_it(fo
     _, (worker, other) = form(2)
     client = worker.client
     waiting = Outcome(lambda: client.next_view(1))
-    monkeypatch.setattr(line_of(client), "flush", fail)
+    monkeypatch.setattr(connection_of(client), "flush", fail)
     client.send("suspect", 1)
     assert_out_of_order(waiting.get())
     assert other.client.next_view(1).ids == (other.client.member.id,)
@@ -167,7 +167,7 @@ def test_worker_that_cannot_tell_where_it_stands_ends_and_leaves_no_line(job, mo
     monkeypatch.setattr("ef_common.control.client.ControlConnection", Kept)
     monkeypatch.setattr(ResumeState, "report", refuse)
     waiting = Outcome(lambda: client.next_view(1))
-    line_of(client).give_up()
+    connection_of(client).give_up()
     error = waiting.get()
     assert isinstance(error, ThreadFailed)
     assert "ProtocolError: a message must fit into 2097152 bytes" in str(error)

@@ -20,7 +20,7 @@ from ef_common.protocol.addresses import format_address
 from ef_common.protocol.peer import End
 from ef_common.session.crash_record import CrashRecord
 from ef_common.session.progress_tracker import ProgressTracker
-from tests.control.conftest import fall_silent, in_loop, line_of
+from tests.control.conftest import connection_of, fall_silent, in_loop
 from tests.waiting import poll_until
 
 GUARD_S = 60.0
@@ -71,9 +71,9 @@ def test_failover_of_the_coordinator_alone_keeps_the_view(job):
 def test_worker_that_has_gone_to_another_coordinator_is_not_taken_for_dead(job):
     coordinators, workers, _ = job(3)
     fall_silent(workers[2].client)  # it does not return
-    line = line_of(workers[2].client)
-    line.queue(wire.encode(wire.Moved()))
-    line.flush()
+    connection = connection_of(workers[2].client)
+    connection.queue(wire.encode(wire.Moved()))
+    connection.flush()
     server = coordinators[0]._server
     poll_until(lambda: server.state.view is not None and server.state.view.generation > 1)
     assert "w2" not in server.state.view.ids
@@ -122,7 +122,7 @@ def test_failover_to_one_of_two_goes_on_when_the_node_of_the_coordinator_has_die
 def test_failover_to_one_of_two_waits_when_the_other_only_is_silent(job):
     coordinators, workers, _ = job(2, heartbeat_timeout_s=0.5)
     silent = workers[0].client
-    # Its door stays open, and it goes nowhere: as if it was stopped.
+    # Its liveness port stays open, and it goes nowhere: as if it was stopped.
     fall_silent(silent)
     coordinators[0].stop()
     poll_until(lambda: coordinators[1]._server.state.held)
@@ -156,7 +156,7 @@ def test_failover_to_one_of_two_goes_on_with_the_claim_when_the_other_only_is_si
         return winners.setdefault(name, members if has_it else ("w0",))
 
     coordinators, workers, _ = job(2, heartbeat_timeout_s=0.5, claim=claim)
-    fall_silent(workers[0].client)  # its door stays open, and it goes nowhere
+    fall_silent(workers[0].client)  # its liveness port stays open, and it goes nowhere
     coordinators[0].stop()
     if has_it:
         assert workers[1].client.next_view(1).ids == ("w1",)
@@ -219,7 +219,7 @@ def test_failover_when_the_coordinator_is_stopped_and_goes_on_later_leaves_one_l
 
 def test_client_whose_connection_breaks_returns_to_the_same_coordinator(job):
     coordinators, workers, _ = job(3)
-    line_of(workers[1].client).give_up()
+    connection_of(workers[1].client).give_up()
     poll_until(lambda: coordinators[0]._server.state.workers.get("w1"))
     workers[1].client.send("suspect", 1)
     for worker in (workers[0], workers[2]):
@@ -241,7 +241,7 @@ def test_client_that_is_sent_away_looks_elsewhere_though_its_coordinator_would_t
     coordinators, workers, _ = job(3, heartbeat_timeout_s=0.5)
     client = workers[2].client
     client._protocol._search.address = coordinators[2].address  # it has gone there while it could reach nobody else
-    asked, line = [], line_of(client)
+    asked, connection = [], connection_of(client)
 
     class Unreached(ControlConnection):
         @classmethod
@@ -251,7 +251,7 @@ def test_client_that_is_sent_away_looks_elsewhere_though_its_coordinator_would_t
 
     monkeypatch.setattr("ef_common.control.client.ControlConnection", Unreached)
     client._do(lambda: client._protocol._hear(wire.Redirect("", "0" * 64)))
-    line.give_up()
+    connection.give_up()
     poll_until(lambda: len(set(asked)) > 1)
     assert asked[0] != coordinators[2].address
 
@@ -264,7 +264,7 @@ def test_worker_that_is_silent_is_not_told_that_it_is_out_before_others_go_on_wi
     poll_until(lambda: coordinators[0]._server.state.held)
     assert "only 1 of 3" in coordinators[0]._server.state.held
     assert not any(worker.client._protocol.end for worker in workers)
-    line_of(workers[1].client).hang_up()  # its process ends
+    connection_of(workers[1].client).hang_up()  # its process ends
     assert workers[0].client.next_view(1).ids == ("w0",)
     with pytest.raises(Evicted):
         workers[2].client.next_view(1)
@@ -272,7 +272,7 @@ def test_worker_that_is_silent_is_not_told_that_it_is_out_before_others_go_on_wi
 
 def test_client_whose_connection_breaks_publishes_again_what_may_be_lost(job):
     _, workers, _ = job(2)
-    line_of(workers[0].client).give_up()
+    connection_of(workers[0].client).give_up()
     workers[0].client.bootstrap(1).put("key", b"value")
     poll_until(lambda: workers[1].client._protocol.value(1, "key") == b"value")
 
@@ -334,11 +334,11 @@ def test_worker_that_was_away_for_too_long_is_evicted(job, monkeypatch):
 
 def test_door_is_closed_to_forked_children_and_open_as_long_as_the_worker_lives(job):
     _, workers, _ = job(2)
-    door = workers[0].client.member.door
-    socket.create_connection(("127.0.0.1", door)).close()
+    port = workers[0].client.member.liveness_port
+    socket.create_connection(("127.0.0.1", port)).close()
     workers[0].stop()
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", door))
+        socket.create_connection(("127.0.0.1", port))
 
 
 class Beats(CrashRecord):

@@ -32,7 +32,7 @@ def collections_in(machine: object, name: str = "") -> dict[str, int]:
 def test_coordinator_forgets_newcomers_that_have_come_and_gone(form, dial, monkeypatch):
     monkeypatch.setattr(known_standbys, "NUM_FORMER", 4)
     coordinator, _ = form(2)
-    board = coordinator._server
+    server = coordinator._server
     other = View(1, (Member("x", "node-x", "127.0.0.1", standby=9),))  # of a job that has long gone on without it
 
     def churn(first: int, number: int) -> None:
@@ -46,9 +46,9 @@ def test_coordinator_forgets_newcomers_that_have_come_and_gone(form, dial, monke
             late.say(*returning([ChainLink(other)], store="0f" * 16))
             assert any(isinstance(message, wire.Eviction) for message in iter(late.hear, None))
             late.close()
-        poll_until(lambda: len(board.workers) == 2 and not board._sessions._out)
-        in_loop(coordinator, lambda now: board._sweep())
-        poll_until(lambda: set(board._admission.known) == set(board.workers))
+        poll_until(lambda: len(server.workers) == 2 and not server._sessions._out)
+        in_loop(coordinator, lambda now: server._sweep())
+        poll_until(lambda: set(server._admission.known) == set(server.workers))
         poll_until(lambda: len(coordinator._serving._open) == 2)
 
     churn(0, 12)

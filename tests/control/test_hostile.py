@@ -64,7 +64,7 @@ def faults() -> Iterator[list[str]]:
 def test_others_go_on_whatever_a_peer_with_the_token_says(serve, join, dial, faults, founder, script):
     """The liar is a member from the start, or comes then; the honest ones keep their lines, and get on without it."""
     coordinator = serve(3 if founder else 2, token=TOKEN)
-    board = coordinator._server
+    server = coordinator._server
     key, peers = new_nonce(), []
     if founder:
         peers.append(dial(coordinator))
@@ -88,9 +88,9 @@ def test_others_go_on_whatever_a_peer_with_the_token_says(serve, join, dial, fau
             peer.socket.shutdown(socket.SHUT_WR)
             peer.hear_all()  # all that it has said has been heard
         peer.close()
-    poll_until(lambda: set(board.workers) <= set(HONEST))
-    assert set(board.workers) == set(HONEST)  # nobody has taken their lines
-    assert board.state.generation < ABSURD // 2
+    poll_until(lambda: set(server.workers) <= set(HONEST))
+    assert set(server.workers) == set(HONEST)  # nobody has taken their connections
+    assert server.state.generation < ABSURD // 2
     clients = [worker.client for worker in workers]
     newest = max(client.next_view(0).generation for client in clients)
     told = set()

@@ -20,7 +20,7 @@ from ef_common.protocol.addresses import named_by
 from ef_common.protocol.auth import Token
 from ef_common.protocol.leadership import why_out
 from ef_common.session.crash_record import CrashRecord, lives
-from tests.control.conftest import fall_silent, line_of
+from tests.control.conftest import connection_of, fall_silent
 from tests.control.test_client import answer_with, listener  # noqa: F401  (a fixture)
 from tests.control.test_failover import job, leader  # noqa: F401  (a fixture)
 from tests.waiting import poll_until
@@ -41,7 +41,7 @@ def test_inquiry_about_a_member_and_a_newcomer_says_that_they_are_not_out(form, 
 
 def test_inquiry_about_one_that_the_others_go_on_without_says_why(form):
     coordinator, workers = form(3)
-    line_of(workers[0].client).hang_up()
+    connection_of(workers[0].client).hang_up()
     assert workers[1].client.next_view(1).world_size == 2
     assert ask(coordinator, workers[0].client.member.id) == "view 2 is without it"
 
@@ -62,7 +62,7 @@ def test_inquiry_after_the_job_has_failed_says_why(form):
 def test_inquiry_of_a_coordinator_that_may_not_go_on_says_that_nothing_is_decided(form):
     """It may be this one that is cut off, and its newest view may never have come about."""
     coordinator, workers = form(3)
-    line_of(workers[0].client).hang_up()
+    connection_of(workers[0].client).hang_up()
     workers[1].client.next_view(1)
     name = workers[0].client.member.id
     server = coordinator._server
@@ -115,7 +115,7 @@ def test_heartbeats_are_noted_down_until_the_worker_knows_that_it_is_out(serve, 
     poll_until(lambda: not beats())
 
 
-def test_heartbeats_end_in_the_note_with_the_line(serve, join, tmp_path: Path):
+def test_heartbeats_end_in_the_crash_record_with_the_connection(serve, join, tmp_path: Path):
     coordinator = serve(1, heartbeat_timeout_s=0.4)
     record = CrashRecord(tmp_path)
     record.introduce("w0")

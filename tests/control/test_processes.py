@@ -63,7 +63,7 @@ def test_killed_worker_with_a_living_forked_child_is_noticed_by_the_end_of_its_c
         client.start(lambda generation: None)
         child = os.fork()
         if not child:
-            client.send("bye")  # the line is the parent's: this must do nothing
+            client.send("bye")  # the connection is the parent's: this must do nothing
             client.stop()
             time.sleep(600)
         print(child, flush=True)

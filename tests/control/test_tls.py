@@ -18,7 +18,7 @@ from ef_common.launch.certificates import Trust, trust_of
 from ef_common.protocol import wire
 from ef_common.protocol.auth import Token
 from ef_common.tls import Credentials, Tls
-from tests.control.conftest import Worker, line_of
+from tests.control.conftest import Worker, connection_of
 from tests.control.test_robustness import HELLO
 from tests.tap import Tap
 from tests.waiting import poll_until
@@ -65,7 +65,7 @@ def test_job_loses_a_worker_and_gains_one(lead, enter):
     workers = [enter(coordinator, name) for name in ("w0", "w1", "lost")]
     for worker in workers:
         assert worker.started().warm_up is False
-    line_of(workers.pop().client)._socket.shutdown(socket.SHUT_RDWR)  # as the end of its process
+    connection_of(workers.pop().client)._socket.shutdown(socket.SHUT_RDWR)  # as the end of its process
     assert {frozenset(worker.client.next_view(1).ids) for worker in workers} == {frozenset({"w0", "w1"})}
     assert coordinator._server.state.gone == {"lost"}
     newcomer = enter(coordinator, "new").started()

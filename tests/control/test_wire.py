@@ -441,7 +441,7 @@ def test_digest_of_a_view_tells_all_that_it_says():
         for change in (
             {"members": MEMBERS[:2]},
             {"members": MEMBERS[::-1]},
-            {"members": (*MEMBERS[:2], replace(MEMBERS[2], door=9))},
+            {"members": (*MEMBERS[:2], replace(MEMBERS[2], liveness_port=9))},
             {"admitted_at": 4},
             {"pending": True},
             {"hold": True},

@@ -37,8 +37,8 @@ PATIENCE_S = 60.0
 DOORS = ["h1:1", "h2:1", "h3:1"]
 
 
-def heard(**standings: DoorAnswer) -> dict[str, DoorHeard]:
-    return {f"{name}:1": DoorHeard(standing, 0.0) for name, standing in standings.items()}
+def heard(**given: DoorAnswer) -> dict[str, DoorHeard]:
+    return {f"{name}:1": DoorHeard(answer, 0.0) for name, answer in given.items()}
 
 
 IDLE, GRANTED = DoorAnswer(), DoorAnswer(granted=True)
@@ -301,11 +301,9 @@ class World(Timeline):
         other = self.at(door)
         if other is None or not self.reach(agent.door, door):
             return
-        standing = other.supporter.hear(agent.name, own, wish, self.now)
-        leader = standing.leader
-        told = DoorAnswer(
-            other.leads, other.leads and self.over, leader, standing.promised, standing.granted, standing.doors
-        )
+        answer = other.supporter.hear(agent.name, own, wish, self.now)
+        leader = answer.leader
+        told = DoorAnswer(other.leads, other.leads and self.over, leader, answer.promised, answer.granted, answer.doors)
 
         def arrive() -> None:
             if self.reach(agent.door, door):  # else the answer is lost, and not what it has changed
@@ -319,8 +317,8 @@ class World(Timeline):
     def decide(self, agent: Agent, own: str, bearings: Bearings, answers: dict[str, DoorHeard]) -> None:
         if not agent.alive:
             return
-        told = {door for one in answers.values() for door in one.standing.doors}
-        self.more[agent.name] = told | {one.standing.leader for one in answers.values() if one.standing.leader}
+        told = {door for one in answers.values() for door in one.answer.doors}
+        self.more[agent.name] = told | {one.answer.leader for one in answers.values() if one.answer.leader}
         everyone = sorted({*bearings.doors, *told})
         match agent.seeker.decide(own if bearings.may_found else "", everyone, answers, self.now):
             case JobIsOver():
@@ -488,9 +486,9 @@ def test_simulator_finds_commits_that_are_not_kept(monkeypatch: pytest.MonkeyPat
     hear = Supporter.hear
 
     def forgetting(self: Supporter, *args: Any) -> DoorAnswer:
-        standing = hear(self, *args)
+        answer = hear(self, *args)
         self._founder = ("", "")
-        return standing
+        return answer
 
     monkeypatch.setattr(Supporter, "hear", forgetting)
     with pytest.raises(AssertionError, match="founded twice"):

@@ -130,7 +130,7 @@ def test_12_standby_learns_it_from_a_worker_that_returns() -> None:
 
 
 def test_12_newcomer_that_returns_with_an_exception_ends_nobody_else(job: Coordinator) -> None:
-    job(Gone("c", "its line broke", silent=True), Returned(member("c"), Phase.WARMING, failed="boom"))
+    job(Gone("c", "its connection broke", silent=True), Returned(member("c"), Phase.WARMING, failed="boom"))
     assert job.actions == (Dismiss("c", "it was no member when it failed"),)
     assert not job.state.failed
     standby = Coordinator()

@@ -96,7 +96,7 @@ class Job:
         name = f"worker-{self.num_workers:08}"
         self.num_workers += 1
         # Each on a node of its own, whose agent is new as well.
-        self(Arrived(Member(name, f"node-{name}", "10.0.0.1", standby=1 + self.num_workers % 60000, door=2)))
+        self(Arrived(Member(name, f"node-{name}", "10.0.0.1", standby=1 + self.num_workers % 60000, liveness_port=2)))
         return name
 
     def settle(self) -> None:
@@ -123,7 +123,7 @@ class Job:
         if how == "killed":
             self(Gone(victim, "its connection ended"))
         elif how == "broken":
-            self(Gone(victim, "its line broke", silent=True))
+            self(Gone(victim, "its connection broke", silent=True))
         else:
             self(Silent((victim,), "silent"))
             if how == "refused":
@@ -201,7 +201,7 @@ def test_lost_member_that_comes_back_when_it_is_forgotten_is_out_and_leaves_no_t
 
 
 def test_standby_keeps_what_a_member_has_told_that_is_lost_while_the_others_come() -> None:
-    members = tuple(Member(name, name, "", standby=1, door=2) for name in "abc")
+    members = tuple(Member(name, name, "", standby=1, liveness_port=2) for name in "abc")
     link = ChainLink(View(5, members))
     state, settings = Idle(), Settings(loss_notice_s=2.0)
     events: list[Event] = [

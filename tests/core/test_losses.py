@@ -38,7 +38,7 @@ SETTINGS = Settings(gathering_s=0.001, loss_notice_s=2.0)
 
 
 def member(index: int) -> Member:
-    return Member(f"w{index}", f"n{index}", "10.0.0.1", standby=1 + index, door=2)
+    return Member(f"w{index}", f"n{index}", "10.0.0.1", standby=1 + index, liveness_port=2)
 
 
 class Job:

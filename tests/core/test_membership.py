@@ -344,7 +344,7 @@ def test_rule_4_newcomer_that_was_told_to_pass_over_a_training_does_not_begin_it
 def test_rule_4_newcomer_that_may_not_have_heard_that_a_training_is_over_is_believed() -> None:
     job = started("a").arrive("b")(Begun("a", 2))
     assert job.state.workers["b"].training == 2
-    job(Gone("a", "killed"), Gone("b", "its line broke", silent=True))
+    job(Gone("a", "killed"), Gone("b", "its connection broke", silent=True))
     job(Returned(member("b"), Phase.READY, training=1), at=10.0)(Tick(), at=20.0)
     assert (job.view.ids, job.state.workers["b"].training) == (("b",), 1)
 

@@ -81,7 +81,7 @@ def test_deal_leaves_no_single_sample_if_batches_are_larger(length: int, batch_s
 
 
 def test_deal_after_the_end_raises() -> None:
-    with pytest.raises(ValueError, match="cursor=8, places=8"):
+    with pytest.raises(ValueError, match="cursor=8, slots=8"):
         deal(EpochProgress(0, 8, cursor=8), ABC, batch_size=4)
 
 
@@ -236,7 +236,7 @@ def windows_of(length: int, histories: list[tuple[str, ...]], batch: GlobalBatch
         progress, done = commit(progress, members[:1])
         assert done.returned == ()
         windows.append(window)
-    assert progress.places == length
+    assert progress.slots == length
     return windows
 
 
@@ -256,20 +256,20 @@ def test_global_batches_are_the_same_for_every_history(length: int, size: int, p
     assert [window[:2] for window in windows] == [window[:2] for window in alone]
     assert len(windows) == num_steps(EpochProgress(0, length), 3, batch_size=4, global_batch=batch)
     for window, lone in zip(windows, alone, strict=True):
-        places = [window.places_of(number) for number in range(window.num_pieces)]
-        assert places == [lone.places_of(number) for number in range(lone.num_pieces)]
-        assert [place for low, high in places for place in range(low, high)] == list(range(window.start, window.stop))
-        assert all(1 <= high - low <= piece for low, high in places)
+        slots = [window.slots_of(number) for number in range(window.num_pieces)]
+        assert slots == [lone.slots_of(number) for number in range(lone.num_pieces)]
+        assert [slot for low, high in slots for slot in range(low, high)] == list(range(window.start, window.stop))
+        assert all(1 <= high - low <= piece for low, high in slots)
         held = [number for member in window.members for number in window.pieces_of(member)]
         assert held == list(range(window.num_pieces))
         slices = [window.slice_of(member) for member in window.members]
-        assert [place for low, high in slices for place in range(low, high)] == list(range(window.start, window.stop))
+        assert [slot for low, high in slices for slot in range(low, high)] == list(range(window.start, window.stop))
 
 
 @given(length=st.integers(2, 100), size=st.integers(2, 40), piece=st.integers(3, 9))
 def test_no_piece_of_a_global_batch_is_a_single_sample_if_pieces_are_larger(length: int, size: int, piece: int) -> None:
     for window in windows_of(length, [("a",)], GlobalBatch(size, piece)):
-        sizes = [high - low for low, high in map(window.places_of, range(window.num_pieces))]
+        sizes = [high - low for low, high in map(window.slots_of, range(window.num_pieces))]
         assert min(sizes) >= min(2, window.stop - window.start)
 
 

@@ -47,7 +47,7 @@ SETTINGS = Settings(min_nodes=1, max_nodes=6, last_call_s=1.0, loss_notice_s=2.0
 
 def member(name: str) -> Member:
     """`a` is a worker on a node of its own; `a0` and `a1` share the node `a`."""
-    return Member(name, name[0], "", int(name[1:] or 0), 2 if name[1:] else 1, standby=1, door=1)
+    return Member(name, name[0], "", int(name[1:] or 0), 2 if name[1:] else 1, standby=1, liveness_port=1)
 
 
 class Job:
@@ -328,7 +328,7 @@ def test_rule_14_member_that_is_back_is_asked_again_unless_it_leaves() -> None:
     job = started("a", "b", "c").wants(2)
     assert job.asked == "c"
     view = job.view
-    job(report("c", view))  # the line to it may have broken before it was asked
+    job(report("c", view))  # the connection to it may have broken before it was asked
     assert job.asked == "c"
     job(report("c", view, phase=Phase.LEAVING))
     assert job.asked == ""

@@ -50,7 +50,7 @@ SETTINGS = Settings(loss_notice_s=2.0, gathering_s=0.0)  # each loss is decided 
 
 
 def member(name: str) -> Member:
-    return Member(name, name, "", standby=ord(name), door=2)
+    return Member(name, name, "", standby=ord(name), liveness_port=2)
 
 
 def view(generation: int, names: str, **fields: object) -> View:

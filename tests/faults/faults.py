@@ -1,6 +1,6 @@
 """Faults that a worker does to itself: where, when, and to whom.
 
-They come in by the ports (the group factory, the line to the coordinator) and by Lightning's own hooks. A
+They come in by the ports (the group factory, the control channel) and by Lightning's own hooks. A
 `fault` event is logged just before one strikes, so that a test can tell that it struck where it was meant to.
 """
 
@@ -233,7 +233,7 @@ class FaultyGroups:
 
 
 class FaultyChannel:
-    """A line to the coordinator that passes the places in membership."""
+    """A control channel that passes the places in membership."""
 
     def __init__(self, channel: Any, striker: Striker) -> None:
         self._channel, self._striker = channel, striker

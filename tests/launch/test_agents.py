@@ -23,9 +23,9 @@ KILLED_BY = module.KILLED + signal.SIGKILL
 
 
 def end_as(status: int, why: str = "") -> Callable[..., None]:
-    def body(args: object, device: object, notes: Path, *rest: object) -> None:
+    def body(args: object, device: object, records: Path, *rest: object) -> None:
         if why:
-            write_failure(notes, why)
+            write_failure(records, why)
         os._exit(status)
 
     return body
@@ -78,8 +78,8 @@ def test_agents_that_have_left_hold_nothing_but_why_the_job_has_failed(
 def test_agents_whose_worker_the_job_has_let_go_hold_nothing(agents: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody asked them: the job wants fewer nodes."""
 
-    def leave(args: object, device: object, notes: Path, *rest: object) -> None:
-        CrashRecord(notes, 0).leave()
+    def leave(args: object, device: object, records: Path, *rest: object) -> None:
+        CrashRecord(records, 0).leave()
         os._exit(0)
 
     monkeypatch.setattr(module, "_run_agent", leave)
@@ -159,7 +159,7 @@ def test_launcher_ends_as_soon_as_its_agent_has_ended(
 def test_launcher_tells_its_workers_to_leave_as_soon_as_it_is_told(
     supervise: Callable[[Callable[..., None]], tuple[int, str]],
 ) -> None:
-    def body(args: object, device: object, notes: Path, local: bool, launcher: int) -> None:
+    def body(args: object, device: object, records: Path, local: bool, launcher: int) -> None:
         worker = subprocess.Popen(
             ["sleep", str(LONG_S)], preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL)
         )

@@ -48,8 +48,11 @@ LISTENS = re.compile(
     re.MULTILINE,
 )
 LISTENERS = {
-    "ef_common/collectives/peer_connections.py": ("liveness port; links between nodes", "links within a node"),
-    "ef_common/control/client.py": ("liveness port; links between nodes",),
+    "ef_common/collectives/peer_connections.py": (
+        "liveness port; peer connections between nodes",
+        "peer connections within a node",
+    ),
+    "ef_common/control/client.py": ("liveness port; peer connections between nodes",),
     "ef_common/control/coordinator.py": ("coordinator", "standby"),
     "ef_common/control/sockets.py": (),  # by which the others listen
     "ef_common/horovod/notices.py": ("notices of horovodrun",),

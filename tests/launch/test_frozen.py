@@ -19,7 +19,7 @@ from ef_common.session.crash_record import CrashRecord
 
 
 class Worker:
-    """A process, for which this one notes down heartbeats."""
+    """A process, for which this one records heartbeats."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])

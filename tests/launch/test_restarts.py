@@ -12,8 +12,8 @@ from ef_common.session.crash_record import Crash, CrashRecord, path_of, read_fai
 
 
 def death(epoch: int = 0, step: int = 5, *, trained_s: float = 1.0, excused: bool = False) -> Death:
-    noted = Crash(epoch, step, True, ((8, 12),), 4, trained_s, excused)
-    return Death(0, -signal.SIGSEGV, noted)
+    crash = Crash(epoch, step, True, ((8, 12),), 4, trained_s, excused)
+    return Death(0, -signal.SIGSEGV, crash)
 
 
 def after(*deaths: Death) -> Count:
@@ -42,7 +42,7 @@ def test_only_deaths_at_one_step_one_after_the_other_are_too_many() -> None:
 
 
 @pytest.mark.parametrize(
-    "unknown", [Death(0, -9, None), death(epoch=-1), death(excused=True)], ids=["no note", "no step", "excused"]
+    "unknown", [Death(0, -9, None), death(epoch=-1), death(excused=True)], ids=["no crash record", "no step", "excused"]
 )
 def test_death_at_no_step_of_its_own_is_counted_as_a_failure_alone(unknown: Death) -> None:
     count = after(unknown, unknown, unknown)
@@ -50,7 +50,7 @@ def test_death_at_no_step_of_its_own_is_counted_as_a_failure_alone(unknown: Deat
     assert after(death(), death(), unknown, death()).times == 1
 
 
-def test_restarts_read_notes_and_outlive_the_launcher(tmp_path: Path) -> None:
+def test_restarts_read_crash_records_and_outlive_the_launcher(tmp_path: Path) -> None:
     for number in range(3):
         assert not Restarts(tmp_path).too_often(death(), node="n")
         CrashRecord(tmp_path, 1).begin(0, 6, [(20, 24), (30, 31)])
@@ -109,7 +109,7 @@ def test_death_with_many_ranges_shows_some() -> None:
     assert ", 14 and 492 more in the order" in text
 
 
-def test_failure_that_is_noted_is_read(tmp_path: Path) -> None:
+def test_failure_that_is_recorded_is_read(tmp_path: Path) -> None:
     assert read_failure(tmp_path) == ""
     write_failure(tmp_path, "boom")
     assert read_failure(tmp_path) == "boom"

@@ -39,8 +39,8 @@ GUARD_S = 30.0
 PORTS = {
     "coordinator": 1,
     "standby": 2,
-    "liveness port; links between nodes": 3,  # two doors, and the links of the one that has received the state
-    "links within a node": 1,
+    "liveness port; peer connections between nodes": 3,  # one of them since it has received the state
+    "peer connections within a node": 1,
     "metrics of a worker": 1,
     "live page": 1,
 }
@@ -48,7 +48,7 @@ PORTS = {
 TAKEN_OVER = {
     "coordinator": "tests/launch/test_strangers.py::test_stranger_at_each_port_stops_nobody",
     "standby": "tests/control/test_tls.py::test_connection_to_a_standby_that_is_taken_over_is_not_believed",
-    "liveness port; links between nodes": "tests/collectives/test_links.py::"
+    "liveness port; peer connections between nodes": "tests/collectives/test_peer_connections.py::"
     "test_connection_that_is_taken_over_breaks_the_group",
 }
 """Where a connection is taken over, if TLS protects it; and the test that does."""
@@ -93,7 +93,7 @@ class Job:
         found: dict[Place, str] = {}
         for process in self.processes:
             found |= {(LOOPBACK, port): self._purpose_of(process, port) for port in _ports(process)}
-            found |= dict.fromkeys(_names(process), "links within a node")
+            found |= dict.fromkeys(_names(process), "peer connections within a node")
         return {place: purpose for place, purpose in found.items() if reaches(place)}
 
     def _purpose_of(self, process: psutil.Process, port: int) -> str:
@@ -101,7 +101,7 @@ class Job:
             return ("metrics of a worker", "live page")[self._pages.index(port)]
         if port == self.coordinator[1]:
             return "coordinator"
-        return "liveness port; links between nodes" if process.pid in self.workers else "standby"
+        return "liveness port; peer connections between nodes" if process.pid in self.workers else "standby"
 
     def end(self) -> None:
         """End all of it."""

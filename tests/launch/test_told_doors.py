@@ -17,8 +17,8 @@ import pytest
 from ef_common.core.door_list import VALID_S, DoorList
 from ef_common.core.doors import DoorAnswer, Supporter
 from ef_common.errors import AuthenticationError, ThreadFailed, UsageError
-from ef_common.launch import doors, finding, told_doors
-from ef_common.launch.doors import Resolved, find_at_doors
+from ef_common.launch import door_search, finding, told_doors
+from ef_common.launch.door_search import Resolved, find_at_doors
 from ef_common.launch.hosting import Hosting
 from ef_common.launch.rendezvous_options import GivenParameters, RendezvousOptions
 from ef_common.launch.told_doors import ToldDoors
@@ -34,7 +34,7 @@ A, B, C = ("10.0.0.1", PORT), ("10.0.0.2", PORT), ("10.0.0.3", PORT)
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in (doors, finding, told_doors):
+    for module in (door_search, finding, told_doors):
         monkeypatch.setattr(module, "time", clock)
     return clock
 

@@ -21,7 +21,7 @@ from ef_common.control.client import CoordinatorClient
 from ef_common.core.doors import DoorAnswer
 from ef_common.core.view import Member
 from ef_common.errors import CoordinatorLost, JobFailed, UsageError
-from ef_common.launch import doors
+from ef_common.launch import door_search
 from ef_common.launch.environment import read_environment
 from ef_common.launch.registry import Registry
 from ef_common.launch.rendezvous_options import RendezvousOptions
@@ -42,7 +42,7 @@ def parameters(endpoint: str = "127.0.0.1:29400", *, run_id: str = "run-1", **co
 
 @pytest.fixture(autouse=True)
 def restore_environment(monkeypatch):
-    for name in ("COORDINATOR", "TOKEN", "NODE", "ADDRESS", "STANDBY", "NOTES", "CREDENTIALS"):
+    for name in ("COORDINATOR", "TOKEN", "NODE", "ADDRESS", "STANDBY", "CRASH_RECORDS", "CREDENTIALS"):
         monkeypatch.setenv(f"ELASTICFLOW_{name}", "x")  # so that it is put back
         monkeypatch.delenv(f"ELASTICFLOW_{name}")
 
@@ -232,8 +232,8 @@ def test_handlers_at_a_list_make_one_job_and_a_latecomer_hears_of_its_end(caplog
 def test_handler_waits_for_the_name_of_its_group_to_have_an_address(monkeypatch):
     (port,) = free_ports(1)
     answers = [[], [], ["127.0.0.1"]]
-    monkeypatch.setattr(doors, "addresses_of", lambda host: answers.pop(0) if len(answers) > 1 else answers[0])
-    monkeypatch.setattr(doors.Resolved, "settle_s", 0.0)
+    monkeypatch.setattr(door_search, "addresses_of", lambda host: answers.pop(0) if len(answers) > 1 else answers[0])
+    monkeypatch.setattr(door_search.Resolved, "settle_s", 0.0)
     handler = create_handler(parameters(f"workers.test:{port}", is_group="1"))
     try:
         assert os.environ["ELASTICFLOW_COORDINATOR"] == f"127.0.0.1:{port}"
@@ -556,15 +556,15 @@ def handler():
     handler.shutdown()
 
 
-def notes() -> Path:
-    return Path(os.environ["ELASTICFLOW_NOTES"])
+def records() -> Path:
+    return Path(os.environ["ELASTICFLOW_CRASH_RECORDS"])
 
 
 def test_handler_restarts_after_longer_and_longer_pauses(handler, pauses, caplog):
     handler.next_rendezvous()
     assert pauses == []
     for step in range(8):
-        CrashRecord(notes()).begin(0, step, [(0, 4)])
+        CrashRecord(records()).begin(0, step, [(0, 4)])
         _invoke_run(handler, -9)
     assert pauses == [0, 1, 2, 4, 8, 16, 30, 30]
     assert "a worker died at step 1 of epoch 0 (SIGKILL); restarting it in 1 s (death 2 in a row)" in caplog.text
@@ -573,7 +573,7 @@ def test_handler_restarts_after_longer_and_longer_pauses(handler, pauses, caplog
 def test_handler_begins_to_count_anew_once_a_worker_has_trained_for_a_minute(handler, pauses):
     handler.next_rendezvous()
     for trained_s in (1.0, 1.0, 61.0, 1.0):
-        record = CrashRecord(notes(), clock=iter([0.0, 0.0, trained_s]).__next__)
+        record = CrashRecord(records(), clock=iter([0.0, 0.0, trained_s]).__next__)
         record.begin(0, 1, [(0, 4)])
         record.begin(0, 2 + len(pauses), [(0, 4)])
         _invoke_run(handler, -9)
@@ -582,7 +582,7 @@ def test_handler_begins_to_count_anew_once_a_worker_has_trained_for_a_minute(han
 
 def test_handler_ends_when_its_worker_has_noted_that_the_job_has_failed(handler, pauses, caplog):
     handler.next_rendezvous()
-    CrashRecord(notes()).fail("worker w raised ValueError")
+    CrashRecord(records()).fail("worker w raised ValueError")
     with pytest.raises(ChildFailedError) as caught:
         _invoke_run(handler, 1)
     assert caught.value.failures[0].exitcode == 1
@@ -592,7 +592,7 @@ def test_handler_ends_when_its_worker_has_noted_that_the_job_has_failed(handler,
 def test_handler_that_does_not_know_how_its_worker_died_ends_all_the_same(handler, pauses):
     handler.next_rendezvous()
     _invoke_run(handler, None)
-    CrashRecord(notes()).fail("worker w raised ValueError")
+    CrashRecord(records()).fail("worker w raised ValueError")
     with pytest.raises(JobFailed, match="ValueError"):
         handler.next_rendezvous()
 
@@ -600,7 +600,7 @@ def test_handler_that_does_not_know_how_its_worker_died_ends_all_the_same(handle
 def test_handler_ends_the_job_at_the_third_death_at_one_step(handler, pauses, caplog):
     handler.next_rendezvous()
     for number in range(3):
-        CrashRecord(notes()).begin(0, 6, [(20, 24)])
+        CrashRecord(records()).begin(0, 6, [(20, 24)])
         if number < 2:
             _invoke_run(handler, -11)
     with pytest.raises(ChildFailedError):
@@ -622,7 +622,7 @@ def test_handler_tells_of_an_exception_before_there_was_a_worker(handler, pauses
 def test_handler_restarts_a_worker_that_ended_in_any_other_way(handler, pauses, status, joined):
     handler.next_rendezvous()
     if joined:
-        CrashRecord(notes())
+        CrashRecord(records())
     _invoke_run(handler, status)
     assert not handler._hosting.coordinator._server.state.failed
 
@@ -630,7 +630,7 @@ def test_handler_restarts_a_worker_that_ended_in_any_other_way(handler, pauses, 
 def test_handler_without_restarts_left_tells_why_when_it_ends(caplog):
     handler = create_handler(parameters("127.0.0.1:0"))
     handler.next_rendezvous()
-    CrashRecord(notes()).fail("worker w raised ValueError")
+    CrashRecord(records()).fail("worker w raised ValueError")
     with pytest.raises(ChildFailedError):  # noqa: PT012
         try:
             raise ChildFailedError("train.py", {0: ProcessFailure(0, 4711, 1, "")})

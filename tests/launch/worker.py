@@ -72,8 +72,8 @@ def main() -> None:
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT")
     record(kind="start", has_token=environment.token is not None, restart=restart, local_rank=environment.local_rank)
     sys.stdout.write("started\n")
-    if environment.notes is not None:
-        CrashRecord(environment.notes, environment.local_rank)  # as a worker of ElasticFlow, for its agent
+    if environment.crash_records is not None:
+        CrashRecord(environment.crash_records, environment.local_rank)  # as a worker of ElasticFlow, for its agent
     if environment.coordinator is None:
         from ef_common.launch.c10d import host_or_find_coordinator, is_plain_torchrun
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ef_common.testing.harness import Job
-from ef_lightning.progress import Progress
+from ef_lightning.progress import TrainerProgress
 from tests.lightning import progress, training
 from tests.lightning.conftest import HOSTS
 
@@ -67,9 +67,9 @@ class Bar:
         return lambda *args: self.told.append(name)
 
 
-def shown(bar: Any, session: Any) -> Progress:
+def shown(bar: Any, session: Any) -> TrainerProgress:
     trainer: Any = SimpleNamespace(progress_bar_callback=bar, lightning_module=None)
-    return Progress(trainer, session)
+    return TrainerProgress(trainer, session)
 
 
 @pytest.mark.parametrize("wanted", [True, False])

@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 
-from ef_lightning.reductions import Part, combine
+from ef_lightning.reductions import WorkerPart, combine
 
 
-def parts(*values: tuple[float, float]) -> list[Part]:
-    return [Part(torch.tensor(value), weight) for value, weight in values]
+def parts(*values: tuple[float, float]) -> list[WorkerPart]:
+    return [WorkerPart(torch.tensor(value), weight) for value, weight in values]
 
 
 @pytest.mark.parametrize(
@@ -28,15 +28,19 @@ def test_mean_leaves_out_what_weighs_nothing_whatever_it_is() -> None:
 
 def test_mean_of_equal_values_is_that_value_bit_for_bit() -> None:
     value = torch.tensor(0.1)
-    mean = combine("mean", [Part(value, 1 / 3), Part(value.clone(), 1 / 3), Part(value.clone(), 1 / 3)])
+    mean = combine(
+        "mean", [WorkerPart(value, 1 / 3), WorkerPart(value.clone(), 1 / 3), WorkerPart(value.clone(), 1 / 3)]
+    )
     assert torch.equal(mean, value)
-    assert combine("mean", [Part(torch.tensor(7)), Part(torch.tensor(7))]).dtype == torch.int64
+    assert combine("mean", [WorkerPart(torch.tensor(7)), WorkerPart(torch.tensor(7))]).dtype == torch.int64
 
 
 def test_mean_of_single_precision_is_made_in_double_precision() -> None:
     large, small = torch.tensor(float(2**24)), torch.tensor(1.0)
-    assert combine("mean", [Part(large), Part(small), Part(small)]).item() == pytest.approx((2**24 + 2) / 3, rel=1e-7)
-    assert combine("sum", [Part(large), Part(small), Part(small)]).item() == 2**24 + 2
+    assert combine("mean", [WorkerPart(large), WorkerPart(small), WorkerPart(small)]).item() == pytest.approx(
+        (2**24 + 2) / 3, rel=1e-7
+    )
+    assert combine("sum", [WorkerPart(large), WorkerPart(small), WorkerPart(small)]).item() == 2**24 + 2
 
 
 def test_not_a_number_is_not_hidden() -> None:
@@ -45,4 +49,4 @@ def test_not_a_number_is_not_hidden() -> None:
 
 
 def test_values_of_another_shape_than_the_first_are_left_out() -> None:
-    assert combine("mean", [Part(torch.tensor([1.0, 2.0])), Part(torch.tensor(5.0))]).tolist() == [1.0, 2.0]
+    assert combine("mean", [WorkerPart(torch.tensor([1.0, 2.0])), WorkerPart(torch.tensor(5.0))]).tolist() == [1.0, 2.0]

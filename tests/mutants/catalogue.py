@@ -158,7 +158,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "collectives, and hang or end.",
     ),
     Mutant(
-        name="closed-links-leave-a-receiver-waiting",
+        name="closed-peer-connections-leave-a-receiver-waiting",
         file="ef_common/collectives/peer_connections.py",
         old="            strangers = list(self._strangers)\n            self._changed.notify_all()\n",
         new="            strangers = list(self._strangers)\n",

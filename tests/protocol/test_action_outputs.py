@@ -10,7 +10,7 @@ import pytest
 
 from ef_common.core import membership
 from ef_common.core.membership import Phase, Serving
-from ef_common.core.membership.phase import Standing
+from ef_common.core.membership.phase import WorkerPhase
 from ef_common.core.view import Member, View
 from ef_common.core.watermark import Watermark
 from ef_common.protocol import wire
@@ -21,7 +21,7 @@ from tests.control.test_wire import FROM_COORDINATOR
 
 MEMBERS = tuple(Member(name, f"n{name}", "h", standby=1) for name in "abcd")
 BEFORE, VIEW = View(3, MEMBERS[:3]), View(4, MEMBERS[:2])
-STATE = Serving(generation=3, view=VIEW, workers={"d": Standing(MEMBERS[3], Phase.WARMING)})
+STATE = Serving(generation=3, view=VIEW, workers={"d": WorkerPhase(MEMBERS[3], Phase.WARMING)})
 
 
 class Job:

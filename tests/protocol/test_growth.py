@@ -34,7 +34,7 @@ NONCE, KEY = "0f" * 16, "1e" * 16
 
 
 def member(index: int) -> Member:
-    return Member(f"w{index:04}", f"n{index:04}", f"10.0.{index >> 8}.{index & 255}", standby=1000, door=2)
+    return Member(f"w{index:04}", f"n{index:04}", f"10.0.{index >> 8}.{index & 255}", standby=1000, liveness_port=2)
 
 
 def calls_of(act: Callable[[], object]) -> int:

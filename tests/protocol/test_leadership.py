@@ -18,14 +18,14 @@ from ef_common.core.membership import (
     Serving,
     Shortage,
 )
-from ef_common.core.membership.phase import Standing
+from ef_common.core.membership.phase import WorkerPhase
 from ef_common.core.view import Member, View
 from ef_common.protocol import wire
 from ef_common.protocol.leadership import Leadership, why_out
 from ef_common.protocol.peer import Peer
 
 VIEW = View(3, (Member("a", "na", "10.0.0.1", standby=7), Member("b", "nb", "10.0.0.2", standby=8)))
-WORKERS = {member.id: Standing(member, Phase.MEMBER) for member in VIEW.members}
+WORKERS = {member.id: WorkerPhase(member, Phase.MEMBER) for member in VIEW.members}
 SERVING = Serving(generation=3, view=VIEW, workers=WORKERS)
 HELD = Serving(generation=3, view=VIEW, shortage=Shortage("1 of 2"))
 

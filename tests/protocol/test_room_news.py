@@ -8,7 +8,7 @@ from math import inf
 import pytest
 
 from ef_common.core.membership import Forming, Phase, Serving, Settings
-from ef_common.core.membership.phase import Standing
+from ef_common.core.membership.phase import WorkerPhase
 from ef_common.core.room import Demand
 from ef_common.core.view import Member, View
 from ef_common.protocol.room_news import RoomNews
@@ -16,7 +16,7 @@ from tests.diagrams import rows
 
 MEMBERS = tuple(Member(name, f"n{name}", "") for name in "ab")
 VIEW = View(3, MEMBERS)
-WORKERS = {member.id: Standing(member, Phase.MEMBER) for member in MEMBERS}
+WORKERS = {member.id: WorkerPhase(member, Phase.MEMBER) for member in MEMBERS}
 SERVING = Serving(generation=3, view=VIEW, workers=WORKERS)
 WANTED = Serving(generation=3, view=VIEW, workers=WORKERS, demand=Demand(3, 1, 2))
 SETTINGS = Settings()

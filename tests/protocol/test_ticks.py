@@ -16,7 +16,7 @@ from ef_common.protocol.ticks import Probes, Ticks
 from tests.diagrams import cases, rows
 
 SETTINGS = Settings(min_nodes=1, last_call_s=2.0)
-MEMBERS = (Member("a", "na", "", door=9), Member("b", "nb", ""))
+MEMBERS = (Member("a", "na", "", liveness_port=9), Member("b", "nb", ""))
 VIEW = View(1, MEMBERS)
 LED = Serving(generation=1, view=VIEW, chain=(ChainLink(VIEW),))
 HELD = replace(LED, shortage=Shortage("0 of 2"))

@@ -11,7 +11,7 @@ import pytest
 from ef_common.session.crash_record import MAX_RANGES, SIZE, Crash, CrashRecord, Life, has_left, lives, path_of, read
 
 
-def test_note_of_a_process_that_is_killed_is_what_it_wrote_last(tmp_path: Path) -> None:
+def test_crash_record_of_a_process_that_is_killed_is_what_it_wrote_last(tmp_path: Path) -> None:
     child = os.fork()
     if not child:
         record = CrashRecord(tmp_path, 2, clock=iter([0.0, 10.0, 12.5]).__next__)
@@ -23,13 +23,13 @@ def test_note_of_a_process_that_is_killed_is_what_it_wrote_last(tmp_path: Path) 
     assert read(path_of(tmp_path, 2)) == Crash(3, 41, True, ((8, 16), (99, 100)), 9, 2.5, False)
 
 
-def test_note_of_another_process_replaces_the_one_before(tmp_path: Path) -> None:
+def test_crash_record_of_another_process_replaces_the_one_before(tmp_path: Path) -> None:
     CrashRecord(tmp_path).begin(0, 1, [(0, 8)])
     CrashRecord(tmp_path)
     assert read(path_of(tmp_path, 0)) == Crash(-1, 0, False, (), 0, 0.0, False)
 
 
-def test_note_on_a_full_disk_is_an_error_and_not_the_end_of_the_process(tmp_path: Path) -> None:
+def test_crash_record_on_a_full_disk_is_an_error_and_not_the_end_of_the_process(tmp_path: Path) -> None:
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(tmp_path)], capture_output=True)
     if mounted.returncode:
         pytest.skip("only root can mount a file system of a limited size")
@@ -47,14 +47,14 @@ def test_note_on_a_full_disk_is_an_error_and_not_the_end_of_the_process(tmp_path
         subprocess.run(["umount", str(tmp_path)], check=True)
 
 
-def test_note_with_more_ranges_than_fit_keeps_the_first_and_their_number(tmp_path: Path) -> None:
+def test_crash_record_with_more_ranges_than_fit_keeps_the_first_and_their_number(tmp_path: Path) -> None:
     CrashRecord(tmp_path).begin(0, 1, [(10 * number, 10 * number + 2) for number in range(100)])
     noted = read(path_of(tmp_path, 0))
     assert noted is not None
     assert (len(noted.ranges), noted.ranges[-1], noted.num_positions) == (MAX_RANGES, (150, 152), 200)
 
 
-def test_note_knows_a_fault_and_where_it_was(tmp_path: Path) -> None:
+def test_crash_record_knows_a_fault_and_where_it_was(tmp_path: Path) -> None:
     record = CrashRecord(tmp_path)
     record.begin(1, 5, [(0, 8)])
     record.excuse()
@@ -64,13 +64,13 @@ def test_note_knows_a_fault_and_where_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"x" * SIZE, b"x"], ids=len)
-def test_file_that_is_no_note_is_none(tmp_path: Path, data: bytes) -> None:
+def test_file_that_is_no_crash_record_is_none(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "a").write_bytes(data)
     assert read(tmp_path / "a") is None
     assert read(tmp_path / "b") is None
 
 
-def test_note_that_was_being_written_is_none(tmp_path: Path) -> None:
+def test_crash_record_that_was_being_written_is_none(tmp_path: Path) -> None:
     CrashRecord(tmp_path).begin(0, 1, [(0, 8)])
     path = path_of(tmp_path, 0)
     data = bytearray(path.read_bytes())
@@ -79,14 +79,14 @@ def test_note_that_was_being_written_is_none(tmp_path: Path) -> None:
     assert read(path) is None
 
 
-def test_note_without_a_directory_is_kept_in_memory() -> None:
+def test_crash_record_without_a_directory_is_kept_in_memory() -> None:
     record = CrashRecord()
     record.begin(0, 3, [(0, 8)])
     record.fail("boom")
     assert (record.epoch, record.step) == (0, 3)
 
 
-def test_note_tells_of_heartbeats_until_none_are_to_be_expected(tmp_path: Path) -> None:
+def test_crash_record_tells_of_heartbeats_until_none_are_to_be_expected(tmp_path: Path) -> None:
     record, other = CrashRecord(tmp_path, 1), CrashRecord(tmp_path, 2)
     for number, one in enumerate((record, other)):
         one.introduce(f"ü-{number}")

@@ -39,13 +39,13 @@ class Pieces:
         num = len(pieces) if self.window.piece > 1 else -(-len(pieces) // self._batch_size)
         return [pieces[slice(*sharding.share(len(pieces), num, number))] for number in range(num)]
 
-    def places(self, pieces: Sequence[int]) -> list[int]:
-        """Places of these pieces in the sequence of the epoch."""
-        return [place for piece in pieces for place in range(*self.window.places_of(piece))]
+    def slots(self, pieces: Sequence[int]) -> list[int]:
+        """Slots of these pieces in the sequence of the epoch."""
+        return [slot for piece in pieces for slot in range(*self.window.slots_of(piece))]
 
     def share(self, pieces: Sequence[int]) -> float:
         """The part of the batch in these pieces: the weight of the mean gradient over them."""
-        return len(self.places(pieces)) / (self.window.stop - self.window.start)
+        return len(self.slots(pieces)) / (self.window.stop - self.window.start)
 
     def settle(self, group: Group, view: View) -> dict[str, list[int]]:
         """Replace the pieces that lost members held. All members of the view call this before they reduce.

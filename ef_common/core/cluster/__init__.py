@@ -1,7 +1,7 @@
 """Which jobs of a cluster have how many worker pods, and what is done about it: pure rules for its controller."""
 
+from ef_common.core.cluster.contacts import doors_of
 from ef_common.core.cluster.decide import agrees, decide, refused, rests_on_pods
-from ef_common.core.cluster.doors import doors_of
 from ef_common.core.cluster.policy import SharePolicy
 from ef_common.core.cluster.report import WorkerReport, on_record
 from ef_common.core.cluster.state import Cause, Decision, Doom, Job, JobPhase, Node, Pod, Record, Refusal, Resources

@@ -36,7 +36,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ef_common.core.cluster.doors import contacts_of, seekers_of
+from ef_common.core.cluster.contacts import contacts_of, seekers_of
 from ef_common.core.cluster.losses import STEADY_S, leaves_too_few, note_losses, pause_s, what_was_lost
 from ef_common.core.cluster.policy import SharePolicy
 from ef_common.core.cluster.shares import Share, shares

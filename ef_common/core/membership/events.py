@@ -108,7 +108,7 @@ class Closed(Event):
 class Gone(Event):
     """A worker's process ended its connection, or (`goodbye`) ended normally.
 
-    `silent`: all that is known is that its line broke, or that it has gone to another coordinator.
+    `silent`: all that is known is that its connection broke, or that it has gone to another coordinator.
     """
 
     worker: str

@@ -40,7 +40,7 @@ class Phase(Enum):
 NEWCOMERS, MEMBERS = (Phase.WARMING, Phase.READY), (Phase.MEMBER, Phase.LEAVING)
 
 
-class Standing(NamedTuple):
+class WorkerPhase(NamedTuple):
     """Where a connected worker stands.
 
     `training` is, of one that is ready, the training that it is ready for; of one that warms up, the one that it was
@@ -52,4 +52,4 @@ class Standing(NamedTuple):
     training: int = 1
 
 
-Workers = Mapping[str, Standing]
+Workers = Mapping[str, WorkerPhase]

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from ef_common.core.membership.actions import Finish
 from ef_common.core.membership.model import Active, AnyActive, Forming, Membership, Serving, Settings, copied, extended
-from ef_common.core.membership.phase import MEMBERS, NEWCOMERS, Phase, Standing, Workers
+from ef_common.core.membership.phase import MEMBERS, NEWCOMERS, Phase, WorkerPhase, Workers
 from ef_common.core.view import Member
 from ef_common.errors import ProtocolError
 
@@ -34,12 +34,12 @@ def finishes(state: Membership) -> tuple[Finish, ...]:
 
 def placed(state: Active, member: Member, phase: Phase, training: int = 1) -> Workers:
     """The workers, and this one in this phase."""
-    return extended(state.workers, {member.id: Standing(member, phase, training)})
+    return extended(state.workers, {member.id: WorkerPhase(member, phase, training)})
 
 
 def moved(state: Active, workers: Collection[str], phase: Phase, training: int = 1) -> Workers:
     """The workers, some of them in another phase."""
-    changed = {worker: Standing(state.workers[worker].member, phase, training) for worker in workers}
+    changed = {worker: WorkerPhase(state.workers[worker].member, phase, training) for worker in workers}
     return extended(state.workers, changed)
 
 

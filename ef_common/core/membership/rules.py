@@ -25,7 +25,7 @@ from ef_common.core.membership.model import (
     carry_over,
     extended,
 )
-from ef_common.core.membership.phase import MEMBERS, Phase, Standing
+from ef_common.core.membership.phase import MEMBERS, Phase, WorkerPhase
 from ef_common.core.membership.roster import admissible, expect_member, phase_of, present, remaining
 from ef_common.core.quorum import ChainLink, is_in, merge, shortfall, some_of
 from ef_common.core.view import Member, View
@@ -310,7 +310,7 @@ def install(
     if not members:
         return Forming(**carry_over(state)), (), reason
     workers = {
-        worker: Standing(stands.member, Phase.MEMBER) if worker in ids and stands.phase not in MEMBERS else stands
+        worker: WorkerPhase(stands.member, Phase.MEMBER) if worker in ids and stands.phase not in MEMBERS else stands
         for worker, stands in state.workers.items()
         if worker not in dropped
     }

@@ -55,7 +55,7 @@ INTERRUPTED = 128 + signal.SIGINT
 _STATUSES = {HostsVerdict.FINISHED: 0, HostsVerdict.FAILED: 1, HostsVerdict.REFUSED: 2, HostsVerdict.NOBODY: 2}
 _NOT_FOR_NODES = (
     *("HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "HOSTNAME", "TERM", "SHLVL", "MAIL", "TMPDIR", "PYTHONPATH"),
-    *("_", environment.RUN_DIR, environment.NOTES, environment.AGENT, environment.NODE, environment.ADDRESS),
+    *("_", environment.RUN_DIR, environment.CRASH_RECORDS, environment.AGENT, environment.NODE, environment.ADDRESS),
 )
 _NOT_FOR_NODES_PREFIXES = ("SSH_", "XDG_", "DBUS_", "BASH_FUNC_", "SUDO_", "SLURM_", "OMPI_", "PMIX_", "PMI_", "PET_")
 """Variables that are those of this machine or of its launcher."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from ef_common import threads
 from ef_common.errors import ProtocolError, UsageError
 from ef_common.launch.child import paths
-from ef_common.launch.doors import is_this_machine
+from ef_common.launch.door_search import is_this_machine
 from ef_common.launch.hosts import lines
 from ef_common.launch.hosts.lines import SILENT_S, Answer, NodeOrder
 

@@ -102,7 +102,7 @@ class Outcome:
 
 
 class Worker:
-    """One worker: its process, its line, its ends of groups, its session and its training."""
+    """One worker: its process, its control channel, its ends of groups, its session and its training."""
 
     def __init__(self, simulation: Simulation, name: str) -> None:
         self.name = name
@@ -118,7 +118,7 @@ class Worker:
         index = len(simulation.workers)
         standby = simulation.standby_of(index)
         host, _ = address_of(index + FIRST)
-        member = Member(id=name, node=host, address=host, standby=standby, door=standby)
+        member = Member(id=name, node=host, address=host, standby=standby, liveness_port=standby)
         self.factory = Factory(simulation.network, self.process, self.mark)
         self.tracker = ProgressTracker(lambda: scheduler.now)
         self.channel = Channel(

@@ -15,7 +15,7 @@ from ef_common.session import Session
 from ef_common.session.ports import Group, Operation
 from ef_common.testing.simulation.invariants import Violation
 
-Note = Callable[[str], None]
+Callback = Callable[[str], None]
 
 
 class Flags(NamedTuple):
@@ -38,7 +38,7 @@ class Watched:
         note: Counts what is worth it.
     """
 
-    def __init__(self, operation: Operation, label: str, *, mark: Note, note: Note) -> None:
+    def __init__(self, operation: Operation, label: str, *, mark: Callback, note: Callback) -> None:
         self._operation = operation
         self._label = label
         self._mark = mark
@@ -125,8 +125,8 @@ class Reduction(BucketRun):
         value: int,
         pieces: Pieces | None = None,
         finds: bool = False,
-        mark: Note,
-        note: Note,
+        mark: Callback,
+        note: Callback,
     ) -> None:
         self._num_values = buffers.num_values
         super().__init__(

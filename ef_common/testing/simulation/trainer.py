@@ -25,7 +25,7 @@ from ef_common.session.ports import Operation
 from ef_common.testing.simulation.invariants import Invariants, Record, Result, Violation, add_once
 from ef_common.testing.simulation.schedule import Job
 from ef_common.testing.simulation.streamed import StreamedEpoch
-from ef_common.testing.simulation.toy_operations import Buffers, Note, Reduction, Watched
+from ef_common.testing.simulation.toy_operations import Buffers, Callback, Reduction, Watched
 
 _MODULUS = (1 << 61) - 1
 _TOLERANCE = 1e-6
@@ -84,8 +84,8 @@ class Trainer:
         sleep: Callable[[float], None],
         now: Callable[[], float],
         delay: Callable[[float], float],
-        mark: Note,
-        note: Note,
+        mark: Callback,
+        note: Callback,
         store: str = "",
     ) -> None:
         self._store = store
@@ -263,7 +263,7 @@ class Trainer:
         self._pieces = Pieces(window, self.worker, batch_size=job.batch_size) if global_batch else None
         places: Sequence[int] = range(*window.slice_of(self.worker))
         if self._pieces is not None:
-            places = self._pieces.places(self._pieces.mine)
+            places = self._pieces.slots(self._pieces.mine)
         total, count = self._forward(self.progress.positions_at(places))
         self._end_step(total, count)
 
@@ -289,7 +289,7 @@ class Trainer:
     def _make_up(self, operation: Reduction, pieces: Pieces, some: Sequence[int]) -> None:
         self._mark("make_up")
         self._note("made up")
-        operation.add(*self._forward(self.progress.positions_at(pieces.places(some))))
+        operation.add(*self._forward(self.progress.positions_at(pieces.slots(some))))
 
     def _reduction(self) -> Reduction:
         reduction = Reduction(

@@ -36,7 +36,7 @@ def values() -> SharedValues:
 
 
 @pytest.fixture(params=["one node", "three nodes", "TLS"])
-def links(request: pytest.FixtureRequest, values: SharedValues) -> Iterator[list[PeerConnections]]:
+def peers(request: pytest.FixtureRequest, values: SharedValues) -> Iterator[list[PeerConnections]]:
     nodes = ["n0"] * 3 if request.param == "one node" else ["n0", "n1", "n2"]
     view = View(1, tuple(Member(f"w{rank}", node, "127.0.0.1") for rank, node in enumerate(nodes)))
     tls = Tls(TRUST.worker) if request.param == "TLS" else None
@@ -63,15 +63,15 @@ def outcome_of(act: Callable[[], Any]) -> tuple[threading.Thread, list[BaseExcep
     return thread, ended
 
 
-def test_parts_arrive_in_order_between_any_two(links: list[PeerConnections]) -> None:
+def test_parts_arrive_in_order_between_any_two(peers: list[PeerConnections]) -> None:
     sent = {(a, b): [bytes([a, b]) * 5, b"", bytes([b]) * LARGE] for a in range(3) for b in range(3) if a != b}
     received = {pair: [bytearray(len(part)) for part in parts] for pair, parts in sent.items()}
     threads = [
-        outcome_of(lambda a=a, b=b, parts=parts: links[a].send([memoryview(part) for part in parts], b))
+        outcome_of(lambda a=a, b=b, parts=parts: peers[a].send([memoryview(part) for part in parts], b))
         for (a, b), parts in sent.items()
     ]
     threads += [
-        outcome_of(lambda a=a, b=b, parts=parts: links[b].receive([memoryview(part) for part in parts], a))
+        outcome_of(lambda a=a, b=b, parts=parts: peers[b].receive([memoryview(part) for part in parts], a))
         for (a, b), parts in received.items()
     ]
     for thread, ended in threads:
@@ -80,13 +80,13 @@ def test_parts_arrive_in_order_between_any_two(links: list[PeerConnections]) -> 
     assert received == sent
 
 
-def test_member_passes_on_what_it_receives(links: list[PeerConnections]) -> None:
+def test_member_passes_on_what_it_receives(peers: list[PeerConnections]) -> None:
     sent = [b"12345", b"", bytes(range(256)) * (LARGE // 256)]
     received = {rank: [bytearray(len(part)) for part in sent] for rank in (1, 2)}
     threads = [
-        outcome_of(lambda: links[0].send([memoryview(part) for part in sent], 1)),
-        outcome_of(lambda: links[1].receive([memoryview(part) for part in received[1]], 0, 2)),
-        outcome_of(lambda: links[2].receive([memoryview(part) for part in received[2]], 1)),
+        outcome_of(lambda: peers[0].send([memoryview(part) for part in sent], 1)),
+        outcome_of(lambda: peers[1].receive([memoryview(part) for part in received[1]], 0, 2)),
+        outcome_of(lambda: peers[2].receive([memoryview(part) for part in received[2]], 1)),
     ]
 
     for thread, ended in threads:
@@ -95,51 +95,51 @@ def test_member_passes_on_what_it_receives(links: list[PeerConnections]) -> None
     assert received == {1: sent, 2: sent}
 
 
-def test_member_passes_on_before_it_has_received_everything(links: list[PeerConnections]) -> None:
+def test_member_passes_on_before_it_has_received_everything(peers: list[PeerConnections]) -> None:
     first, room = bytes(LARGE), {rank: bytearray(LARGE + 1) for rank in (1, 2)}
-    passes_on, passed_on = outcome_of(lambda: links[1].receive([memoryview(room[1])], 0, 2))
-    outcome_of(lambda: links[0].send([memoryview(first)], 1))
+    passes_on, passed_on = outcome_of(lambda: peers[1].receive([memoryview(room[1])], 0, 2))
+    outcome_of(lambda: peers[0].send([memoryview(first)], 1))
 
-    links[2].receive([memoryview(room[2])[: LARGE // 2]], 1)
+    peers[2].receive([memoryview(room[2])[: LARGE // 2]], 1)
 
     assert passed_on == []
-    links[2].close()
+    peers[2].close()
     passes_on.join(GUARD_S)
     assert [type(error) for error in passed_on] == [GroupBroken]
     assert "could not send to rank 2" in str(passed_on[0])
 
 
-def test_close_wakes_a_sender_and_its_receiver(links: list[PeerConnections]) -> None:
-    sender, sent = outcome_of(lambda: links[0].send([memoryview(bytearray(LARGE))] * 20, 1))
+def test_close_wakes_a_sender_and_its_receiver(peers: list[PeerConnections]) -> None:
+    sender, sent = outcome_of(lambda: peers[0].send([memoryview(bytearray(LARGE))] * 20, 1))
     target = bytearray(10)
-    links[1].receive([memoryview(target)], 0)
-    receiver, received = outcome_of(lambda: links[1].receive([memoryview(bytearray(30 * LARGE))], 0))
-    links[1].close()
+    peers[1].receive([memoryview(target)], 0)
+    receiver, received = outcome_of(lambda: peers[1].receive([memoryview(bytearray(30 * LARGE))], 0))
+    peers[1].close()
     sender.join(GUARD_S)
     receiver.join(GUARD_S)
     assert [type(one) for one in sent + received] == [GroupBroken] * 2
 
 
-def test_close_wakes_who_waits_for_a_connection(links: list[PeerConnections]) -> None:
-    thread, ended = outcome_of(lambda: links[0].receive([memoryview(bytearray(1))], 2))
-    links[0].close()
+def test_close_wakes_who_waits_for_a_connection(peers: list[PeerConnections]) -> None:
+    thread, ended = outcome_of(lambda: peers[0].receive([memoryview(bytearray(1))], 2))
+    peers[0].close()
     thread.join(GUARD_S)
     assert [type(one) for one in ended] == [GroupBroken]
 
 
-def test_after_close_nothing_works(links: list[PeerConnections]) -> None:
-    links[0].close()
-    links[0].close()
+def test_after_close_nothing_works(peers: list[PeerConnections]) -> None:
+    peers[0].close()
+    peers[0].close()
     with pytest.raises(GroupBroken):
-        links[0].send([memoryview(b"x")], 1)
+        peers[0].send([memoryview(b"x")], 1)
     with pytest.raises(GroupBroken):
-        links[0].receive([memoryview(bytearray(1))], 1)
+        peers[0].receive([memoryview(bytearray(1))], 1)
 
 
-def test_stranger_without_the_secret_is_turned_away(links: list[PeerConnections], values: SharedValues) -> None:
+def test_stranger_without_the_secret_is_turned_away(peers: list[PeerConnections], values: SharedValues) -> None:
     received = bytearray(6)
-    receiver, at_receiver = outcome_of(lambda: links[0].receive([memoryview(received)], 1))
-    known = json.loads(values.get("link/0"))
+    receiver, at_receiver = outcome_of(lambda: peers[0].receive([memoryview(received)], 1))
+    known = json.loads(values.get("peer/0"))
     within = socket.socket(socket.AF_UNIX)
     within.connect("\0" + known["node"])
     outside = socket.create_connection((known["address"], known["port"]))
@@ -148,7 +148,7 @@ def test_stranger_without_the_secret_is_turned_away(links: list[PeerConnections]
             stranger.settimeout(GUARD_S)
             stranger.sendall(bytes(16) + (1).to_bytes(4, "big") + b"poison")
             assert not _reads(stranger)
-    sender, at_sender = outcome_of(lambda: links[1].send([memoryview(b"honest")], 0))
+    sender, at_sender = outcome_of(lambda: peers[1].send([memoryview(b"honest")], 0))
     for thread in (receiver, sender):
         thread.join(GUARD_S)
     assert (bytes(received), at_receiver, at_sender) == (b"honest", [None], [None])
@@ -162,23 +162,23 @@ def _reads(connection: socket.socket) -> bytes:
 
 
 def test_members_of_one_node_that_do_not_share_a_network_use_tcp(
-    links: list[PeerConnections], values: SharedValues
+    peers: list[PeerConnections], values: SharedValues
 ) -> None:
     received = bytearray(6)
-    receiver, ended = outcome_of(lambda: links[0].receive([memoryview(received)], 1))
-    known = json.loads(values.get("link/0"))
-    values.put("link/0", json.dumps({**known, "node": "elsewhere"}).encode())
-    links[1].send([memoryview(b"abcdef")], 0)
+    receiver, ended = outcome_of(lambda: peers[0].receive([memoryview(received)], 1))
+    known = json.loads(values.get("peer/0"))
+    values.put("peer/0", json.dumps({**known, "node": "elsewhere"}).encode())
+    peers[1].send([memoryview(b"abcdef")], 0)
     receiver.join(GUARD_S)
     assert (bytes(received), ended) == (b"abcdef", [None])
 
 
 @pytest.mark.parametrize("rank", [-1, 0, 3])
-def test_rank_of_no_other_member_is_refused(links: list[PeerConnections], rank: int) -> None:
+def test_rank_of_no_other_member_is_refused(peers: list[PeerConnections], rank: int) -> None:
     with pytest.raises(ValueError, match=f"Received: {rank} of 3"):
-        links[0].send([], rank)
+        peers[0].send([], rank)
     with pytest.raises(ValueError, match=f"Received: {rank} of 3"):
-        links[0].receive([], rank)
+        peers[0].receive([], rank)
 
 
 def dial(known: dict[str, Any], tls: Tls | None) -> socket.socket:
@@ -199,10 +199,10 @@ class Listener:
     def __init__(self) -> None:
         view = View(1, (Member("w0", "n0", "127.0.0.1"), Member("w1", "n1", "127.0.0.1")))
         self.values = SharedValues()
-        self.links = PeerConnections(view, 0, self.values)
+        self.peers = PeerConnections(view, 0, self.values)
         self.heeds = threading.Event()  # what strangers say; before, they are there for sure
-        welcome = self.links._welcome
-        self.links._welcome = lambda one: self.heeds.wait(GUARD_S) and welcome(one)  # type: ignore[method-assign]
+        welcome = self.peers._welcome
+        self.peers._welcome = lambda one: self.heeds.wait(GUARD_S) and welcome(one)  # type: ignore[method-assign]
         self.far: socket.socket | None = None  # their end
         self.near: socket.socket | None = None  # ours
 
@@ -210,14 +210,14 @@ class Listener:
     def state(self) -> str:
         """That of the connection, or, if none has come, of the first member's end."""
         if self.near is None:
-            return "closed" if self.links._closed else "listening" if self.links._listeners else "silent"
+            return "closed" if self.peers._closed else "listening" if self.peers._listeners else "silent"
         if self.near.fileno() < 0:
             return "gone"
-        return "member" if self.near in self.links._incoming.values() else "stranger"
+        return "member" if self.near in self.peers._incoming.values() else "stranger"
 
     @property
     def known(self) -> dict[str, Any]:
-        return json.loads(self.values.get("link/0"))
+        return json.loads(self.values.get("peer/0"))
 
     def leaves(self, state: str) -> None:
         self.heeds.set()
@@ -225,34 +225,34 @@ class Listener:
 
     def close(self) -> None:
         self.heeds.set()
-        self.links.close()
+        self.peers.close()
         if self.far is not None:
             self.far.close()
 
 
 def listens(listener: Listener) -> None:
-    outcome_of(lambda: listener.links.receive([memoryview(bytearray(1))], 1))
+    outcome_of(lambda: listener.peers.receive([memoryview(bytearray(1))], 1))
     assert listener.known["port"]
 
 
 def closes(listener: Listener) -> None:
     before = listener.state
-    listener.links.close()
+    listener.peers.close()
     listener.leaves(before)
 
 
 def fails_to_accept(listener: Listener) -> None:
-    listener.links._break(ThreadFailed("out of order"))
+    listener.peers._break(ThreadFailed("out of order"))
     assert listener.state == "closed"
     with pytest.raises(ThreadFailed, match="out of order"):
-        listener.links.receive([memoryview(bytearray(1))], 1)
+        listener.peers.receive([memoryview(bytearray(1))], 1)
 
 
 def is_reached(listener: Listener) -> None:
     listens(listener)
     listener.far = dial(listener.known, None)
-    poll_until(lambda: len(listener.links._strangers) == 1)
-    (listener.near,) = listener.links._strangers
+    poll_until(lambda: len(listener.peers._strangers) == 1)
+    (listener.near,) = listener.peers._strangers
 
 
 def says(listener: Listener, hello: bytes) -> None:
@@ -273,15 +273,15 @@ def hears_a_rank_twice(listener: Listener) -> None:
     listener.heeds.set()
     others = dial(listener.known, None)
     others.sendall(hello_of(listener.known, 1))
-    poll_until(lambda: 1 in listener.links._incoming)
+    poll_until(lambda: 1 in listener.peers._incoming)
     with others:
         hears_the_secret(listener)
 
 
 def makes_room(listener: Listener) -> None:
     with dial(listener.known, None):
-        poll_until(lambda: len(listener.links._strangers) == 2)
-        listener.links._make_room(1)
+        poll_until(lambda: len(listener.peers._strangers) == 2)
+        listener.peers._make_room(1)
         listener.leaves("stranger")
 
 
@@ -319,33 +319,33 @@ def test_each_row_of_the_diagram_is_true(row: str, case: int, monkeypatch: pytes
 
 @pytest.mark.parametrize("rank", [0, 1, 3, 2**32 - 1])
 def test_member_that_comes_in_the_name_of_another_rank_is_turned_away(
-    links: list[PeerConnections], values: SharedValues, rank: int
+    peers: list[PeerConnections], values: SharedValues, rank: int
 ) -> None:
     """Itself, a rank that has come, one that does not exist. Not that of one that has not come: see the docs."""
-    receiver, ended = outcome_of(lambda: links[0].receive([memoryview(bytearray(1))], 1))
-    links[1].send([memoryview(b"x")], 0)
+    receiver, ended = outcome_of(lambda: peers[0].receive([memoryview(bytearray(1))], 1))
+    peers[1].send([memoryview(b"x")], 0)
     receiver.join(GUARD_S)
     assert ended == [None]
-    known = json.loads(values.get("link/0"))
-    with dial(known, links[1]._tls) as liar:
+    known = json.loads(values.get("peer/0"))
+    with dial(known, peers[1]._tls) as liar:
         liar.settimeout(GUARD_S)
         liar.sendall(hello_of(known, rank) + b"poison")
         assert not _reads(liar)
     received = bytearray(6)
-    links[1].send([memoryview(b"honest")], 0)
-    links[0].receive([memoryview(received)], 1)
+    peers[1].send([memoryview(b"honest")], 0)
+    peers[0].receive([memoryview(received)], 1)
     assert received == b"honest"
 
 
 def test_crowd_of_strangers_keeps_no_member_out_and_takes_few_threads(
-    links: list[PeerConnections], values: SharedValues, monkeypatch: pytest.MonkeyPatch
+    peers: list[PeerConnections], values: SharedValues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that say nothing, and those that send a byte now and then."""
     monkeypatch.setattr("ef_common.collectives.peer_connections._HELLO_TIMEOUT_S", 3600.0)
     before = threading.active_count()
     received = bytearray(6)
-    receiver, ended = outcome_of(lambda: links[0].receive([memoryview(received)], 1))
-    known = json.loads(values.get("link/0"))
+    receiver, ended = outcome_of(lambda: peers[0].receive([memoryview(received)], 1))
+    known = json.loads(values.get("peer/0"))
     crowd = []
     try:
         for number in range(6 * MAX_STRANGERS):
@@ -353,21 +353,21 @@ def test_crowd_of_strangers_keeps_no_member_out_and_takes_few_threads(
             if number % 2:
                 crowd[-1].sendall(b"x")
             assert threading.active_count() - before <= 2 * MAX_STRANGERS + 10
-        links[1].send([memoryview(b"honest")], 0)
+        peers[1].send([memoryview(b"honest")], 0)
         receiver.join(GUARD_S)
         assert (bytes(received), ended) == (b"honest", [None])
-        assert len(links[0]._strangers) <= MAX_STRANGERS
+        assert len(peers[0]._strangers) <= MAX_STRANGERS
     finally:
         for connection in crowd:
             connection.close()
 
 
 def test_stranger_that_sends_byte_after_byte_has_no_more_time_than_another(
-    links: list[PeerConnections], values: SharedValues, monkeypatch: pytest.MonkeyPatch
+    peers: list[PeerConnections], values: SharedValues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ef_common.collectives.peer_connections._HELLO_TIMEOUT_S", 0.3)
-    outcome_of(lambda: links[0].receive([memoryview(bytearray(1))], 1))
-    known = json.loads(values.get("link/0"))
+    outcome_of(lambda: peers[0].receive([memoryview(bytearray(1))], 1))
+    known = json.loads(values.get("peer/0"))
     with socket.create_connection((known["address"], known["port"])) as slow:
         said = 0
         with contextlib.suppress(OSError):
@@ -378,7 +378,7 @@ def test_stranger_that_sends_byte_after_byte_has_no_more_time_than_another(
 
 
 def test_listener_outlives_a_lack_of_files(
-    links: list[PeerConnections], values: SharedValues, monkeypatch: pytest.MonkeyPatch
+    peers: list[PeerConnections], values: SharedValues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     accept, failures = socket.socket.accept, [OSError(errno.EMFILE, "too many open files")] * 4
 
@@ -389,9 +389,9 @@ def test_listener_outlives_a_lack_of_files(
 
     monkeypatch.setattr(socket.socket, "accept", fail_at_first)
     received = bytearray(6)
-    receiver, ended = outcome_of(lambda: links[0].receive([memoryview(received)], 1))
-    values.get("link/0")
-    links[1].send([memoryview(b"honest")], 0)
+    receiver, ended = outcome_of(lambda: peers[0].receive([memoryview(received)], 1))
+    values.get("peer/0")
+    peers[1].send([memoryview(b"honest")], 0)
     receiver.join(GUARD_S)
     assert (bytes(received), ended) == (b"honest", [None])
 
@@ -402,84 +402,84 @@ def test_listener_outlives_a_lack_of_files(
     ids=str,
 )
 def test_address_that_cannot_be_read_is_a_protocol_error(
-    links: list[PeerConnections], values: SharedValues, published
+    peers: list[PeerConnections], values: SharedValues, published
 ) -> None:
     right = {"node": "nowhere", "address": "127.0.0.1", "port": 1, "secret": "0f" * 16}
-    values.put("link/1", published if isinstance(published, bytes) else json.dumps({**right, **published}).encode())
+    values.put("peer/1", published if isinstance(published, bytes) else json.dumps({**right, **published}).encode())
     with pytest.raises(ProtocolError, match="rank 1"):
-        links[0].send([memoryview(b"x")], 1)
+        peers[0].send([memoryview(b"x")], 1)
 
 
 def test_receiver_whom_nobody_can_reach_any_more_is_told(
-    links: list[PeerConnections], monkeypatch: pytest.MonkeyPatch
+    peers: list[PeerConnections], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = threads.start
 
     def fail(run: Callable[[], object], *, name: str, **kwargs: Any) -> threading.Thread:
-        if name == "ef-link":
+        if name == "ef-peer":
             raise RuntimeError("can't start new thread")
         return start(run, name=name, **kwargs)
 
     monkeypatch.setattr(threads, "start", fail)
-    receiver, ended = outcome_of(lambda: links[0].receive([memoryview(bytearray(3))], 1))
-    outcome_of(lambda: links[1].send([memoryview(b"abc")], 0))
+    receiver, ended = outcome_of(lambda: peers[0].receive([memoryview(bytearray(3))], 1))
+    outcome_of(lambda: peers[1].send([memoryview(b"abc")], 0))
     receiver.join(GUARD_S)
     (error,) = ended
     assert isinstance(error, ThreadFailed)
     assert str(error).endswith("accepts other members has failed: RuntimeError: can't start new thread")
 
 
-def test_sender_whose_welcome_fails_is_told(links: list[PeerConnections], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sender_whose_welcome_fails_is_told(peers: list[PeerConnections], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hmac, "compare_digest", lambda *args: 1 / 0)
-    outcome_of(lambda: links[0].receive([memoryview(bytearray(LARGE))], 1))
-    sender, ended = outcome_of(lambda: links[1].send([memoryview(bytes(LARGE))], 0))
+    outcome_of(lambda: peers[0].receive([memoryview(bytearray(LARGE))], 1))
+    sender, ended = outcome_of(lambda: peers[1].send([memoryview(bytes(LARGE))], 0))
     sender.join(GUARD_S)
     assert isinstance(ended[0], GroupBroken)
 
 
 # ---------------------------------------------------------------- TLS
 
-under_tls = pytest.mark.parametrize("links", ["TLS"], indirect=True)
+under_tls = pytest.mark.parametrize("peers", ["TLS"], indirect=True)
 
 
 @under_tls
 def test_worker_of_another_job_that_knows_the_secret_is_turned_away(
-    links: list[PeerConnections], values: SharedValues
+    peers: list[PeerConnections], values: SharedValues
 ) -> None:
     received = bytearray(6)
-    receiver, ended = outcome_of(lambda: links[0].receive([memoryview(received)], 1))
+    receiver, ended = outcome_of(lambda: peers[0].receive([memoryview(received)], 1))
     for stranger in (
-        PeerConnections(links[1]._view, 1, values, tls=Tls(OTHERS.worker)),
-        PeerConnections(links[1]._view, 1, values),
+        PeerConnections(peers[1]._view, 1, values, tls=Tls(OTHERS.worker)),
+        PeerConnections(peers[1]._view, 1, values),
     ):
         with contextlib.closing(stranger), pytest.raises(GroupBroken):
             stranger.send([memoryview(bytes(LARGE))] * 100, 0)
-    links[1].send([memoryview(b"honest")], 0)
+    peers[1].send([memoryview(b"honest")], 0)
     receiver.join(GUARD_S)
     assert (bytes(received), ended) == (b"honest", [None])
 
 
 @under_tls
-def test_key_of_a_coordinator_is_none_of_a_worker(links: list[PeerConnections], values: SharedValues) -> None:
-    links[0]._tls = Tls(TRUST.coordinator)
-    outcome_of(lambda: links[0].receive([memoryview(bytearray(1))], 1))
+def test_key_of_a_coordinator_is_none_of_a_worker(peers: list[PeerConnections], values: SharedValues) -> None:
+    peers[0]._tls = Tls(TRUST.coordinator)
+    outcome_of(lambda: peers[0].receive([memoryview(bytearray(1))], 1))
     with pytest.raises(GroupBroken, match="Hostname mismatch"):
-        links[1].send([memoryview(b"x")], 0)
+        peers[1].send([memoryview(b"x")], 0)
 
 
 @under_tls
 def test_what_is_sent_cannot_be_read_and_what_was_changed_breaks_the_group(
-    links: list[PeerConnections], values: SharedValues
+    peers: list[PeerConnections], values: SharedValues
 ) -> None:
     first, second = bytearray(LARGE), bytearray(LARGE)
-    receiver, ended = outcome_of(lambda: links[0].receive([memoryview(first), memoryview(second)], 1))
-    known = json.loads(values.get("link/0"))
+    receiver, ended = outcome_of(lambda: peers[0].receive([memoryview(first), memoryview(second)], 1))
+    known = json.loads(values.get("peer/0"))
     with Tap((known["address"], known["port"])) as tap:
-        values.put("link/0", json.dumps({**known, "port": tap.address[1]}).encode())
-        links[1].send([memoryview(b"a weight" * (LARGE // 8))], 0)
+        values.put("peer/0", json.dumps({**known, "port": tap.address[1]}).encode())
+        peers[1].send([memoryview(b"a weight" * (LARGE // 8))], 0)
         poll_until(lambda: first.endswith(b"a weight"))  # all of it has passed
         tap.changes = True
-        outcome_of(lambda: links[1].send([memoryview(b"a weight" * (LARGE // 8))], 0))
+        outcome_of(lambda: peers[1].send([memoryview(b"a weight" * (LARGE // 8))], 0))
         receiver.join(GUARD_S)
         assert b"a weight" not in tap.passed
     assert tap.changed.is_set()
@@ -488,19 +488,19 @@ def test_what_is_sent_cannot_be_read_and_what_was_changed_breaks_the_group(
     assert bytes(second).rstrip(b"\0").replace(b"a weight", b"") in {b"a weight"[:n] for n in range(8)}
 
 
-@pytest.mark.parametrize("links", ["three nodes", "TLS"], indirect=True)
-def test_connection_that_is_taken_over_breaks_the_group(links: list[PeerConnections], values: SharedValues) -> None:
+@pytest.mark.parametrize("peers", ["three nodes", "TLS"], indirect=True)
+def test_connection_that_is_taken_over_breaks_the_group(peers: list[PeerConnections], values: SharedValues) -> None:
     """Somebody else speaks after the greeting. In the clear, what he says is taken for the sender's."""
     first, second = bytearray(6), bytearray(6)
-    receiver, ended = outcome_of(lambda: links[0].receive([memoryview(first), memoryview(second)], 1))
-    known = json.loads(values.get("link/0"))
+    receiver, ended = outcome_of(lambda: peers[0].receive([memoryview(first), memoryview(second)], 1))
+    known = json.loads(values.get("peer/0"))
     with Tap((known["address"], known["port"])) as tap:
-        values.put("link/0", json.dumps({**known, "port": tap.address[1]}).encode())
-        links[1].send([memoryview(b"honest")], 0)
+        values.put("peer/0", json.dumps({**known, "port": tap.address[1]}).encode())
+        peers[1].send([memoryview(b"honest")], 0)
         poll_until(lambda: first == b"honest")
         tap.inject(b"poison")
         receiver.join(GUARD_S)
-    if links[0]._tls is None:
+    if peers[0]._tls is None:
         assert (bytes(second), ended) == (b"poison", [None])
     else:
         assert (bytes(second), [type(error) for error in ended]) == (bytes(6), [GroupBroken])
@@ -508,14 +508,14 @@ def test_connection_that_is_taken_over_breaks_the_group(links: list[PeerConnecti
 
 @under_tls
 def test_receiver_that_is_closed_takes_nothing_encrypted_for_data(
-    links: list[PeerConnections], values: SharedValues
+    peers: list[PeerConnections], values: SharedValues
 ) -> None:
     """`SSLSocket.close` ends the encryption before the socket."""
     room = bytearray(4 * LARGE)
-    receiver, ended = outcome_of(lambda: links[0].receive([memoryview(room)], 1))
-    outcome_of(lambda: links[1].send([memoryview(b"a weight" * (LARGE // 2))], 0))
+    receiver, ended = outcome_of(lambda: peers[0].receive([memoryview(room)], 1))
+    outcome_of(lambda: peers[1].send([memoryview(b"a weight" * (LARGE // 2))], 0))
     poll_until(lambda: room[0] != 0)
-    links[0].close()
+    peers[0].close()
     receiver.join(GUARD_S)
     assert [type(error) for error in ended] == [GroupBroken]
     whole = bytes(room).rstrip(b"\0")

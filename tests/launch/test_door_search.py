@@ -10,8 +10,8 @@ import pytest
 
 from ef_common.core.doors import LOOK, DoorAnswer, Supporter
 from ef_common.errors import AuthenticationError, CoordinatorLost, JobFinished
-from ef_common.launch import doors, finding
-from ef_common.launch.doors import Listed, Resolved, addresses_of, find_at_doors
+from ef_common.launch import door_search, finding
+from ef_common.launch.door_search import Listed, Resolved, addresses_of, find_at_doors
 from ef_common.launch.finding import PATIENCE_S
 from ef_common.launch.hosting import Hosting
 from ef_common.launch.rendezvous_options import GivenParameters, RendezvousOptions
@@ -28,7 +28,7 @@ ELSEWHERE: Address = ("192.0.2.9", 9)
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(doors, "time", clock)
+    monkeypatch.setattr(door_search, "time", clock)
     monkeypatch.setattr(finding, "time", clock)
     return clock
 

@@ -226,8 +226,8 @@ def find_at_doors(
             wish = seeker.wish
             targets = dict.fromkeys([*([] if own is None else [own]), *known, *told, *named])
             answers = asking.round(list(targets), mine, wish)
-            told = {one for heard in answers.values() for one in _parsed(heard.standing.doors)}
-            named = {leader for heard in answers.values() for leader in _parsed([heard.standing.leader])}
+            told = {one for heard in answers.values() for one in _parsed(heard.answer.doors)}
+            named = {leader for heard in answers.values() for leader in _parsed([heard.answer.leader])}
             everyone = list(map(format_address, doors.in_order([*doors.counted(), *told])))
             candidate = "" if doors.candidate(own) is None else mine
             match seeker.decide(candidate, everyone, answers, time.monotonic()):
@@ -286,10 +286,10 @@ class _Asking:
         try:
             for future in as_completed(asked, timeout=_ROUND_S):
                 address, asked_at = asked[future]
-                standing = self._answer(address, future)
-                if standing is not None:
-                    answers[format_address(address)] = DoorHeard(_as_seen_from(address, standing), asked_at)
-                    if standing.leads:
+                answer = self._answer(address, future)
+                if answer is not None:
+                    answers[format_address(address)] = DoorHeard(_as_seen_from(address, answer), asked_at)
+                    if answer.leads:
                         break
         except RoundOver:
             logger.debug("some do not answer within %g s", _ROUND_S)
@@ -303,11 +303,11 @@ class _Asking:
             return None
 
 
-def _as_seen_from(address: Address, standing: DoorAnswer) -> DoorAnswer:
+def _as_seen_from(address: Address, answer: DoorAnswer) -> DoorAnswer:
     """What an agent has said; a leader that it reaches on its own machine has the address of that machine."""
-    if not standing.leader or is_loopback(address[0]):
-        return standing
-    return replace(standing, leader=format_address(named_by(address, standing.leader)))
+    if not answer.leader or is_loopback(address[0]):
+        return answer
+    return replace(answer, leader=format_address(named_by(address, answer.leader)))
 
 
 def _parsed(doors: Iterable[str]) -> list[Address]:

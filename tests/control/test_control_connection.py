@@ -15,45 +15,45 @@ BYE = wire.encode(wire.Bye())
 
 def test_message_that_is_left_to_a_thread_that_is_sending_comes_before_the_end() -> None:
     ours, theirs = socket.socketpair()
-    line = ControlConnection(ours)
+    connection = ControlConnection(ours)
     with theirs, theirs.makefile("rb") as heard:
-        line._sending.acquire()  # a heartbeat is being sent
-        line.queue(BYE)
-        line.flush()
-        timer = threading.Timer(0.2, line._sending.release)
+        connection._sending.acquire()  # a heartbeat is being sent
+        connection.queue(BYE)
+        connection.flush()
+        timer = threading.Timer(0.2, connection._sending.release)
         timer.start()
-        line.end_sending(30.0)
+        connection.end_sending(30.0)
         assert heard.read() == BYE
         timer.join()
-    line.close()
+    connection.close()
 
 
 def test_end_does_not_wait_for_ever_for_a_thread_that_is_sending() -> None:
     ours, theirs = socket.socketpair()
-    line = ControlConnection(ours)
-    with theirs, theirs.makefile("rb") as heard, line._sending:
-        line.queue(BYE)
-        line.flush()
-        line.end_sending(0.05)
+    connection = ControlConnection(ours)
+    with theirs, theirs.makefile("rb") as heard, connection._sending:
+        connection.queue(BYE)
+        connection.flush()
+        connection.end_sending(0.05)
         assert heard.read() == b""
-    line.close()
+    connection.close()
 
 
 @pytest.mark.parametrize("in_order", [True, False])
 def test_end_that_a_sender_meets_before_the_reader_does_is_told_from_a_reset(in_order: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        line = ControlConnection.connect(server.getsockname(), 30.0)
+        connection = ControlConnection.connect(server.getsockname(), 30.0)
         peer, _ = server.accept()
         if not in_order:
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("@ii", 1, 0))
         peer.close()  # nobody reads at this end
 
         def has_failed() -> bool:
-            line.queue(BYE)
-            line.flush()
-            return line._failed
+            connection.queue(BYE)
+            connection.flush()
+            return connection._failed
 
         poll_until(has_failed)
-        assert line.read() == b""
-        assert line.ended_by_peer == in_order
-        line.close()
+        assert connection.read() == b""
+        assert connection.ended_by_peer == in_order
+        connection.close()

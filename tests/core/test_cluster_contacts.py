@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ef_common.core.cluster import Job, JobPhase, Pod, Record, WorkerReport, decide, doors_of
-from ef_common.core.cluster.doors import NUM_CONTACTS, contacts_of, seekers_of
+from ef_common.core.cluster.contacts import NUM_CONTACTS, contacts_of, seekers_of
 from ef_common.core.door_list import MAX_LISTED, DoorList
 from tests.core import cluster_model
 from tests.core.cluster_model import Cluster, Served

@@ -26,7 +26,7 @@ from ef_lightning.fit import Fit
 from ef_lightning.logged import Logged
 from ef_lightning.logs import Logs
 from ef_lightning.metrics import MetricSync, leaving_no_trace
-from ef_lightning.progress import Progress
+from ef_lightning.progress import TrainerProgress
 from ef_lightning.start import agree_on_trainer
 from ef_lightning.stream_evaluation import StreamEvaluationLoader
 from ef_lightning.walk_evaluation import WalkEvaluationLoader
@@ -58,7 +58,7 @@ class Run:
         self.stays_one = self._must_stay_one()
         self.fit = Fit(strategy, worker, trainer, stays_one=self.stays_one) if self._fits else None
         self.logged: Logged | None = None
-        self._progress = Progress(trainer, self._session)
+        self._progress = TrainerProgress(trainer, self._session)
         self._logs: Logs | None = None
         self._metrics: MetricSync | None = None
         self._default_group: DefaultGroup | None = None
