@@ -29,7 +29,7 @@ def combine(reduction: str, parts: Sequence[WorkerPart]) -> Tensor:
     Returns:
         A tensor of the first part's type and shape.
 
-    >>> combine("mean", [Part(torch.tensor(1.0), 3), Part(torch.tensor(5.0), 1)]).item()
+    >>> combine("mean", [WorkerPart(torch.tensor(1.0), 3), WorkerPart(torch.tensor(5.0), 1)]).item()
     2.0
     """
     first = parts[0].value

@@ -35,7 +35,7 @@ def test_coordinator_is_nobodys_child_and_serves_who_knows_the_token(tmp_path: P
         client = CoordinatorClient(address, Member("w", "n", ""), TOKEN)
         assert not client.start(lambda generation: None)
         assert client.next_view(0).ids == ("w",)
-        assert client._protocol._timeout_s == 7.0  # what the coordinator has told
+        assert client._protocol._heartbeats._timeout_s == 7.0  # what the coordinator has told
         client.stop()
         with pytest.raises(AuthenticationError):
             CoordinatorClient(address, Member("x", "n", ""), Token("other")).start(lambda generation: None)

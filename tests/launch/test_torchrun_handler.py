@@ -342,7 +342,7 @@ def test_options_tls_is_given_or_in_the_environment(monkeypatch):
 @pytest.fixture
 def _coordinator_elsewhere(monkeypatch):
     """There is one at each endpoint that is not on this machine."""
-    monkeypatch.setattr("ef_common.launch.hosting.seek", lambda *args, **kwargs: DoorAnswer(leads=True))
+    monkeypatch.setattr("ef_common.launch.hosting.LeaderRequests.seek", lambda *args, **kwargs: DoorAnswer(leads=True))
 
 
 @pytest.mark.usefixtures("_coordinator_elsewhere")

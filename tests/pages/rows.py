@@ -163,6 +163,8 @@ SHOWN = {
     "docs/architecture.md: 4. The session's rules (2)": "tests/test_diagrams.py",
     "docs/architecture.md: 4. The session's rules (3)": "tests/test_diagrams.py",
     "docs/architecture.md: 4. The session's rules (4)": "tests/test_diagrams.py",
+    "docs/architecture.md: 4. The session's rules (5)": "tests/test_diagrams.py",
+    "docs/architecture.md: 10. Trust": "tests/test_diagrams.py",
     "docs/architecture.md: 5. The membership machine's rules": "tests/test_diagrams.py",
     "docs/architecture.md: 5. The membership machine's rules (2)": "tests/test_diagrams.py",
     "docs/architecture.md: How an agent finds its job": "tests/test_diagrams.py",
