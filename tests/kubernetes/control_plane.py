@@ -83,12 +83,18 @@ class ControlPlane(Programs):
 
     @contextlib.contextmanager
     def without_api_server(self) -> Iterator[None]:
-        """The API server is killed, and started again afterwards."""
+        """The API server is killed, and started again afterwards, and so is the scheduler, which lost its lease.
+
+        One that is not started anew may end by itself: it takes a pod of the same name on another node, which has been
+        created meanwhile, for the old one, and concludes that its cache is corrupted.
+        """
         self.kill("kube-apiserver")
         try:
             yield
         finally:
             self.start_api_server()
+            self.kill("kube-scheduler")
+            self._start_scheduler()
 
     def _start(self) -> None:
         key = self._folder / "accounts.key"
@@ -98,7 +104,7 @@ class ControlPlane(Programs):
         self.write_kubeconfig(self.kubeconfig, _ADMIN)
         self.start_etcd()
         self.start_api_server()
-        self.start("kube-scheduler", "--leader-elect=false")
+        self._start_scheduler()
         self.start(
             "kube-controller-manager",
             "--leader-elect=false",
@@ -106,6 +112,9 @@ class ControlPlane(Programs):
             f"--node-monitor-grace-period={self._node_grace_s}s",
             "--horizontal-pod-autoscaler-sync-period=1s",
         )
+
+    def _start_scheduler(self) -> None:
+        self.start("kube-scheduler", "--leader-elect=false")
 
     def start_api_server(self) -> None:
         """Start it, and wait until it answers."""
