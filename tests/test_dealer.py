@@ -11,7 +11,7 @@ from ef_common.core.sharding import GlobalBatch
 from ef_common.core.view import SOLO, Member, View
 from ef_common.data.dealer import Dealer, Rest
 from ef_common.events import EventLog
-from ef_common.launch.environment import NOTES, read_environment
+from ef_common.launch.environment import CRASH_RECORDS, read_environment
 from ef_common.session import Session
 from ef_common.session.crash_record import Crash, CrashRecord, path_of, read
 
@@ -111,8 +111,8 @@ def test_dealer_that_goes_on_from_a_state_deals_what_a_lost_worker_had(tmp_path:
     assert dealt == [[8, 9, 10, 11], [12, 13, 14, 15], [4, 5, 6, 7]]
 
 
-def test_directory_of_the_notes_comes_from_the_environment(tmp_path: Path) -> None:
-    assert read_environment({NOTES: str(tmp_path)}).notes == tmp_path
+def test_directory_of_crash_records_comes_from_the_environment(tmp_path: Path) -> None:
+    assert read_environment({CRASH_RECORDS: str(tmp_path)}).crash_records == tmp_path
     assert read_environment({}).notes is None
 
 

@@ -157,7 +157,7 @@ def test_forward_passes_hold_no_more_than_a_batch() -> None:
     assert sizes == [29, 29, 28]
     assert sum(pieces.share(some) for some in pieces.passes()) == pytest.approx(86 / 256)
     micro = Pieces(Window(512, 768, ("a", "b", "c"), piece=32), "b", batch_size=32)
-    assert [micro.places(some)[:1] for some in micro.passes()] == [[608], [640], [672]]
+    assert [micro.slots(some)[:1] for some in micro.passes()] == [[608], [640], [672]]
 
 
 def test_member_whose_receiving_fails_does_not_wait_for_its_sending() -> None:

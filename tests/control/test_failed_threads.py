@@ -58,7 +58,7 @@ def fail(*args: object, **kwargs: object) -> None:
 
 def words_for(coordinator: Coordinator, client: CoordinatorClient) -> Write:
     """Something that the coordinator says to a worker."""
-    return Write(coordinator._server.workers[client.member.id], b'{"v":10,"t":"alive"}\n' * 2)
+    return Write(coordinator._server.workers[client.member.id], b'{"v":11,"t":"alive"}\n' * 2)
 
 
 def assert_out_of_order(error: BaseException | None) -> None:
