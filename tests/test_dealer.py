@@ -1,4 +1,4 @@
-"""The dealer notes down what a worker works on, and hands on what is left to deal."""
+"""The dealer records what a worker works on, and hands on what is left to deal."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_dealer_that_goes_on_from_a_state_deals_what_a_lost_worker_had(tmp_path:
 
 def test_directory_of_crash_records_comes_from_the_environment(tmp_path: Path) -> None:
     assert read_environment({CRASH_RECORDS: str(tmp_path)}).crash_records == tmp_path
-    assert read_environment({}).notes is None
+    assert read_environment({}).crash_records is None
 
 
 def test_batch_that_is_taken_back_was_never_dealt(tmp_path: Path) -> None:
