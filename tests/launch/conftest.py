@@ -80,6 +80,14 @@ class Job:
             time.sleep(0.05)
         return found
 
+    def wait_for_log(self, text: str) -> None:
+        """Wait until an agent or a worker has written this."""
+        deadline = time.monotonic() + GUARD_S
+        while text not in self.logs():
+            if time.monotonic() > deadline:
+                pytest.fail(f"nobody writes {text!r}\n{self.logs()}")
+            time.sleep(0.05)
+
     def wait_exit(self, agent: Agent) -> int:
         try:
             return agent.wait(GUARD_S)

@@ -127,11 +127,12 @@ def lose_one_of_two(job: Job) -> int:
 
 @pytest.mark.processes
 def test_killed_worker_without_restarts_leaves_its_sibling_in_its_process(job: Job, entry_point: None) -> None:
+    said = "worker 1 of this node died before its first step (SIGKILL); the others go on without it (--max-restarts=0)"
     lose_one_of_two(job)
+    job.wait_for_log(said)  # the coordinator hears of the death before the agent looks
     job.tell("end")
     assert job.wait_exit(job.agents[0]) == 0
     assert len(job.records("start")) == 2
-    said = "worker 1 of this node died before its first step (SIGKILL); the others go on without it (--max-restarts=0)"
     assert job.logs().count(said) == 1
     assert "Traceback" not in job.logs()
 
