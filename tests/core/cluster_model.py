@@ -223,6 +223,17 @@ class Cluster:
         pods, report = known.pods.get(key, ()), known.reports.get(key)
         return replace(job, pods=pods, report=report, heard_since=controller.heard_since)
 
+    def turn(self, controller: Controller) -> bool:
+        """The controller sees what there is, and does all that it has to; then pods start. Whether it did anything."""
+        controller.picture = self.picture()
+        self.think(controller)
+        acts = False
+        while self.step(controller):
+            acts = True
+        self.schedule()
+        self.run_pods()
+        return acts
+
     def step(self, controller: Controller) -> bool:
         """One call of what it has to do for one of the jobs that it acts on at a time."""
         if self.away and controller.todo:

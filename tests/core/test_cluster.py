@@ -705,16 +705,9 @@ def settle(cluster: Cluster, *, rounds: int = 60, num_quiet: int = 4) -> None:
     cluster.mend()
     quiet = 0
     for _ in range(rounds):
-        acts = False
-        for controller in cluster.controllers:
-            controller.picture = cluster.picture()
-            cluster.think(controller)
-            while cluster.step(controller):
-                acts = True
-            cluster.schedule()
-            cluster.run_pods()
+        acts = [cluster.turn(controller) for controller in cluster.controllers]
         cluster.now += 61.0
-        quiet = 0 if acts else quiet + 1
+        quiet = 0 if any(acts) else quiet + 1
         if quiet > num_quiet:
             return
     raise AssertionError("the controllers do not come to rest")
@@ -829,12 +822,7 @@ def test_every_job_ends_however_small_the_cluster_is() -> None:
             cluster.jobs[served.job.key] = served
         controller: Controller = cluster.controllers[0]
         for _ in range(600):
-            controller.picture = cluster.picture()
-            cluster.think(controller)
-            while cluster.step(controller):
-                pass
-            cluster.schedule()
-            cluster.run_pods()
+            cluster.turn(controller)
             cluster.work()
             cluster.now += 5.0
         phases = {served.job.record.phase for served in cluster.jobs.values()}

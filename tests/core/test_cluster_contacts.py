@@ -128,12 +128,7 @@ def tell_late(cluster: Cluster, *, starts: bool = False) -> Pod:
     cluster.jobs["a"] = Served(job("a", 1, 2), most=2)
     (controller,) = cluster.controllers
     for _ in range(3):  # its pods are made, and run
-        controller.picture = cluster.picture()
-        cluster.think(controller)
-        while cluster.step(controller):
-            pass
-        cluster.schedule()
-        cluster.run_pods()
+        cluster.turn(controller)
     cluster.pods["a"]["a-1"] = replace(cluster.pods["a"]["a-1"], address="", running=False)
     old = cluster.picture()
     cluster.pods["a"]["a-1"] = replace(cluster.pods["a"]["a-1"], address="10.0.9.9", running=not starts)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -41,6 +39,7 @@ from ef_common.core.view import Member, View
 from ef_common.protocol import wire
 from ef_common.protocol.fields import digest_of_view
 from ef_common.protocol.view_patch import NO_VIEW, ViewName, ViewPatch
+from tests.calls import calls_of
 
 STORE = "0f" * 16
 LOSSES = ("killed", "broken", "silent", "refused")
@@ -145,15 +144,8 @@ class Job:
 
 
 def calls_of_changes(job: Job) -> int:
-    """How many functions are called for a change of each kind: what it costs, on every machine."""
-    calls: Counter[str] = Counter()
-    sys.setprofile(lambda frame, event, arg: calls.update([event]))
-    try:
-        for how in LOSSES:
-            job.change(how)
-    finally:
-        sys.setprofile(None)
-    return calls["call"] + calls["c_call"]
+    """How many functions are called for a change of each kind."""
+    return calls_of(lambda: [job.change(how) for how in LOSSES])
 
 
 @pytest.mark.parametrize("number", [1_000, pytest.param(10_000, marks=pytest.mark.thorough)])

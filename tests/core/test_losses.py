@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -33,6 +30,7 @@ from ef_common.core.membership import (
 )
 from ef_common.core.quorum import ChainLink
 from ef_common.core.view import Member
+from tests.calls import calls_of
 
 SETTINGS = Settings(gathering_s=0.001, loss_notice_s=2.0)
 
@@ -188,17 +186,6 @@ def test_losses_that_are_gathered_when_the_coordinator_dies_are_found_by_the_suc
         after(Returned(member(index), Phase.MEMBER, promised=2, settled=1, received=known, store=""))
     assert after.state.view is None  # the one of whom nobody knows may come
     assert after(Tick(), at=2.0).view == (0, 1, 2)
-
-
-def calls_of(act: Callable[[], object]) -> int:
-    """How many functions are called: what it costs, on every machine."""
-    calls: Counter[str] = Counter()
-    sys.setprofile(lambda frame, event, arg: calls.update([event]))
-    try:
-        act()
-    finally:
-        sys.setprofile(None)
-    return calls["call"] + calls["c_call"]
 
 
 def lose_an_eighth(size: int) -> tuple[int, int, int]:

@@ -613,6 +613,15 @@ def run_pods(api: MemoryApi) -> None:
         api.change(PODS, "here", name, {"status": {"podIP": f"10.0.0.{name[-1]}"}})
 
 
+def of_a_job_that_runs(api: MemoryApi, **spec: object) -> Controller:
+    """A controller of a job with this specification, whose pods run; it has not seen that yet."""
+    api.create(JOBS, job(**spec))
+    controller = looking(api)
+    look(controller)
+    run_pods(api)
+    return controller
+
+
 def told(api: MemoryApi, pod: str) -> DoorList:
     return DoorList.of((api.get(PODS, "here", pod)["metadata"].get("annotations") or {}).get(DOORS_ANNOTATION, ""))
 
@@ -626,10 +635,7 @@ def test_pod_that_looks_for_its_job_is_told_where_all_are_and_again_when_that_ha
     api: MemoryApi, seeking: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(controllers, "_TELL_S", 0.0)
-    api.create(JOBS, job(high=2))
-    controller = looking(api)
-    look(controller)
-    run_pods(api)
+    controller = of_a_job_that_runs(api, high=2)
     look(controller)
     assert told(api, "a-0") == told(api, "a-1") == DoorList()
     seeking["10.0.0.1"] = "4f"
@@ -659,10 +665,7 @@ def test_addresses_are_read_after_the_nonce_was_heard(api: MemoryApi, seeking: d
 
 
 def test_pod_is_not_told_what_was_meant_for_the_one_before_it(api: MemoryApi, seeking: dict[str, str]) -> None:
-    api.create(JOBS, job(high=1))
-    controller = looking(api)
-    look(controller)
-    run_pods(api)
+    controller = of_a_job_that_runs(api, high=1)
     read_all(controller)
     seeking["10.0.0.0"] = "4f"
     change = api.change
@@ -685,10 +688,7 @@ def test_pod_is_not_told_what_was_meant_for_the_one_before_it(api: MemoryApi, se
 def test_pod_that_shows_another_nonce_all_the_time_is_told_now_and_then(
     api: MemoryApi, seeking: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    api.create(JOBS, job(high=1))
-    controller = looking(api)
-    look(controller)
-    run_pods(api)
+    controller = of_a_job_that_runs(api, high=1)
     lists, calls = list[str](), api.list
     monkeypatch.setattr(api, "list", lambda *args, labels="", **more: (lists.append(labels), calls(*args, **more))[1])
     for number in range(10):
@@ -704,10 +704,7 @@ def test_pod_that_shows_another_nonce_all_the_time_is_told_now_and_then(
 def test_controller_that_may_not_change_pods_says_so_and_does_all_the_rest(
     api: MemoryApi, seeking: dict[str, str]
 ) -> None:
-    api.create(JOBS, job(high=2))
-    controller = looking(api)
-    look(controller)
-    run_pods(api)
+    controller = of_a_job_that_runs(api, high=2)
     api.refused["change pods a-0"] = "cannot patch resource"
     seeking.update({"10.0.0.0": "4f", "10.0.0.1": "5a"})
     look(controller)
@@ -832,10 +829,7 @@ def test_job_whose_pod_ends_well_while_another_one_trains_on_is_not_over(
 
 
 def test_new_controller_waits_for_an_answer_before_it_takes_a_job_for_over(api: MemoryApi) -> None:
-    api.create(JOBS, job(high=2))
-    controller = looking(api)
-    controller._look()
-    run_pods(api)
+    controller = of_a_job_that_runs(api, high=2)
     api.end_pod("a-1", 0)
     look(controller)
     assert status(api)["phase"] == "Running"
@@ -846,10 +840,7 @@ def test_new_controller_waits_for_an_answer_before_it_takes_a_job_for_over(api: 
 
 def test_pod_that_does_not_train_goes_first(api: MemoryApi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking.Reports, "idle_of", lambda reports, job: frozenset({"10.0.0.0"}))
-    api.create(JOBS, job(high=2))
-    controller = looking(api)
-    controller._look()
-    run_pods(api)
+    controller = of_a_job_that_runs(api, high=2)
     look(controller)
     api.change(JOBS, "here", "a", {"spec": {"workers": 1}})
     look(controller)
@@ -858,10 +849,7 @@ def test_pod_that_does_not_train_goes_first(api: MemoryApi, monkeypatch: pytest.
 
 def test_pods_are_read_again_before_a_job_is_left_without_one(api: MemoryApi) -> None:
     """What the controller knows of the other pods may be old."""
-    api.create(JOBS, job(low=2, high=3, backoffLimit=0))
-    controller = looking(api)
-    controller._look()
-    run_pods(api)
+    controller = of_a_job_that_runs(api, low=2, high=3, backoffLimit=0)
     look(controller)
     api.end_pod("a-2", 139)
     read_all(controller)
@@ -873,10 +861,7 @@ def test_pods_are_read_again_before_a_job_is_left_without_one(api: MemoryApi) ->
 
 
 def test_pods_that_are_lost_too_often_are_not_replaced_and_an_event_tells_it_once(api: MemoryApi) -> None:
-    api.create(JOBS, job(low=2, high=3, backoffLimit=0))
-    controller = looking(api)
-    controller._look()
-    run_pods(api)
+    controller = of_a_job_that_runs(api, low=2, high=3, backoffLimit=0)
     look(controller)
     api.end_pod("a-2", 139)
     for _ in range(3):

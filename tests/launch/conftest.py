@@ -9,13 +9,15 @@ import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from ef_common.testing.ports import reserve_port
 from tests.launch import agents
 from tests.launch.agents import Agent
+
+T = TypeVar("T")
 
 GUARD_S = 60.0
 WORKER = Path(__file__).with_name("worker.py")
@@ -73,20 +75,24 @@ class Job:
             have = {**record, "size": len(record.get("members", ()))}
             return all(have[name] == value for name, value in fields.items())
 
-        deadline = time.monotonic() + GUARD_S
-        while len(found := [r for r in self.records(kind) if fits(r)]) < number:
-            if time.monotonic() > deadline:
-                pytest.fail(f"no {number} records {kind} {fields}\n{self.logs()}")
-            time.sleep(0.05)
-        return found
+        def found() -> list[dict[str, Any]]:
+            records = [record for record in self.records(kind) if fits(record)]
+            return records if len(records) >= number else []
+
+        return self._wait_until(found, f"{number} records {kind} {fields}")
 
     def wait_for_log(self, text: str) -> None:
         """Wait until an agent or a worker has written this."""
+        self._wait_until(lambda: text in self.logs(), repr(text))
+
+    def _wait_until(self, found: Callable[[], T], what: str) -> T:
+        """Wait until something is found, which is returned."""
         deadline = time.monotonic() + GUARD_S
-        while text not in self.logs():
+        while not (result := found()):
             if time.monotonic() > deadline:
-                pytest.fail(f"nobody writes {text!r}\n{self.logs()}")
+                pytest.fail(f"waited in vain for {what}\n{self.logs()}")
             time.sleep(0.05)
+        return result
 
     def wait_exit(self, agent: Agent) -> int:
         try:

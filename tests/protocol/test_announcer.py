@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -12,6 +10,7 @@ import pytest
 from ef_common.core.membership import Ended, Membership, Serving
 from ef_common.core.view import Member, View
 from ef_common.protocol.announcer import Announcer, Hearer
+from tests.calls import calls_of
 from tests.diagrams import cases, rows, states
 
 VIEW = View(3, (Member("a", "a", ""),))
@@ -171,7 +170,6 @@ def test_nothing_leads_elsewhere() -> None:
 def calls_of_a_pass(number: int) -> tuple[int, int]:
     """How many functions are called while so many are chosen once, and how many are chosen in the minute after."""
     announcer, standbys = Announcer(port=1, endpoints=()), tuple(("h", port) for port in range(number))
-    calls: Counter[str] = Counter()
 
     def choose(now: float) -> int:
         num_chosen = 0
@@ -180,13 +178,10 @@ def calls_of_a_pass(number: int) -> tuple[int, int]:
             num_chosen += 1
         return num_chosen
 
-    sys.setprofile(lambda frame, event, arg: calls.update([event]))
-    try:
-        assert choose(1000.0) == number
-    finally:
-        sys.setprofile(None)
-    again = sum(choose(1000.0 + 0.25 * index) for index in range(1, 240))
-    return calls["call"] + calls["c_call"], again
+    chosen: list[int] = []
+    calls = calls_of(lambda: chosen.append(choose(1000.0)))
+    assert chosen == [number]
+    return calls, sum(choose(1000.0 + 0.25 * index) for index in range(1, 240))
 
 
 def test_work_of_a_pass_grows_with_the_number_of_addresses_and_not_with_its_square() -> None:

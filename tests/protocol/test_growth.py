@@ -5,9 +5,7 @@ Counted are function calls, lines and members, and never time.
 
 from __future__ import annotations
 
-import sys
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -26,6 +24,7 @@ from ef_common.protocol.returns import Returns
 from ef_common.protocol.server import CoordinatorServer
 from ef_common.protocol.server_outputs import Write, WriteOrReset
 from ef_common.protocol.view_patch import ViewName
+from tests.calls import calls_of
 
 FEW, MANY = 64, 512
 ROOM = 1.3 * MANY / FEW
@@ -35,17 +34,6 @@ NONCE, KEY = "0f" * 16, "1e" * 16
 
 def member(index: int) -> Member:
     return Member(f"w{index:04}", f"n{index:04}", f"10.0.{index >> 8}.{index & 255}", standby=1000, liveness_port=2)
-
-
-def calls_of(act: Callable[[], object]) -> int:
-    """How many functions are called."""
-    calls: Counter[str] = Counter()
-    sys.setprofile(lambda frame, event, arg: calls.update([event]))
-    try:
-        act()
-    finally:
-        sys.setprofile(None)
-    return calls["call"] + calls["c_call"]
 
 
 class Job:
