@@ -415,7 +415,7 @@ class _Agents:
         """Wait until one more of those that run has ended, or a signal comes, at most so long."""
         running = {agent.process.sentinel: agent.process for agent in map(self._agents.__getitem__, self.alive)}
         for ended in signals.wait(seconds, running):
-            running[ended].join()  # its files are closed, so its end is near
+            running[ended].join(seconds)  # its files are closed, so its end is near
 
     @property
     def training(self) -> list[int]:
