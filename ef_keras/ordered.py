@@ -35,7 +35,7 @@ class FitSource(Protocol):
         """Any batch, before the first epoch, to build and warm up a model with."""
 
     def begin(self, epoch: int, *, seed: int, cursor: int = 0) -> None:
-        """Begin an epoch in which this many places have been dealt. Its order is a function of epoch and seed."""
+        """Begin an epoch in which this many slots have been dealt. Its order is a function of epoch and seed."""
 
     def batch(self, positions: Sequence[int]) -> Any:
         """The batch of these positions, at most `batch_size` of them, in the structure that a step accepts."""

@@ -226,11 +226,11 @@ class TrainingData:
         """Read pieces of the global batch that was dealt last."""
         return self._read(self.dealer.pieces.slots(pieces))
 
-    def _read(self, places: Sequence[int]) -> Any:
+    def _read(self, slots: Sequence[int]) -> Any:
         dealer = self.dealer
         if self._rows is None:
-            return self.source.batch(dealer.progress.positions_at(places))
-        return self._rows.take([place - dealer.pieces.window.start for place in places])
+            return self.source.batch(dealer.progress.positions_at(slots))
+        return self._rows.take([slot - dealer.pieces.window.start for slot in slots])
 
     def local_samples(self, num_workers: int) -> int:
         """Samples of one worker in a whole step of so many workers."""

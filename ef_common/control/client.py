@@ -162,9 +162,9 @@ class CoordinatorClient:
             host = LOOPBACK if self._token is None else ""
             self._liveness_listener = listen((host, 0))
             self._protocol.member = replace(self.member, liveness_port=self._liveness_listener.getsockname()[1])
-            call_in_forked_children(self._close_door)
+            call_in_forked_children(self._close_liveness_port)
 
-    def _close_door(self) -> None:
+    def _close_liveness_port(self) -> None:
         if self._liveness_listener is not None:
             self._liveness_listener.close()
 
@@ -269,7 +269,7 @@ class CoordinatorClient:
         self._join(_JOIN_S)
         for connection in list(self._connections.values()):
             connection.close()
-        self._close_door()
+        self._close_liveness_port()
 
     # ------------------------------------------------------------ into the protocol, and out of it
 

@@ -274,6 +274,11 @@ def is_in(worker: str, chain: Iterable[ChainLink]) -> bool:
     return any(link.view.rank_of(worker) is not None for link in chain)
 
 
+def members_in(chain: Collection[ChainLink], workers: Iterable[str]) -> frozenset[str]:
+    """Those of these workers that are members of a view of the chain."""
+    return frozenset(worker for worker in workers if is_in(worker, chain))
+
+
 def generation_of(claim: str) -> int:
     """Generation of the view that a claim is of."""
     return int(claim.partition("-")[0])

@@ -215,8 +215,8 @@ class Dealer:
             return
         ranges: list[Range] = []
         for window in progress.uncommitted:
-            places = (window.start, window.stop) if window.piece else window.slice_of(worker)
-            ranges += progress.ranges(places)
+            slots = (window.start, window.stop) if window.piece else window.slice_of(worker)
+            ranges += progress.ranges(slots)
         record.begin(progress.epoch, self.num_updates + 1, ranges)
 
     def take_back(self) -> None:
@@ -287,8 +287,8 @@ class Dealer:
         self._newest = self.progress.uncommitted or self._newest
         return sharding.weights(self._newest, view.ids, samples=None if self.samples_at is None else self._samples)
 
-    def _samples(self, places: Range) -> int:
-        return 0 if self.samples_at is None else sum(map(self.samples_at, self.progress.positions(places)))
+    def _samples(self, slots: Range) -> int:
+        return 0 if self.samples_at is None else sum(map(self.samples_at, self.progress.positions(slots)))
 
     def commit(self, contributors: View, loss: float | None = None) -> None:
         """A gradient reduction with these contributors has completed."""
@@ -339,10 +339,10 @@ class Dealer:
     def _mine(self, progress: EpochProgress, window: Window) -> list[Range]:
         """Positions whose gradients this worker has computed; samples where members share those of batches."""
         if window.piece:
-            places = sorted(self.pieces.slots(self.pieces.mine))
+            slots = sorted(self.pieces.slots(self.pieces.mine))
             if self._num_samples is not None:
-                return ranges_of([place - window.start for place in places])
-            return ranges_of(sorted(progress.positions_at(places)))
+                return ranges_of([slot - window.start for slot in slots])
+            return ranges_of(sorted(progress.positions_at(slots)))
         return progress.ranges(window.slice_of(self._session.worker.id))
 
     def _log_step(self, record: dict[str, Any], after: EpochProgress, *, complete: bool, exact: bool) -> None:

@@ -26,21 +26,21 @@ class KnownStandbys:
 
     def __init__(self) -> None:
         self._addresses: dict[Address, None] = {}
-        self._version = 0  # it is changed after the addresses
-        self._seen: tuple[int, tuple[Address, ...]] = (0, ())  # a version, read before the addresses that it belongs to
+        self._version = object()  # replaced after each change; counting could lose one of two at once
+        self._seen = (self._version, tuple[Address, ...]())  # a version, read before the addresses that it belongs to
 
     @property
     def addresses(self) -> tuple[Address, ...]:
         """All of them, the newest last; the same object until one is noted or forgotten."""
         version, seen = self._version, self._seen
-        if seen[0] != version:
+        if seen[0] is not version:
             self._seen = seen = (version, tuple(self._addresses))
         return seen[1]
 
     def forget(self, address: Address) -> None:
         """Nobody will ever be there again."""
         self._addresses.pop(address, None)
-        self._version += 1
+        self._version = object()
 
     def note(self, members: Iterable[Member], workers: Mapping[str, Peer], state: Membership) -> None:
         """Note those of members that have come; if there are too many by now, forget the oldest that nobody names."""
@@ -54,7 +54,7 @@ class KnownStandbys:
             self._addresses = dict.fromkeys(former[-max(NUM_FORMER, len(named)) :]) | named
         if len(self._addresses) > MAX_STANDBYS:
             self._addresses = _standbys_of(() if state.view is None else state.view.members)
-        self._version += 1
+        self._version = object()
 
 
 def some_standbys(members: Iterable[Member]) -> tuple[Address, ...]:

@@ -432,8 +432,8 @@ class CoordinatorServer:
             self.liveness.viewed_at = self._now
             self._relay.clear()
             self._returns.forget_views(self.state)
-            known = () if before is None else self.state.chain[:-1]  # those of the others have been noted with them
-            members = (member for link in self.state.chain[len(known) :] for member in link.view.members)
+            news = self.state.chain if before is None else self.state.chain[-1:]  # the views before have been noted
+            members = (member for link in news for member in link.view.members)
             self.standbys.note(members, self.workers, self.state)
         self._journal.decided(before, self.state, reason)
 

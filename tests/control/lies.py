@@ -78,7 +78,7 @@ def calls(of: Collection[str]) -> st.SearchStrategy[Call]:
         st.builds(membership.Settled, st.just(""), generations),
         st.builds(membership.Wanted, st.just(""), demands),
         st.builds(wire.Heartbeat, st.none() | watermarks, st.none() | progresses),
-        st.builds(wire.Relay, generations, st.sampled_from(("port/0", "link/0", "k")), st.binary(max_size=9)),
+        st.builds(wire.Relay, generations, st.sampled_from(("port/0", "peer/0", "k")), st.binary(max_size=9)),
         st.builds(membership.Stored, st.just(""), stores),
         st.builds(membership.Claimed, st.just(""), st.just("000000001-" + "0f" * 16), ids),
         st.builds(wire.Follow, st.just(1), flags),

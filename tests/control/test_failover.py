@@ -286,7 +286,7 @@ def test_end_of_a_connection_that_proves_nothing_does_not_count_a_worker_as_gone
     assert server.state.gone == frozenset()
 
 
-def test_line_that_is_left_without_a_word_is_reset():
+def test_control_connection_that_is_left_without_a_word_is_reset():
     with socket.create_server(("127.0.0.1", 0)) as server:
         near = socket.create_connection(server.getsockname())
         far, _ = server.accept()
@@ -374,7 +374,7 @@ def test_agent_sees_no_beats_between_two_trainings(serve, join):
     poll_until(lambda: record.num_beats > before)
 
 
-def test_lines_leave_no_fork_handlers_behind():
+def test_control_connections_leave_no_fork_handlers_behind():
     def open_and_close():
         ends = socket.socketpair()
         ControlConnection(ends[0]).close()

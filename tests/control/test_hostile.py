@@ -62,7 +62,7 @@ def faults() -> Iterator[list[str]]:
 )
 @given(founder=st.booleans(), script=SCRIPTS)
 def test_others_go_on_whatever_a_peer_with_the_token_says(serve, join, dial, faults, founder, script):
-    """The liar is a member from the start, or comes then; the honest ones keep their lines, and get on without it."""
+    """The liar is a member from the start, or comes then; the honest ones stay connected, and get on without it."""
     coordinator = serve(3 if founder else 2, token=TOKEN)
     server = coordinator._server
     key, peers = new_nonce(), []

@@ -229,7 +229,7 @@ def test_takeover_demotes_newcomers_that_came_before_the_members_told_their_trai
 
 
 def test_member_that_comes_back_tells_that_it_has_begun_a_training_meanwhile():
-    job = founded("abc")(Arrived(member("x")), Ready("x"), Silent(("b", "c"), "their lines broke"))
+    job = founded("abc")(Arrived(member("x")), Ready("x"), Silent(("b", "c"), "their connections broke"))
     job.returns("b", view(1, "abc"), training=2)
     assert job.state.training == 2
     assert job.of(Skip) == [Skip("x", 2)]
@@ -350,7 +350,7 @@ def test_leavers_are_nobodys_quorum():
 
 
 @pytest.mark.parametrize("newest", [1, 2])
-def test_member_that_lost_its_line_comes_back_and_gets_a_view_if_it_has_missed_one(newest):
+def test_member_that_lost_its_connection_comes_back_and_gets_a_view_if_it_has_missed_one(newest):
     """Not the one that it has missed: what that rested on may not hold any more."""
     job = founded("abc")
     if newest == 2:

@@ -18,7 +18,6 @@ import pytest
 from ef_common.control.leader_request import Conversation
 from ef_common.control.sockets import raise_file_limit
 from ef_common.core import membership
-from ef_common.core.view import Member
 from ef_common.launch import environment
 from ef_common.launch.environment import WorkerEnvironment
 from ef_common.protocol import sessions, wire
@@ -28,7 +27,7 @@ from ef_common.tls import COORDINATOR, Tls
 from tests.control.test_robustness import HELLO
 from tests.faults.hosts import ENOUGH
 from tests.launch.test_run import Launched, script
-from tests.launch.test_trust import environ_of
+from tests.launch.test_trust import environ_of, greet
 from tests.strangers import FRAME_BYTES, GARBAGE, Place, crowd, reaches, say
 from tests.tap import Tap
 from tests.waiting import poll_until
@@ -131,9 +130,7 @@ class Job:
 
     def greet(self, address: tuple[str, int], name: str) -> Conversation:
         """Be a worker of it."""
-        identity = self.worker.credentials
-        tls = None if identity is None else Tls(identity)
-        return Conversation(address, Member(name, name, ""), self.worker.token, tls=tls)
+        return greet(address, self.variables, name)
 
 
 def _ports(process: psutil.Process) -> set[int]:

@@ -17,11 +17,15 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from ef_common.control.leader_request import Conversation
+from ef_common.core.view import Member
+from ef_common.errors import AuthenticationError
 from ef_common.launch import environment
 from ef_common.launch.certificates import trust_of
 from ef_common.protocol.addresses import LOOPBACK, Address, parse_address
 from ef_common.protocol.auth import Token, new_nonce
 from ef_common.testing.ports import free_ports
+from ef_common.tls import Tls
 from tests.control.conftest import Peer
 from tests.control.lies import Call, calls
 from tests.faults.hosts import ENOUGH
@@ -132,6 +136,13 @@ def test_workers_of_a_job_under_tls_have_keys_of_their_own_and_no_token(
     run.audit()
 
 
+def greet(address: Address, variables: dict[str, str], name: str) -> Conversation:
+    """Be a worker of this name, that knows what the one with these variables does."""
+    worker = environment.read_environment(variables)
+    tls = None if worker.credentials is None else Tls(worker.credentials)
+    return Conversation(address, Member(name, name, ""), worker.token, tls=tls)
+
+
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("tls", ["0", "1"])
@@ -151,7 +162,7 @@ def test_job_trains_on_while_its_nodes_replace_the_secret_in_three_rounds(tmp_pa
 
         nodes = [start(number, "old") for number in range(2)]
         generation = nodes[0].wait_for_world(2)
-        known = [environ_of(worker)[environment.TOKEN] for worker in nodes[0].workers()]
+        variables = [environ_of(worker) for worker in nodes[0].workers()]
         for token in ("old\nnew", "new\nold", "new"):
             for number, node in enumerate(nodes):
                 node.wait_for_step(max((event["step"] for event in node.events("step")), default=0) + 3)
@@ -159,10 +170,16 @@ def test_job_trains_on_while_its_nodes_replace_the_secret_in_three_rounds(tmp_pa
                 assert node.wait() == os.EX_TEMPFAIL
                 nodes[number] = start(number, token)
                 generation = nodes[number].wait_for_world(2, after=generation)
-                known.append(environ_of(nodes[number].workers()[-1])[environment.TOKEN])
-        run, old, new = nodes[0], known[0], known[-1]
+                variables.append(environ_of(nodes[number].workers()[-1]))
+        run, newest = nodes[0], variables[-1]
+        where = parse_address(newest[environment.COORDINATOR], what="its coordinator")
+        greet(where, newest, "knows the new one").close()
+        with pytest.raises((AuthenticationError, OSError)):
+            greet(where, variables[0], "knows the old one").close()
         (run.directory / ENOUGH).touch()
         assert [node.wait() for node in nodes] == [0, 0]
+        known = [one[environment.TOKEN] for one in variables]
+        old, new = known[0], known[-1]
         assert old != new
         assert known == [old] * 4 + [new] * 4  # agents know both meanwhile, and workers what theirs uses
         assert len(run.events("start")) == 8

@@ -16,7 +16,7 @@ from tests.session.test_session import Founding, Groups
 
 
 class Roomy(Founding):
-    """A line over which room is known, and demands are kept."""
+    """A channel over which room is known, and demands are kept."""
 
     room = Room(NO_DEMAND, 2, 1, 0, 1, 8)
 

@@ -26,7 +26,7 @@ from ef_common.session.settling_report import Surroundings
 
 
 class Channel:
-    """A line to a coordinator that tells a newcomer, once it is ready, that the job is over."""
+    """A channel to a coordinator that tells a newcomer, once it is ready, that the job is over."""
 
     change_pending = False
 
@@ -63,7 +63,7 @@ def test_newcomer_prepares_before_the_others_are_told_to_wait_for_it() -> None:
 
 
 class Founding:
-    """A line to a coordinator whose first view has so many members."""
+    """A channel to a coordinator whose first view has so many members."""
 
     change_pending = False
 
@@ -138,7 +138,7 @@ def test_wish_that_a_newcomer_computes_by_itself_is_not_heard() -> None:
 
 
 class Lonely(Founding):
-    """A line that is lost after the first view."""
+    """A channel that is lost after the first view."""
 
     def next_view(self, after: int) -> View:
         if after:
@@ -191,7 +191,7 @@ def test_member_whose_group_has_broken_before_a_boundary_tells_so_and_does_not_w
         def abort(self) -> None: ...
 
     class Planning(Founding):
-        """A line over which no view comes after the first one."""
+        """A channel over which no view comes after the first one."""
 
         def __init__(self) -> None:
             super().__init__(2)
@@ -261,7 +261,7 @@ class Sending(Group):
 
 
 class Admitting(Founding):
-    """A line to a coordinator that admits a newcomer as the second of two."""
+    """A channel to a coordinator that admits a newcomer as the second of two."""
 
     def __init__(self, order: list[str]) -> None:
         super().__init__(2)
@@ -307,7 +307,7 @@ def test_newcomer_answers_its_own_collectives_until_its_first_step() -> None:
 
 
 class Telling(Founding):
-    """A line that keeps what is told. The others are in this training."""
+    """A channel that keeps what is told. The others are in this training."""
 
     def __init__(self, *, newcomer: bool = False, training: int = 1) -> None:
         super().__init__(2)

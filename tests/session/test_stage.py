@@ -25,7 +25,7 @@ NEXT, WITHOUT = View(2, (OTHER, ME), admitted_at=2), View(2, (OTHER,))
 
 
 class Channel:
-    """A line over which these views come, or errors, each after a second."""
+    """A channel over which these views come, or errors, each after a second."""
 
     change_pending = False
 

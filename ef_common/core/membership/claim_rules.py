@@ -11,7 +11,7 @@ from ef_common.core.membership import roster
 from ef_common.core.membership.actions import Action, Agree, Claim
 from ef_common.core.membership.events import Claimed, Stored
 from ef_common.core.membership.model import Active, AnyActive, Gathering, Leading, Membership, Serving, extended
-from ef_common.core.quorum import Bid, bids, digest_of_ids, generation_of, is_in
+from ef_common.core.quorum import Bid, bids, digest_of_ids, generation_of, members_in
 from ef_common.core.view import View
 from ef_common.errors import ProtocolError
 
@@ -38,7 +38,8 @@ def forget(before: Membership, state: Membership) -> Membership:
         return state
     stores = state.stores
     here = state.workers.keys() | state.returned.keys() if isinstance(state, Gathering) else state.workers.keys()
-    out = {worker for worker in stores.told.keys() - here if not is_in(worker, state.chain)}
+    others = stores.told.keys() - here
+    out = others - members_in(state.chain, others)
     if out:
         told = {worker: store for worker, store in stores.told.items() if worker not in out}
         stores = replace(stores, told=MappingProxyType(told))
@@ -48,7 +49,7 @@ def forget(before: Membership, state: Membership) -> Membership:
         stores = replace(stores, claims=MappingProxyType(left))
     if stores is not state.stores:
         state = replace(state, stores=stores)
-    dead = frozenset(worker for worker in state.dead if is_in(worker, state.chain))
+    dead = members_in(state.chain, state.dead)
     if not isinstance(state, Gathering) and len(dead) < len(state.dead):
         state = replace(state, dead=dead)
     return state

@@ -27,7 +27,7 @@ from ef_common.core.membership.model import (
 )
 from ef_common.core.membership.phase import MEMBERS, Phase, WorkerPhase
 from ef_common.core.membership.roster import admissible, expect_member, phase_of, present, remaining
-from ef_common.core.quorum import ChainLink, is_in, merge, shortfall, some_of
+from ef_common.core.quorum import ChainLink, is_in, members_in, merge, shortfall, some_of
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
 
@@ -254,11 +254,6 @@ def settled(state: Serving, worker: str, generation: int) -> Decision:
         chain = tuple(link for link in state.chain if link.view.generation >= generation)
         state = replace(state, chain=chain, gone=members_in(chain, state.gone))
     return state, (), ""
-
-
-def members_in(chain: tuple[ChainLink, ...], workers: Collection[str]) -> frozenset[str]:
-    """Those of these workers that are members of a view of the chain."""
-    return frozenset(worker for worker in workers if is_in(worker, chain))
 
 
 def suspected(state: Serving, worker: str, generation: int, now: float, settings: Settings) -> Decision:

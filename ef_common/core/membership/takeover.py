@@ -32,7 +32,7 @@ from ef_common.core.membership.model import (
     extended,
 )
 from ef_common.core.membership.phase import MEMBERS, NEWCOMERS, Phase
-from ef_common.core.quorum import ChainLink, follows, is_same, merge
+from ef_common.core.quorum import ChainLink, follows, is_same, members_in, merge
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
 
@@ -231,7 +231,7 @@ def end_gathering(state: Gathering, now: float, settings: Settings) -> Decision:
     strangers = [w for w, stands in state.workers.items() if stands.phase in MEMBERS and view.rank_of(w) is None]
     reports = [report for worker, report in state.returned.items() if worker in view.ids and worker in state.workers]
     current = [report for report in reports if report.received[-1].view == view]
-    common = {**carry_over(state), "workers": roster.without(state, strangers), "gone": rules.members_in(chain, gone)}
+    common = {**carry_over(state), "workers": roster.without(state, strangers), "gone": members_in(chain, gone)}
     common["demand"] = max((report.demand for report in reports), default=state.demand)
     serving = Serving(
         **common,

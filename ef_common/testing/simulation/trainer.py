@@ -261,10 +261,10 @@ class Trainer:
         self.session.begin_step()
         self._mark("forward")
         self._pieces = Pieces(window, self.worker, batch_size=job.batch_size) if global_batch else None
-        places: Sequence[int] = range(*window.slice_of(self.worker))
+        slots: Sequence[int] = range(*window.slice_of(self.worker))
         if self._pieces is not None:
-            places = self._pieces.slots(self._pieces.mine)
-        total, count = self._forward(self.progress.positions_at(places))
+            slots = self._pieces.slots(self._pieces.mine)
+        total, count = self._forward(self.progress.positions_at(slots))
         self._end_step(total, count)
 
     def _end_step(self, total: int, count: int) -> None:
