@@ -1,16 +1,21 @@
-"""Imports without garbage collections."""
+"""Imports without garbage collections, and those of the tests' programs."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import subprocess
 import sys
 import weakref
 from collections.abc import Iterator
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import pytest
 
 from ef_common.imports import without_collections
+from tests import imports
 
 
 class _Node:
@@ -110,3 +115,32 @@ print(num, len(found) - num)
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ended.stdout.split()[-2:] == ["0", "0"], ended.stderr
+
+
+# ---------------------------------------------------------------- programs of the tests
+
+
+def test_lean_hides_packages_that_are_not_imported_yet_and_only_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plots, sounds = names = "ef_test_plots", "ef_test_sounds"
+    for name in names:
+        (tmp_path / f"{name}.py").touch()
+        (tmp_path / f"{name}-1.dist-info").mkdir()
+        (tmp_path / f"{name}-1.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(imports, "_FOR_PLOTS_AND_SOUNDS", names)
+    import_module(sounds)
+    with contextlib.suppress(KeyboardInterrupt), imports.lean():
+        with pytest.raises(ImportError):
+            import_module(plots)
+        with pytest.raises(PackageNotFoundError):
+            version(plots)
+        import_module(sounds)
+        assert (version(sounds), version("pytest")) == ("1", pytest.__version__)
+        assert not gc.isenabled()
+        raise KeyboardInterrupt
+    import_module(plots)
+    assert version(plots) == "1"
+    for name in names:
+        del sys.modules[name]

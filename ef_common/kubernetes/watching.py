@@ -116,7 +116,7 @@ class Copy:
         return version
 
     def _take(self, what: str, thing: Json) -> bool:
-        """Take a change; whether it is one of what is kept."""
+        """Take a change. Returns whether it changes anything that is kept."""
         uid = thing["metadata"]["uid"]
         kept, is_whole = self._kept(thing)
         with self._lock:

@@ -413,7 +413,8 @@ class _Agents:
 
     def wait(self, signals: Signals, seconds: float) -> None:
         """Wait until one more of those that run has ended, or a signal comes, at most so long."""
-        running = {agent.process.sentinel: agent.process for agent in map(self._agents.__getitem__, self.alive)}
+        processes = [self._agents[number].process for number in self.alive]
+        running = {process.sentinel: process for process in processes}
         for ended in signals.wait(seconds, running):
             running[ended].join(seconds)  # its files are closed, so its end is near
 

@@ -33,7 +33,7 @@ schedulers send ahead. A job that is about to stop then has the time for its che
 
 
 class Signals(list[int]):
-    """The signals that have asked this process to end, the oldest first. Who waits here for something hears of them.
+    """The signals that have asked this process to end, the oldest first. Each one ends a wait here.
 
     A process that is forked from this one has a copy of the list, which nothing is added to.
     """

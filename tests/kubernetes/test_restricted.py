@@ -59,6 +59,8 @@ def test_pod_is_taken_where_pods_are_restricted_and_cannot_write_to_its_image(na
     [
         (("hostNetwork",), True, "hostNetwork"),
         (("hostPID",), True, "hostPID"),
+        (("hostIPC",), True, "hostIPC"),
+        (("initContainers",), [{"name": "first"}], "first: capabilities"),
         (("volumes",), [{"name": "a", "hostPath": {"path": "/"}}], "volume a"),
         (("securityContext",), {}, "worker: runAsNonRoot"),
         (("securityContext", "runAsUser"), 0, "worker: runAsUser"),
@@ -67,6 +69,7 @@ def test_pod_is_taken_where_pods_are_restricted_and_cannot_write_to_its_image(na
         (("containers", 0, "securityContext", "allowPrivilegeEscalation"), True, "worker: allowPrivilegeEscalation"),
         (("containers", 0, "securityContext", "capabilities", "drop"), ["CHOWN"], "worker: capabilities"),
         (("containers", 0, "securityContext", "capabilities", "add"), ["SYS_ADMIN"], "worker: capabilities"),
+        (("containers", 0, "securityContext", "procMount"), "Unmasked", "worker: procMount"),
         (("containers", 0, "ports"), [{"hostPort": 80}], "worker: hostPort"),
     ],
 )

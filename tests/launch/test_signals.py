@@ -49,6 +49,12 @@ def test_signals_that_nobody_waits_for_are_all_noted(signals: Signals) -> None:
     assert signals.wait(LONG_S) == set()
 
 
+def test_gentle_signal_counts_only_if_it_is_the_first(signals: Signals) -> None:
+    for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
+        signal.raise_signal(number)
+    assert signals == [signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM]
+
+
 def test_wait_ends_with_its_time(signals: Signals) -> None:
     assert signals.wait(0.01) == set()
 

@@ -70,6 +70,7 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "ef_common/core/cluster": (
         *("tests/core/test_cluster.py", "tests/core/test_cluster_report.py", "tests/core/test_arrivals.py"),
         *("tests/core/test_cluster_losses.py", "tests/core/test_cluster_ends.py", "tests/core/test_cluster_faults.py"),
+        "tests/core/test_cluster_contacts.py",
         "tests/kubernetes",
     ),
     "ef_common/kubernetes": ("tests/kubernetes",),

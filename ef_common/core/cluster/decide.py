@@ -62,9 +62,9 @@ RETRY_S = 120.0
 END_S = 60.0
 """How long the other pods of a job may take to end by themselves when it is over."""
 GOES_ON_S = 60.0
-"""A training that was heard to go on so lately is not over: of large models, a step may take long."""
+"""A training that was heard to go on within this time is not over: a step of a large model may take long."""
 LISTEN_S = 10.0
-"""So long after the only pod that has answered has ended, another one may be heard to train on."""
+"""How long after the last report another pod may still be heard to train on: the one that made it may have ended."""
 RELEASE_S = 30.0
 """How long after it has asked for fewer pods the training may take to let some go."""
 LOST_S = 30.0
@@ -232,8 +232,8 @@ def _limit(job: Job, now: float) -> int:
 def _caps(job: Job) -> list[int]:
     """Up to how many pods it may grow, spares included. It keeps those that are on nodes: nobody has refused these."""
     record, has = job.record, sum(bool(pod.node) for pod in job.alive)
-    refused = None if record.refusal is None else record.refusal.limit
-    return [max(limit, has) for limit in (refused, record.cap) if limit is not None]
+    not_refused = None if record.refusal is None else record.refusal.limit
+    return [max(limit, has) for limit in (not_refused, record.cap) if limit is not None]
 
 
 def _spares(job: Job, limit: int) -> int:

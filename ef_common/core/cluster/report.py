@@ -25,7 +25,7 @@ class WorkerReport:
         nodes: In how many pods they train; None if that is not known.
         by: Address of the pod that says it.
         moved_at: When the training was heard to go on last, to another step or view.
-        moves_s: How long it had not before that; 0 if it was not heard twice.
+        moves_s: How long it had not gone on before that; 0 if it was not heard twice.
     """
 
     at: float
