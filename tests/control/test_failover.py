@@ -129,7 +129,7 @@ def test_failover_to_one_of_two_waits_when_the_other_only_is_silent(job):
     assert "only 1 of 2 members of view 1" in coordinators[1]._server.state.held
     assert workers[1].views_noticed == [1]
     assert workers[1].client.next_view(0).issuer == coordinators[0].address[1]
-    silent._close_door()  # it dies
+    silent._close_liveness_port()  # it dies
     assert workers[1].client.next_view(1).ids == ("w1",)
 
 
@@ -142,7 +142,7 @@ def test_failover_to_one_of_two_waits_when_the_other_decides_though_connections_
     server = coordinators[1]._server
     poll_until(lambda: server.state.held)
     assert "only 1 of 2 members of view 1" in server.state.held
-    silent._close_door()
+    silent._close_liveness_port()
     poll_until(lambda: "w1" in server.state.dead)
     assert server.state.held
     assert workers[0].views_noticed == [1]
