@@ -74,6 +74,7 @@ def start(arguments: Sequence[str], environ: Mapping[str, str], output: Path) ->
     Whatever kills the tests kills it, too.
     """
     forkservers.start(PRELOAD)
+    output.touch()  # it is read at once
     process = _CONTEXT.Process(target=_run, args=(list(arguments), dict(environ), str(output)))
     with without_main():
         process.start()
