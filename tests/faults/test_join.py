@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.faults.conftest import TrainingJob, struck
-from tests.faults.hosts import everywhere
+from tests.faults.hosts import Host, everywhere, in_each_framework
+from tests.faults.importing import IMPORTED, train_and_note_imports
 from tests.faults.test_kill import start_with_fault, view_sizes
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -41,6 +42,22 @@ def test_join_with_data_workers_and_checkpoints(job: TrainingJob, finish: Finish
     job.view(3)
     finish([*workers, joiner])
     assert (job.directory / "checkpoints" / "last.ckpt").exists()
+
+
+@in_each_framework
+def test_join_nobody_imports_anything_while_others_wait(job: TrainingJob, finish: Finish, host: Host) -> None:
+    """What is imported by the members at the first join alone would make it longer than each later one."""
+    workers = job.start_world(2, train_and_note_imports, host.name, long(job))
+    job.wait_for_step(2)
+    joiners = []
+    for num_members in (3, 4):
+        joiners.append(job.start(train_and_note_imports, host.name, long(job)))
+        job.view(num_members)
+        job.wait_for("admitted", worker=joiners[-1].id)
+    results = finish([*workers, *joiners])
+    pauses = [result[IMPORTED] for result in results]
+    assert [len(noted) for noted in pauses] == [2, 2, 2, 1]
+    assert [imported for noted in pauses for imported in noted.values() if imported] == []
 
 
 @everywhere
