@@ -290,6 +290,13 @@ def _settle(flying: Collection[Any]) -> bool:
 
 
 def _has_ended(work: Any) -> bool:
+    """Whether an operation has ended; waits for it a little.
+
+    Torch keeps something for ever of each thread that waits for an operation with success, so this does not wait for
+    one that has ended already: a thread that closes a group is a new one each time.
+    """
+    if work.is_completed():
+        return True
     try:
         work.wait(_SETTLE_POLL)
     except RuntimeError:
@@ -324,7 +331,8 @@ def _wait_and_drop(dropped: list[Any]) -> None:
                 tensor.set_()  # or their memory would be kept for as long, too
         for work in flying:
             try:
-                work.wait()
+                if not work.is_completed():
+                    work.wait()
             except RuntimeError as error:
                 logger.debug("a lost operation has ended: %s", error)
     finally:  # the traceback of an exception would hold the group

@@ -156,10 +156,14 @@ class Work:
     """An operation in flight, which has ended when `wait` returns."""
 
     def __init__(self, wait: Callable[[object], object]) -> None:
-        self.wait = wait
+        self._wait, self._has_ended = wait, False
+
+    def wait(self, timeout: object = None) -> None:
+        self._wait(timeout)
+        self._has_ended = True
 
     def is_completed(self) -> bool:
-        return True
+        return self._has_ended
 
 
 def test_operation_may_be_finished_by_its_thread_while_the_group_is_aborted() -> None:
@@ -235,8 +239,8 @@ def test_group_that_is_aborted_while_an_operation_begins_is_let_go_of_in_a_threa
         return Ended()
 
     class Ended:
-        def wait(self, timeout: Any = None) -> None:
-            pass
+        def is_completed(self) -> bool:
+            return True
 
     group = TorchGroup(ProcessGroup(), view_of(2), 0, (), NoPeers())  # type: ignore[arg-type]
     group.start(begin)
@@ -252,6 +256,9 @@ def test_group_is_let_go_of_although_waiting_for_its_operations_fails(caplog: py
             ended.append(True)
 
     class Broken:
+        def is_completed(self) -> bool:
+            return False
+
         def wait(self, timeout: Any = None) -> None:
             if timeout is None:
                 raise ValueError("out of order")
@@ -262,6 +269,38 @@ def test_group_is_let_go_of_although_waiting_for_its_operations_fails(caplog: py
     wait_for_closed_groups()
     assert "the thread that lets go of a group has failed: ValueError: out of order" in caplog.text
     assert ended
+
+
+@pytest.mark.parametrize("begins", ["before the abort", "after the abort"])
+def test_thread_that_lets_go_of_a_group_does_not_wait_for_what_has_ended(begins: str) -> None:
+    """Torch keeps 128 bytes for ever of each thread that has waited for an operation with success."""
+    waited_in: list[str] = []
+    process_group = gloo(dist.HashStore(), 0, world_size=1)
+
+    class Work:
+        def __init__(self, work: Any) -> None:
+            self._work = work
+
+        def is_completed(self) -> bool:
+            return bool(self._work.is_completed())
+
+        def wait(self, *timeout: Any) -> None:
+            waited_in.append(threading.current_thread().name)
+            self._work.wait(*timeout)
+
+    def begin(process_group: Any) -> Work:
+        if begins == "after the abort":
+            group.abort()
+        work = process_group.allreduce([torch.ones(3)])
+        poll_until(work.is_completed)
+        return Work(work)
+
+    group = TorchGroup(process_group, view_of(2), 0, (), NoPeers())  # type: ignore[arg-type]
+    group.start(begin)
+    del process_group
+    group.abort()
+    wait_for_closed_groups()
+    assert not waited_in
 
 
 class NoPeers:
@@ -326,10 +365,10 @@ def test_group_that_is_aborted_is_gone_at_once_and_not_when_garbage_is_collected
         gc.enable()
 
 
-def gloo(store: Any, rank: int) -> Any:
+def gloo(store: Any, rank: int, *, world_size: int = 2) -> Any:
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-    return dist.ProcessGroupGloo(store, rank, 2, options)
+    return dist.ProcessGroupGloo(store, rank, world_size, options)
 
 
 def wait_for_closed_groups() -> None:
