@@ -50,7 +50,7 @@ KEPT_LIMIT_BYTES = 4096
 """By so much the memory of a process may grow with each fault, in the second half of the time.
 
 It is to be 1 kB. Groups alone leave 0.94 kB each, of which torch keeps 0.51 kB; a training under faults has not been
-seen to leave as little: on a busy machine it was 5 to 7 kB for each of faults 100 to 179. There, memory still
+seen to leave as little: on a very busy machine it was 2.3 and 4.5 kB for each of faults 118 to 236. There, memory still
 rises to a ceiling, which it may not quite have reached in the second half either: malloc keeps 130 kB for each of the
 threads that live at the same time, about ten, torch's flight recorder the last 2,000 collectives (4 MB), and CPython
 the names of attributes that were looked up (0.3 MB).
