@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -30,12 +30,15 @@ class BootstrapStore(dist.Store):  # type: ignore[misc, name-defined]
     Args:
         bootstrap: Bootstrap of the view.
         prefix: Prefix of the keys.
+        awaited: Values of the bootstrap for which the first reader waits, however long it takes: those that members
+            publish as they come.
     """
 
-    def __init__(self, bootstrap: Bootstrap, *, prefix: str = "") -> None:
+    def __init__(self, bootstrap: Bootstrap, *, prefix: str = "", awaited: Sequence[str] = ()) -> None:
         super().__init__()
         self._bootstrap = bootstrap
         self._prefix = prefix
+        self._awaited = awaited
 
     def set(self, key: str, value: Any) -> None:
         """Publish an address."""
@@ -43,12 +46,19 @@ class BootstrapStore(dist.Store):  # type: ignore[misc, name-defined]
 
     def get(self, key: str) -> bytes:
         """Wait for an address."""
+        self._wait_for_members()
         return unpack(self._bootstrap.get(self._prefix + key))
 
     def wait(self, keys: Iterable[str], timeout: timedelta | None = None) -> None:
         """Wait for several; `get` ends when the view is replaced, so no timeout is needed."""
+        self._wait_for_members()
         for key in keys:
             self._bootstrap.get(self._prefix + key)
+
+    def _wait_for_members(self) -> None:
+        for key in self._awaited:
+            self._bootstrap.get(key)
+        self._awaited = ()
 
 
 def pack(value: bytes) -> bytes:

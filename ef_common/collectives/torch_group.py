@@ -53,6 +53,9 @@ logger = logging.getLogger(__name__)
 # A slow peer (a long validation, a large checkpoint) is no failure; a dead one is noticed by the coordinator. What Gloo
 # has lost keeps its threads and its files for so long.
 OPERATION_TIMEOUT = timedelta(hours=1)
+# Gloo begins to connect when all members have come, so each of them is about to do its part. It tries five times: a
+# group that is given up while Gloo waits for a member that has died keeps its threads and its files for so long.
+CONNECT_TIMEOUT = timedelta(seconds=30)
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.02, 0.16  # each costs a third of a millisecond of a core that may be needed
 _SETTLE_POLL = timedelta(milliseconds=2)
 _IDLE_LOOKS = 3
@@ -290,6 +293,13 @@ def _settle(flying: Collection[Any]) -> bool:
 
 
 def _has_ended(work: Any) -> bool:
+    """Whether an operation has ended; waits for it a little.
+
+    Torch keeps something for ever of each thread that waits for an operation with success, so this does not wait for
+    one that has ended already: a thread that closes a group is a new one each time.
+    """
+    if work.is_completed():
+        return True
     try:
         work.wait(_SETTLE_POLL)
     except RuntimeError:
@@ -324,7 +334,8 @@ def _wait_and_drop(dropped: list[Any]) -> None:
                 tensor.set_()  # or their memory would be kept for as long, too
         for work in flying:
             try:
-                work.wait()
+                if not work.is_completed():
+                    work.wait()
             except RuntimeError as error:
                 logger.debug("a lost operation has ended: %s", error)
     finally:  # the traceback of an exception would hold the group
@@ -393,14 +404,17 @@ def _connect(
     tls: Tls | None,
 ) -> TorchGroup:
     host, port = address_of(*listener)
-    bootstrap.put(f"listener/{rank}", f"{host} {port}".encode())
+    keys = [f"listener/{member}" for member in range(view.world_size)]
+    bootstrap.put(keys[rank], f"{host} {port}".encode())
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [device]
-    options._timeout = OPERATION_TIMEOUT
+    options._timeout = CONNECT_TIMEOUT
     options._threads = 2
+    store = BootstrapStore(bootstrap, awaited=keys)
     with NewSockets() as new:
-        process_group = dist.ProcessGroupGloo(BootstrapStore(bootstrap), rank, view.world_size, options)
-    listeners = {_address_in(bootstrap.get(f"listener/{other}"), other) for other in range(view.world_size)}
+        process_group = dist.ProcessGroupGloo(store, rank, view.world_size, options)
+    process_group._set_default_timeout(OPERATION_TIMEOUT)
+    listeners = {_address_in(bootstrap.get(key), other) for other, key in enumerate(keys)}
     sockets = new.connected(listeners)
     sums = None
     if record is not None:

@@ -15,7 +15,7 @@ import random
 import signal
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -49,10 +49,10 @@ _OPTIONS = {"length": 2403, "batch_size": 8, "val_length": 53, "step_sleep_s": 0
 KEPT_LIMIT_BYTES = 4096
 """By so much the memory of a process may grow with each fault, in the second half of the time.
 
-It is to be 1 kB. Groups alone leave 0.94 kB each, of which torch keeps 0.52 kB; a training under faults has not been
-seen to leave as little: on a busy machine it was 2 to 6 kB for each of the first 80 to 160 faults. There, memory still
+It is to be 1 kB. Groups alone leave 0.94 kB each, of which torch keeps 0.51 kB; a training under faults has not been
+seen to leave as little: on a very busy machine it was 2.3 and 4.5 kB for each of faults 118 to 236. There, memory still
 rises to a ceiling, which it may not quite have reached in the second half either: malloc keeps 130 kB for each of the
-threads that live at the same time, about ten, torch's flight recorder the last 2,000 collectives (1 MB), and CPython
+threads that live at the same time, about ten, torch's flight recorder the last 2,000 collectives (4 MB), and CPython
 the names of attributes that were looked up (0.3 MB).
 """
 WINDOW = 100
@@ -62,7 +62,7 @@ REMAINS = {"threads": 5, "file descriptors": 9}
 
 If a peer dies the moment before Gloo sends to it what it has asked for, Gloo never ends that operation: its group stays
 until the operation's timeout (four threads, five files), after about one fault in a hundred. A group that nobody needs
-any more before it is connected stays until Gloo has given it up (one thread, four files).
+any more before it is connected stays until Gloo has given it up, after some minutes (two threads, five files).
 """
 
 
@@ -122,6 +122,17 @@ def slope(numbers: Sequence[int], values: Sequence[int]) -> float:
     return statistics.median(slopes) if slopes else 0.0
 
 
+def newest_step(steps: Sequence[Mapping[str, Any]]) -> int:
+    """The newest update that any of these events tells of; 0 if nobody has made one yet."""
+    return max((event["step"] for event in steps), default=0)
+
+
+def let_go_on(worker: WorkerProcess) -> None:
+    """Let a stopped worker go on, unless it has ended: it may have been stopped when it was about to."""
+    with contextlib.suppress(ProcessLookupError):
+        worker.kill(signal.SIGCONT)
+
+
 def _second(values: list[int]) -> float:
     quarter = len(values) // 4
     return statistics.median(values[quarter : quarter + max(quarter, 1)])
@@ -178,7 +189,7 @@ def soak(host: str, directory: Path, *, duration_s: float, every_s: float, seed:
                 storm.rage(_ROUND * every_s)
                 storm.look()
             storm.finish()
-            num_steps = max(event["step"] for event in job.events("step"))
+            num_steps = newest_step(job.events("step"))
     left_behind += [f"left behind: /dev/shm/{name}" for name in sorted(set(_shared_memory()) - before)]
     return Soaked(storm.num_faults, num_steps, list(storm.usage.values()), storm.coordinator, left_behind)
 
@@ -239,7 +250,7 @@ class _Storm:
             return False
         steps = self._job.events("step")
         if self._calm_after is None:
-            self._calm_after = max(event["step"] for event in steps)
+            self._calm_after = newest_step(steps)
         makers: dict[int, set[str]] = {}
         for event in steps:
             if event["step"] > self._calm_after + 1:
@@ -250,7 +261,7 @@ class _Storm:
         """Let those go on that were stopped for long enough to be given up, and replace those that are gone."""
         for since, worker in list(self._stopped):
             if time.monotonic() > since + 2 * HEARTBEAT_TIMEOUT_S:
-                worker.kill(signal.SIGCONT)
+                let_go_on(worker)
                 self._stopped.remove((since, worker))
         self._replace()
         for worker in self._survivors:
@@ -285,9 +296,9 @@ class _Storm:
     def finish(self) -> None:
         """All that are left train to the end together."""
         for _, worker in self._stopped:
-            worker.kill(signal.SIGCONT)
+            let_go_on(worker)
         self._replace()
-        newest = self._job.events("step")[-1]["step"]
+        newest = newest_step(self._job.events("step"))
         self._job.wait_for_step(newest + 20)
         for worker in self._others:
             if worker not in self._struck:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.chaos.soak import Usage, soak
+from tests.chaos.soak import Usage, let_go_on, newest_step, soak
 
 _FAULTS = list(range(0, 400, 4))
 
@@ -23,6 +27,24 @@ def test_a_look_in_a_busy_moment_changes_no_slope() -> None:
     memory = [300_000_000] * len(_FAULTS)
     memory[-2] += 50_000_000
     assert Usage(_FAULTS, memory).kept_bytes == 0
+
+
+def test_look_before_the_first_update_finds_none() -> None:
+    assert newest_step([]) == 0
+    assert newest_step([{"step": 3}, {"step": 7}, {"step": 5}]) == 7
+
+
+def test_worker_that_has_ended_while_it_was_stopped_is_let_go() -> None:
+    ended = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    ended.wait()
+
+    class Worker:
+        def kill(self, number: int) -> None:
+            os.kill(ended.pid, number)
+
+    with pytest.raises(ProcessLookupError):
+        Worker().kill(signal.SIGCONT)
+    let_go_on(Worker())  # type: ignore[arg-type]
 
 
 @pytest.mark.processes

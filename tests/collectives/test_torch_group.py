@@ -10,6 +10,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from socket import AF_INET
 from typing import Any
@@ -20,9 +21,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ef_common.collectives import torch_group
 from ef_common.collectives.bootstrap import SharedValues
 from ef_common.collectives.torch_group import TorchGroup, TorchGroups
 from ef_common.core.membership import Settings
+from ef_common.core.view import View
 from ef_common.errors import GroupBroken, UsageError
 from ef_common.testing.harness import Job
 from tests import warm
@@ -75,13 +78,15 @@ class Half:
 
     def __init__(self, values: SharedValues, *, reads: bool) -> None:
         self._values, self._reads = values, reads
+        self._num_asked = 0
         self.asked, self.over = threading.Event(), threading.Event()
 
     def put(self, key: str, value: bytes) -> None:
         self._values.put(key, value)
 
     def get(self, key: str) -> bytes:
-        if not self._reads or key == "listener/1":  # Gloo may have connected to it by then
+        self._num_asked += key == "listener/1"
+        if not self._reads or self._num_asked == 2:  # Gloo may have connected to it by then
             self.asked.set()
             threading.Event().wait()
         return self._values.get(key)
@@ -111,6 +116,39 @@ def stranger_at_an_abandoned_group() -> str:
     except OSError as error:
         return type(error).__name__
     return "reached"
+
+
+class Member:
+    """The bootstrap of a member that connects, or only comes, until the view is replaced."""
+
+    def __init__(self, values: SharedValues, *, connects: bool) -> None:
+        self._values, self._connects = values, connects
+        self.has_come, self._over = threading.Event(), threading.Event()
+
+    def put(self, key: str, value: bytes) -> None:
+        self._values.put(key, value)
+
+    def get(self, key: str) -> bytes:
+        self.has_come.set()
+        if not self._connects:
+            self._over.wait()
+            raise GroupBroken("replaced")
+        return self._values.get(key)
+
+    def replaced(self) -> bool:
+        return self._over.is_set()
+
+    def replace(self) -> None:
+        self._over.set()
+
+    def build(self, view: View, rank: int) -> threading.Thread:
+        def run() -> None:
+            with contextlib.suppress(GroupBroken):
+                TorchGroups().build(view, rank=rank, bootstrap=self).abort()
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        return thread
 
 
 def usage() -> list[int]:
@@ -156,10 +194,14 @@ class Work:
     """An operation in flight, which has ended when `wait` returns."""
 
     def __init__(self, wait: Callable[[object], object]) -> None:
-        self.wait = wait
+        self._wait, self._has_ended = wait, False
+
+    def wait(self, timeout: object = None) -> None:
+        self._wait(timeout)
+        self._has_ended = True
 
     def is_completed(self) -> bool:
-        return True
+        return self._has_ended
 
 
 def test_operation_may_be_finished_by_its_thread_while_the_group_is_aborted() -> None:
@@ -204,6 +246,78 @@ def test_stranger_does_not_reach_a_group_that_was_given_up_while_it_was_connecte
         assert job.start(stranger_at_an_abandoned_group).result() == "TimeoutError"
 
 
+def test_group_that_was_given_up_is_gone_when_gloo_has_tried_to_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member has come, and dies before it connects. Gloo tries five times."""
+    monkeypatch.setattr(torch_group, "CONNECT_TIMEOUT", timedelta(seconds=0.05))
+    for rank in range(2):  # one of the two connects, and the other one waits for that
+        values = SharedValues()
+        lost, here = Member(values, connects=False), Member(values, connects=True)
+        builds = [lost.build(view_of(2), 1 - rank)]
+        lost.has_come.wait()
+        builds.append(here.build(view_of(2), rank))
+        here.has_come.wait()
+        here.replace()
+        builds[1].join(60.0)
+        poll_until(lambda: num_connecting() == 1)
+        lost.replace()
+        builds[0].join(60.0)
+        poll_until(lambda: num_connecting() == 0)
+    wait_for_closed_groups()
+
+
+def num_connecting() -> int:
+    return sum(thread.name.startswith("ef-connect-") for thread in threading.enumerate())
+
+
+def test_gloo_connects_when_all_members_have_come() -> None:
+    """A member may be late, as a long validation is no failure; Gloo does not wait for it for so long."""
+    asked: list[str] = []
+
+    class OneIsLate(Addresses):
+        def get(self, key: str) -> bytes:
+            asked.append(key)
+            if key == "listener/2":
+                raise GroupBroken("replaced")
+            return super().get(key)
+
+    with pytest.raises(GroupBroken):
+        TorchGroups().build(view_of(3), rank=0, bootstrap=OneIsLate())
+    assert asked == ["listener/0", "listener/1", "listener/2"]
+
+
+_OPERATIONS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "all-reduce": lambda group, tensor: group.allreduce([tensor]),
+    "broadcast": lambda group, tensor: group.broadcast(tensor, 1),
+    "all-gather": lambda group, tensor: group.allgather([[torch.empty(2), torch.empty(2)]], [tensor]),
+    "all-to-all": lambda group, tensor: group.alltoall_base(torch.empty(2), tensor, [1, 1], [1, 1]),
+}
+
+
+@pytest.mark.parametrize("operation", _OPERATIONS)
+def test_operation_has_its_own_timeout_and_not_that_of_connecting(
+    operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here it is shorter, so that the test need not wait for long: the other member never begins."""
+    monkeypatch.setattr(torch_group, "CONNECT_TIMEOUT", timedelta(seconds=20))
+    monkeypatch.setattr(torch_group, "OPERATION_TIMEOUT", timedelta(milliseconds=123))
+    values, groups = SharedValues(), {}
+
+    def build(rank: int) -> None:
+        groups[rank] = TorchGroups().build(view_of(2), rank=rank, bootstrap=values)
+
+    members = [threading.Thread(target=build, args=(rank,), daemon=True) for rank in range(2)]
+    for member in members:
+        member.start()
+    for member in members:
+        member.join(60.0)
+    group: Any = groups[0]
+    with pytest.raises(GroupBroken, match="Timed out waiting 123ms"):
+        group.start(_OPERATIONS[operation], torch.ones(2)).wait()
+    for group in groups.values():
+        group.abort()
+    wait_for_closed_groups()
+
+
 def test_worker_whose_kernel_keeps_no_stranger_out_warns_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -235,8 +349,8 @@ def test_group_that_is_aborted_while_an_operation_begins_is_let_go_of_in_a_threa
         return Ended()
 
     class Ended:
-        def wait(self, timeout: Any = None) -> None:
-            pass
+        def is_completed(self) -> bool:
+            return True
 
     group = TorchGroup(ProcessGroup(), view_of(2), 0, (), NoPeers())  # type: ignore[arg-type]
     group.start(begin)
@@ -252,6 +366,9 @@ def test_group_is_let_go_of_although_waiting_for_its_operations_fails(caplog: py
             ended.append(True)
 
     class Broken:
+        def is_completed(self) -> bool:
+            return False
+
         def wait(self, timeout: Any = None) -> None:
             if timeout is None:
                 raise ValueError("out of order")
@@ -262,6 +379,38 @@ def test_group_is_let_go_of_although_waiting_for_its_operations_fails(caplog: py
     wait_for_closed_groups()
     assert "the thread that lets go of a group has failed: ValueError: out of order" in caplog.text
     assert ended
+
+
+@pytest.mark.parametrize("begins", ["before the abort", "after the abort"])
+def test_thread_that_lets_go_of_a_group_does_not_wait_for_what_has_ended(begins: str) -> None:
+    """Torch keeps 128 bytes for ever of each thread that has waited for an operation with success."""
+    waited_in: list[str] = []
+    process_group = gloo(dist.HashStore(), 0, world_size=1)
+
+    class Work:
+        def __init__(self, work: Any) -> None:
+            self._work = work
+
+        def is_completed(self) -> bool:
+            return bool(self._work.is_completed())
+
+        def wait(self, *timeout: Any) -> None:
+            waited_in.append(threading.current_thread().name)
+            self._work.wait(*timeout)
+
+    def begin(process_group: Any) -> Work:
+        if begins == "after the abort":
+            group.abort()
+        work = process_group.allreduce([torch.ones(3)])
+        poll_until(work.is_completed)
+        return Work(work)
+
+    group = TorchGroup(process_group, view_of(2), 0, (), NoPeers())  # type: ignore[arg-type]
+    group.start(begin)
+    del process_group
+    group.abort()
+    wait_for_closed_groups()
+    assert not waited_in
 
 
 class NoPeers:
@@ -326,10 +475,10 @@ def test_group_that_is_aborted_is_gone_at_once_and_not_when_garbage_is_collected
         gc.enable()
 
 
-def gloo(store: Any, rank: int) -> Any:
+def gloo(store: Any, rank: int, *, world_size: int = 2) -> Any:
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-    return dist.ProcessGroupGloo(store, rank, 2, options)
+    return dist.ProcessGroupGloo(store, rank, world_size, options)
 
 
 def wait_for_closed_groups() -> None:
