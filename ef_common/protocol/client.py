@@ -82,7 +82,7 @@ _ABOVE_ALL = 1 << 60  # a generation that is newer than any view
 _IN_FLIGHT_S = 0.5
 """After a failure of the job, collectives that one worker has completed come to their end in the others, too."""
 
-_MESSAGES: Mapping[str, Callable[[str, int], wire.Reported | wire.Bye]] = {
+_MESSAGES: Mapping[str, Callable[[str, int], membership.Event | wire.Bye]] = {
     "ready": lambda worker, training: membership.Ready(worker, max(1, training)),
     "begin": membership.Begun,
     "at_boundary": membership.AtBoundary,
@@ -259,7 +259,7 @@ class Client:
         """Say that this worker leaves, because the coordinator has asked it to, or because it wants to itself."""
         self._tell(membership.Leaving(self.member.id))
 
-    def _tell(self, message: wire.Reported | wire.Bye) -> None:
+    def _tell(self, message: membership.Event | wire.Bye) -> None:
         if not isinstance(message, wire.Bye):
             self.resume_state = self.resume_state.told(message)
         self._say(message)

@@ -67,12 +67,12 @@ class Layout(NamedTuple):
         return self.kind(**fields)
 
 
-def layout_of(kind: type, codecs: Mapping[Any, Any] = _NOTHING, *, unwritten: Collection[str] = ()) -> Layout:
+def layout_of(kind: type, codecs: Mapping[Any, FieldCodec] = _NOTHING, *, unwritten: Collection[str] = ()) -> Layout:
     """How a dataclass is written.
 
     Args:
         kind: The dataclass. Some of its fields may be `Annotated` with their codecs.
-        codecs: `Annotated` types of the others, by ``Kind.field``, by the name of the field alone, or by its type.
+        codecs: Those of the others, by ``Kind.field``, by the name of the field alone, or by its type.
         unwritten: Names of the others that are not written.
 
     Raises:
@@ -83,9 +83,9 @@ def layout_of(kind: type, codecs: Mapping[Any, Any] = _NOTHING, *, unwritten: Co
     left = []
     for name, hint in get_type_hints(kind, include_extras=True).items():
         keys = (f"{kind.__name__}.{name}", name, hint)
-        found = hint if hasattr(hint, "__metadata__") else next((codecs[key] for key in keys if key in codecs), None)
-        if found is not None:
-            own[name] = found.__metadata__[0]
+        found = [*getattr(hint, "__metadata__", ()), *(codecs[key] for key in keys if key in codecs)]
+        if found:
+            own[name] = found[0]
         elif name in unwritten:
             left.append(name)
         elif isinstance(hint, type) and is_dataclass(hint):

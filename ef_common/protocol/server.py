@@ -319,7 +319,7 @@ class CoordinatorServer:
                 self._depart(peer, "it said goodbye", goodbye=True)
             case wire.Hello():
                 raise PeerRefusal("second introduction", "a worker introduces itself once")
-            case _:
+            case membership.Event():
                 self._submit(message, peer)
 
     def _hear_views(self, peer: Peer, views: tuple[View, ...]) -> None:
