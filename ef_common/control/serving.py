@@ -6,12 +6,10 @@ import asyncio
 import logging
 import socket
 import ssl
-import struct
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from typing import TypeVar
 
-from ef_common.control.sockets import peer_address, tune
+from ef_common.control.sockets import peer_address, reset_at_close, tune
 from ef_common.core.view import Member
 from ef_common.protocol.peer import End, Peer
 from ef_common.protocol.server import CoordinatorServer
@@ -30,7 +28,6 @@ _ACCEPT_PAUSE_S = 0.1
 _LINGER_S = 1.0
 _PROBE_TIMEOUT_S = 1.0
 _PROBES_AT_ONCE = 64
-_RESET_AT_CLOSE = struct.pack("@ii", 1, 0)
 
 
 class ServerLoop:
@@ -255,7 +252,7 @@ class ServedStream(asyncio.BufferedProtocol):
 
     def reset(self) -> None:
         """Let the peer's system know that the connection is no more, in place of all that was not sent."""
-        self._end_with_reset()
+        reset_at_close(self.socket)
         self.abort()
 
     def abort(self) -> None:
@@ -263,12 +260,8 @@ class ServedStream(asyncio.BufferedProtocol):
         self._ended = True
         if self._transport is not None:
             if self.num_unsent:
-                self._end_with_reset()
+                reset_at_close(self.socket)
             self._transport.abort()
-
-    def _end_with_reset(self) -> None:
-        with suppress(OSError):
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_AT_CLOSE)
 
     # ------------------------------------------------------------ called by asyncio
 
@@ -317,7 +310,7 @@ class ServedStream(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if exc is not None:  # asyncio closes it, and the peer may live
-            self._end_with_reset()
+            reset_at_close(self.socket)
         reset = isinstance(exc, (ConnectionResetError, BrokenPipeError))
         self._end(End.CLOSED if exc is None else End.RESET if reset else End.BROKEN)
         self._host.closed(self, self._peer)
