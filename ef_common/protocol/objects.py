@@ -63,7 +63,10 @@ class Layout(NamedTuple):
         for name, part in self.parts.items():
             fields[name] = part._load(record, kind, known)
         for name, codec in self.own.items():
-            fields[name] = _load(codec, record[name], f"{kind}.{name}")
+            try:
+                fields[name] = codec.load(record[name])
+            except (ValueError, OverflowError) as error:
+                raise ProtocolError(f"{kind}.{name}: {error}. Received: {brief(record[name])}") from None
         return self.kind(**fields)
 
 
@@ -123,13 +126,6 @@ def kind_of(name: object, table: Mapping[str, _Kind]) -> _Kind:
     if kind is None:
         raise ProtocolError(f"expected one of {', '.join(table)}. Received: t={brief(name)}")
     return kind
-
-
-def _load(codec: FieldCodec, value: Any, where: str) -> Any:
-    try:
-        return codec.load(value)
-    except (ValueError, OverflowError) as error:
-        raise ProtocolError(f"{where}: {error}. Received: {brief(value)}") from None
 
 
 def _refuse_constant(name: str) -> NoReturn:
