@@ -508,8 +508,9 @@ class CoordinatorServer:
             return
         self._tell(reports)
         view = state.view
-        if (slow := self.liveness.slow(view.ids)) != state.slow:
+        slow = self.liveness.slow(view.ids)
+        if slow != state.slow:
             self._submit(membership.Slow(slow), None)
-        worker = self.liveness.to_replace(view.ids)
-        if worker is not None and worker != state.replacement.straggler:
-            self._submit(membership.Straggler(worker), None)
+        slowest = slow[0] if slow else ""
+        if slowest != state.replacement.straggler and self.liveness.evicts_stragglers(view.ids):
+            self._submit(membership.Straggler(slowest), None)
