@@ -185,7 +185,7 @@ class ServerLoop:
                 if stream is not None:
                     stream.write(data)
                     if stream.num_unsent:
-                        stream.reset()
+                        stream.abort()
                         self.server.end(peer, End.UNSENT, self._loop.time())
             case Close(peer, last_words):
                 stream = self._streams.get(peer)
@@ -249,11 +249,6 @@ class ServedStream(asyncio.BufferedProtocol):
         self._ended = True
         self._transport.close()
         asyncio.get_running_loop().call_later(_LINGER_S, self.abort)
-
-    def reset(self) -> None:
-        """Let the peer's system know that the connection is no more, in place of all that was not sent."""
-        reset_at_close(self.socket)
-        self.abort()
 
     def abort(self) -> None:
         """End the connection at once; if not all was sent, the peer must not take that for an end in order."""
