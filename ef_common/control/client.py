@@ -206,22 +206,6 @@ class CoordinatorClient:
         """Exchange of values among the members of one view, relayed by the coordinator."""
         return RelayBootstrap(self, generation)
 
-    def publish(self, generation: int, key: str, value: bytes) -> None:
-        """Publish a value to the members of a view."""
-        self._do(lambda: self._protocol.publish(generation, key, value))
-
-    def value(self, generation: int, key: str) -> bytes:
-        """Wait for a value that a member of the view of `generation` publishes.
-
-        Raises:
-            GroupBroken: The view has been replaced, or the control connection is lost.
-        """
-        return self._wait(lambda: self._protocol.value(generation, key))
-
-    def is_replaced(self, generation: int) -> bool:
-        """Whether a newer view is known or the connection is lost, so that waiting for a group is useless."""
-        return self._protocol.end is not None or self._protocol.generation != generation
-
     def tell_watermark(self, watermark: Watermark) -> None:
         """Report this member's watermark in the next heartbeats; never waits. One that names too much is left out."""
         self._protocol.tell_watermark(watermark)  # one assignment
@@ -307,38 +291,19 @@ class CoordinatorClient:
         finally:
             while self._protocol.outputs:
                 output = self._protocol.outputs.popleft()
-                connection = self._connections.get(output.link) if isinstance(output, Send) else None
-                if isinstance(output, Send) and connection is not None:  # in this order
-                    connection.queue(output.data)
+                if isinstance(output, Send) and (connection := self._connections.get(output.link)) is not None:
+                    connection.queue(output.data)  # in this order
                 outputs.append(output)
             if self._protocol.is_over:
                 self._connects.put(None)
             self._changed.notify_all()
 
     def _carry_out(self, output: ClientOutput) -> None:
-        # Another thread may have ended it meanwhile.
-        connection = (
-            None
-            if isinstance(output, (AskForClaim, Replaced, Hung, StragglerReport))
-            else self._connections.get(output.link)
-        )
         match output:
             case Connect():
                 for other in list(self._connections.values()):
                     other.give_up()  # so that the reader has time
                 self._connects.put(output)
-            case Send() if connection is not None:
-                connection.flush()
-            case TrustLeader(_, timeout_s) if connection is not None:
-                connection.trust(timeout_s)
-            case Disconnect(link) if connection is not None:
-                self._connections.pop(link, None)
-                connection.close()
-            case Leave(link, word) if connection is not None:
-                self._connections.pop(link, None)
-                connection.leave(word)
-            case EndSending() if connection is not None:
-                connection.end_sending(_GOODBYE_S)
             case AskForClaim(bid):
                 get = partial(self._get_claim, bid)
                 threads.start(get, name="elasticflow-claim", job=f"gets the claim {bid.claim}", on_failure=self._break)
@@ -352,6 +317,25 @@ class CoordinatorClient:
                     watch()
             case StragglerReport(_, slow, ratio, waiting):
                 self._on_straggling(slow, ratio, waiting)
+            case _ if (connection := self._connections.get(output.link)) is not None:  # else it has just been ended
+                self._carry_out_on(connection, output)
+
+    def _carry_out_on(
+        self, connection: ControlConnection, output: Send | TrustLeader | Disconnect | Leave | EndSending
+    ) -> None:
+        match output:
+            case Send():
+                connection.flush()
+            case TrustLeader(_, timeout_s):
+                connection.trust(timeout_s)
+            case Disconnect(link):
+                self._connections.pop(link, None)
+                connection.close()
+            case Leave(link, word):
+                self._connections.pop(link, None)
+                connection.leave(word)
+            case EndSending():
+                connection.end_sending(_GOODBYE_S)
 
     def _tell(self, generation: int) -> None:
         try:
@@ -454,12 +438,12 @@ class RelayBootstrap:
     """The `Bootstrap` port of one view: the coordinator relays values to all other members."""
 
     def __init__(self, client: CoordinatorClient, generation: int) -> None:
-        self._client = client
+        self._client, self._protocol = client, client._protocol
         self._generation = generation
 
     def put(self, key: str, value: bytes) -> None:
         """Publish a value to the members of the view."""
-        self._client.publish(self._generation, key, value)
+        self._client._do(lambda: self._protocol.publish(self._generation, key, value))
 
     def get(self, key: str) -> bytes:
         """Wait for a value that a member publishes.
@@ -467,8 +451,8 @@ class RelayBootstrap:
         Raises:
             GroupBroken: The view has been replaced, or the control connection is lost.
         """
-        return self._client.value(self._generation, key)
+        return self._client._wait(lambda: self._protocol.value(self._generation, key))
 
     def replaced(self) -> bool:
         """Whether a newer view is known or the connection is lost, so that waiting for this group is useless."""
-        return self._client.is_replaced(self._generation)
+        return self._protocol.end is not None or self._protocol.generation != self._generation

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 
-from ef_common.control.sockets import call_in_forked_children, tune
+from ef_common.control.sockets import call_in_forked_children, reset_at_close, tune
 from ef_common.errors import AuthenticationError
 from ef_common.protocol.addresses import Address, format_address
 from ef_common.tls import COORDINATOR, Channel, Tls, explain
@@ -160,9 +160,7 @@ class ControlConnection:
 
     def give_up(self) -> None:
         """Wake a thread in `read`, which then returns nothing. The peer sees no end of the connection; see `leave`."""
-        self._closed = True
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RD)
+        self._shut_down(socket.SHUT_RD)
 
     def leave(self, word: bytes) -> None:
         """Say that this worker goes to another coordinator, and close.
@@ -183,8 +181,7 @@ class ControlConnection:
                 finally:
                     self._sending.release()
             if not said:
-                with contextlib.suppress(OSError):
-                    self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("@ii", 1, 0))
+                reset_at_close(self._socket)
             self._socket.close()
 
     def end_sending(self, timeout_s: float) -> None:
@@ -202,15 +199,17 @@ class ControlConnection:
                     self._drain()
             finally:
                 self._sending.release()
-        self._closed = True
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_WR)
+        self._shut_down(socket.SHUT_WR)
 
     def hang_up(self) -> None:
         """End the connection in both directions; `read` returns nothing then."""
+        self._shut_down(socket.SHUT_RDWR)
+
+    def _shut_down(self, how: int) -> None:
+        """Queue nothing more, and end the connection in these directions."""
         self._closed = True
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+            self._socket.shutdown(how)
 
     def close(self) -> None:
         """End the connection, and free the socket."""

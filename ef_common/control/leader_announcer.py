@@ -12,7 +12,7 @@ from ef_common.core.view import Member
 from ef_common.errors import AuthenticationError, ProtocolError
 from ef_common.protocol.addresses import LOOPBACK, Address
 from ef_common.protocol.announcer import LOOK_S, Announcer
-from ef_common.protocol.auth import Token, new_nonce
+from ef_common.protocol.auth import Token
 from ef_common.protocol.server import CoordinatorServer
 from ef_common.tls import Tls
 
@@ -45,7 +45,6 @@ class LeaderAnnouncer:
         self._member = Member(name, "coordinator", LOOPBACK)
         self._server = server
         self._token = token
-        self._key = new_nonce()
         self._announcer = announcer
         self._stopped = threading.Event()
 
@@ -82,9 +81,7 @@ class LeaderAnnouncer:
     def _tell(self, address: Address) -> None:
         """Tell one coordinator."""
         try:
-            conversation = Conversation(
-                address, self._member, self._token, key=self._key, timeout_s=_ATTEMPT_S, tls=self._tls
-            )
+            conversation = Conversation(address, self._member, self._token, timeout_s=_ATTEMPT_S, tls=self._tls)
         except ConnectionRefusedError:
             if self._announcer.refused(address):
                 self._server.standbys.forget(address)

@@ -17,13 +17,12 @@ from ef_common.protocol import wire
 from ef_common.protocol.addresses import Address, format_address, named_by
 from ef_common.protocol.auth import Token, new_nonce
 from ef_common.protocol.introduction import Answer, Introduction
-from ef_common.protocol.lines import Lines
 from ef_common.tls import Tls
 
 logger = logging.getLogger(__name__)
 
 ANSWER_S = 2.0
-_KEY = new_nonce()
+_KEY = new_nonce()  # of all who speak in this process: each has an id that is nobody else's
 _ANSWERS = (wire.Aborted, wire.Redirect, wire.Eviction, wire.Alive, DoorAnswer)
 
 
@@ -34,7 +33,6 @@ class Conversation:
         address: Where the coordinator is.
         member: Who speaks; nobody else may have its id.
         token: The job token, or None.
-        key: The speaker's own secret, the same whenever it connects.
         timeout_s: How long each step may take.
         tls: The identity of the speaker, if connections are encrypted.
 
@@ -53,22 +51,21 @@ class Conversation:
         member: Member,
         token: Token | None,
         *,
-        key: str = _KEY,
         timeout_s: float = ANSWER_S,
         tls: Tls | None = None,
     ) -> None:
         self._connection = ControlConnection.connect(address, timeout_s, timeout_s, tls=tls)
-        self._lines = Lines(wire.MAX_STRANGER_BYTES)
+        introduction = Introduction(member, token, key=_KEY, address=address, returning=True)
+        self._lines = introduction.lines
         try:
-            self.answer = self._introduce(Introduction(member, token, key=key, address=address, returning=True))
+            self.answer = self._introduce(introduction)
         except BaseException:
             self._connection.close()
             raise
-        self._lines.max_bytes = wire.MAX_LINE_BYTES
 
     def _introduce(self, introduction: Introduction) -> Answer:
         while introduction.answer is None:
-            reply = introduction.take(self._lines)
+            reply = introduction.take()
             if reply is not None:
                 self._say(reply)
             elif not self._listen():

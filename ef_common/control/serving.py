@@ -6,12 +6,10 @@ import asyncio
 import logging
 import socket
 import ssl
-import struct
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from typing import TypeVar
 
-from ef_common.control.sockets import peer_address, tune
+from ef_common.control.sockets import peer_address, reset_at_close, tune
 from ef_common.core.view import Member
 from ef_common.protocol.peer import End, Peer
 from ef_common.protocol.server import CoordinatorServer
@@ -30,7 +28,6 @@ _ACCEPT_PAUSE_S = 0.1
 _LINGER_S = 1.0
 _PROBE_TIMEOUT_S = 1.0
 _PROBES_AT_ONCE = 64
-_RESET_AT_CLOSE = struct.pack("@ii", 1, 0)
 
 
 class ServerLoop:
@@ -188,7 +185,7 @@ class ServerLoop:
                 if stream is not None:
                     stream.write(data)
                     if stream.num_unsent:
-                        stream.reset()
+                        stream.abort()
                         self.server.end(peer, End.UNSENT, self._loop.time())
             case Close(peer, last_words):
                 stream = self._streams.get(peer)
@@ -253,22 +250,13 @@ class ServedStream(asyncio.BufferedProtocol):
         self._transport.close()
         asyncio.get_running_loop().call_later(_LINGER_S, self.abort)
 
-    def reset(self) -> None:
-        """Let the peer's system know that the connection is no more, in place of all that was not sent."""
-        self._end_with_reset()
-        self.abort()
-
     def abort(self) -> None:
         """End the connection at once; if not all was sent, the peer must not take that for an end in order."""
         self._ended = True
         if self._transport is not None:
             if self.num_unsent:
-                self._end_with_reset()
+                reset_at_close(self.socket)
             self._transport.abort()
-
-    def _end_with_reset(self) -> None:
-        with suppress(OSError):
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_AT_CLOSE)
 
     # ------------------------------------------------------------ called by asyncio
 
@@ -317,7 +305,7 @@ class ServedStream(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if exc is not None:  # asyncio closes it, and the peer may live
-            self._end_with_reset()
+            reset_at_close(self.socket)
         reset = isinstance(exc, (ConnectionResetError, BrokenPipeError))
         self._end(End.CLOSED if exc is None else End.RESET if reset else End.BROKEN)
         self._host.closed(self, self._peer)

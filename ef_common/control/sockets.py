@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import resource
 import socket
+import struct
 import weakref
 from collections.abc import Callable
-from types import MethodType
-from typing import Any, cast
+from contextlib import suppress
 
 from ef_common.protocol.addresses import LOOPBACK, Address
 
@@ -53,6 +53,12 @@ def tune(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
 
 
+def reset_at_close(sock: socket.socket) -> None:
+    """Let the peer know, when this is closed, that the connection is no more, in place of what was not sent."""
+    with suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("@ii", 1, 0))
+
+
 def raise_file_limit() -> None:
     """Raise the soft limit of open files to the hard one: each worker is one connection."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -70,17 +76,16 @@ def call_in_forked_children(method: Callable[[], None]) -> None:
     parent would not see the end of a connection when the parent is killed. So the owner of a socket closes
     the duplicate in the child, by a method given here.
     """
-    bound = cast(MethodType, method)
-    _CALLED_IN_CHILDREN.setdefault(bound.__self__, []).append(bound.__func__)
+    _CALLED_IN_CHILDREN.add(weakref.WeakMethod(method, _CALLED_IN_CHILDREN.discard))
 
 
-_CALLED_IN_CHILDREN: weakref.WeakKeyDictionary[Any, list[Callable[..., None]]] = weakref.WeakKeyDictionary()
+_CALLED_IN_CHILDREN: set[weakref.WeakMethod[Callable[[], None]]] = set()
 
 
 def _call_in_this_child() -> None:
-    for owner, functions in list(_CALLED_IN_CHILDREN.items()):
-        for function in functions:
-            function(owner)
+    for reference in list(_CALLED_IN_CHILDREN):
+        if (method := reference()) is not None:
+            method()
 
 
 os.register_at_fork(after_in_child=_call_in_this_child)  # once: what is registered there stays

@@ -167,11 +167,6 @@ def _median_without(ordered: Sequence[float], index: int) -> float:
     return (other((num - 1) // 2) + other(num // 2)) / 2
 
 
-def slowest(tracks: Mapping[str, Track], members: Collection[str]) -> str:
-    """The straggler with the lowest throughput; "" if there is none."""
-    return next(iter(slow(tracks, members)), "")
-
-
 def slow(tracks: Mapping[str, Track], members: Collection[str]) -> tuple[str, ...]:
     """The stragglers among these members, the one with the lowest throughput first."""
     found = [member for member in members if member in tracks and tracks[member].is_straggler]

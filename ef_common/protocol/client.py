@@ -82,7 +82,7 @@ _ABOVE_ALL = 1 << 60  # a generation that is newer than any view
 _IN_FLIGHT_S = 0.5
 """After a failure of the job, collectives that one worker has completed come to their end in the others, too."""
 
-_MESSAGES: Mapping[str, Callable[[str, int], wire.Reported | wire.Bye]] = {
+_MESSAGES: Mapping[str, Callable[[str, int], membership.Event | wire.Bye]] = {
     "ready": lambda worker, training: membership.Ready(worker, max(1, training)),
     "begin": membership.Begun,
     "at_boundary": membership.AtBoundary,
@@ -259,7 +259,7 @@ class Client:
         """Say that this worker leaves, because the coordinator has asked it to, or because it wants to itself."""
         self._tell(membership.Leaving(self.member.id))
 
-    def _tell(self, message: wire.Reported | wire.Bye) -> None:
+    def _tell(self, message: membership.Event | wire.Bye) -> None:
         if not isinstance(message, wire.Bye):
             self.resume_state = self.resume_state.told(message)
         self._say(message)
@@ -340,7 +340,7 @@ class Client:
     def receive(self, link: CoordinatorLink, data: bytes, now: float) -> None:
         """Bytes have come."""
         self._now = link.heard = now
-        link.lines.feed(data)
+        link.introduction.lines.feed(data)
         while (link is self._link or link is self._trying) and self._take(link):
             pass
 
@@ -348,10 +348,10 @@ class Client:
         """Take the next line; returns whether there was one."""
         try:
             if link is self._link:
-                line = link.lines.next()
+                line = link.introduction.lines.next()
                 message = None if line is None else wire.decode_from_coordinator(line)
             else:
-                reply = link.introduction.take(link.lines)
+                reply = link.introduction.take()
         except (ProtocolError, AuthenticationError) as error:
             self._refuse(link, error)
             return False
@@ -448,7 +448,7 @@ class Client:
             return
         begun = self.resume_state.phase is not Phase.EARLY
         introduction = Introduction(self.member, self._token, key=self._key, address=attempt.address, returning=begun)
-        self._trying = CoordinatorLink(attempt.address, introduction, wire.MAX_STRANGER_BYTES, self._now)
+        self._trying = CoordinatorLink(attempt.address, introduction, self._now)
         self.outputs.append(Connect(self._trying, attempt.timeout_s))
 
     def _fail_attempt(self, link: CoordinatorLink, problem: str) -> None:
@@ -513,7 +513,6 @@ class Client:
         self._heartbeats.begin(welcome.heartbeat_timeout_s, self._now)
         self.state, self._trying, self._link = ClientState.SERVED, None, link
         link.since = self._now
-        link.lines.max_bytes = wire.MAX_LINE_BYTES
         self.outputs.append(TrustLeader(link, welcome.heartbeat_timeout_s))
         if not link.introduction.returning:
             self._hear(welcome)

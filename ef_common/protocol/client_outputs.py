@@ -8,7 +8,6 @@ from ef_common.core.quorum import Bid
 from ef_common.core.stragglers import StragglerReport
 from ef_common.protocol.addresses import Address
 from ef_common.protocol.introduction import Introduction
-from ef_common.protocol.lines import Lines
 
 
 class CoordinatorLink:
@@ -16,22 +15,19 @@ class CoordinatorLink:
 
     Args:
         address: Where the coordinator is.
-        introduction: The handshake.
-        max_bytes: Longest line before the coordinator has proved itself.
+        introduction: The handshake; it has what has come, also afterwards.
         now: When the connection is asked for.
 
     Attributes:
         heard: When something came last.
         reached: The connection was made.
-        lines: What has come.
     """
 
-    def __init__(self, address: Address, introduction: Introduction, max_bytes: int, now: float) -> None:
+    def __init__(self, address: Address, introduction: Introduction, now: float) -> None:
         self.address = address
         self.introduction = introduction
         self.since = self.heard = now
         self.reached = False
-        self.lines = Lines(max_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from operator import attrgetter
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ef_common.core.doors import COMMIT, LOOK, MAX_DOORS, PROMISE
 from ef_common.core.membership import Phase
@@ -187,7 +187,7 @@ def _dump_failure(text: str) -> str:
 
 def size_of(member: Member) -> int:
     """So many bytes a member takes in a view, at most."""
-    return len(to_json(_MEMBER.dump(member)).encode()) + 1
+    return len(to_json(MEMBER.dump(member)).encode()) + 1
 
 
 def _load_patch(value: Any) -> ViewPatch:
@@ -235,84 +235,62 @@ def _dump_views(views: tuple[View, ...]) -> list[Any]:
     ]
 
 
-_COUNT = _integer(0)
-_TRAINING = _integer(1)
-_PORT = _integer(0, 65535)
-_RETURNED_GENERATION = _integer(0, _MAX_RETURNED_GENERATION)
-_FLAG = _value(bool, "true or false")
-_AMOUNT = _number(f"a number from 0 to {_MAX_AMOUNT:g}", where=lambda number: 0 <= number <= _MAX_AMOUNT)
-_DURATION = _number("a positive number of seconds", where=lambda seconds: 0 < seconds <= _MAX_AMOUNT)
-_NAME = _text(MAX_NAME_CHARS)
-_NAMES = _list_of(_NAME, "ids")
-_REASON = FieldCodec(_text(MAX_REASON_CHARS, min_chars=0).load, clip)
-_FAILURE = FieldCodec(_text(MAX_FAILURE_CHARS, min_chars=0).load, _dump_failure)
-_DIGEST = _hex(32)
+COUNT = _integer(0)
+TRAINING = _integer(1)
+PORT = _integer(1, 65535)
+_PORT_OR_ZERO = _integer(0, 65535)
+RETURNED_GENERATION = _integer(0, _MAX_RETURNED_GENERATION)
+FLAG = _value(bool, "true or false")
+AMOUNT = _number(f"a number from 0 to {_MAX_AMOUNT:g}", where=lambda number: 0 <= number <= _MAX_AMOUNT)
+DURATION = _number("a positive number of seconds", where=lambda seconds: 0 < seconds <= _MAX_AMOUNT)
+NAME = _text(MAX_NAME_CHARS)
+NAMES = _list_of(NAME, "ids")
+REASON = FieldCodec(_text(MAX_REASON_CHARS, min_chars=0).load, clip)
+FAILURE = FieldCodec(_text(MAX_FAILURE_CHARS, min_chars=0).load, _dump_failure)
+DIGEST = _hex(32)
+PROOF = _hex(64)
+CLAIM = _value(str, "a generation of 9 digits and a digest", where=lambda text: bool(_CLAIM.fullmatch(text)))
+IDS = _checked(NAMES, "sorted ids", lambda ids: bool(ids) and list(ids) == sorted(set(ids)))
+JOB = _text(MAX_NAME_CHARS, min_chars=0)
+WISH = _one_of(LOOK, PROMISE, COMMIT)
+ERROR_CODE = _one_of("authentication", "job", "protocol")
 _PHASE = _one_of("warming", "ready", "member", "leaving")
-_STORE = _or_empty(_DIGEST)
+PHASE = FieldCodec(lambda value: Phase(_PHASE.load(value)), lambda phase: phase.value)
+STORE = _or_empty(DIGEST)
+STORE_OR_NONE = _or_null(STORE)
 _ADDRESS = _value(str, "a name or an address of a host, or nothing", where=lambda text: not text or is_address(text))
-_ENDPOINT = FieldCodec(_load_endpoint)
-_BYTES = FieldCodec(_load_bytes, lambda value: base64.b64encode(value).decode("ascii"))
-_MEMBER = _checked(
-    _record(Member, _NAME, _NAME, _ADDRESS, _COUNT, _integer(1), _PORT, _PORT),
+ENDPOINT = FieldCodec(_load_endpoint)
+DOORS = _list_of(ENDPOINT, "addresses", most=MAX_DOORS)
+STANDBYS = _list_of(_row(("host", "port"), _ADDRESS, _PORT_OR_ZERO), "addresses")
+BYTES = FieldCodec(_load_bytes, lambda value: base64.b64encode(value).decode("ascii"))
+VALUES = _list_of(_row(("key", "value"), NAME, BYTES), "values")
+DEMAND = _record(Demand, RETURNED_GENERATION, COUNT, COUNT)
+MEMBER = _checked(
+    _record(Member, NAME, NAME, _ADDRESS, COUNT, _integer(1), _PORT_OR_ZERO, _PORT_OR_ZERO),
     "a local rank below the local world size",
     lambda member: member.local_rank < member.local_world_size,
 )
-_WATERMARK = _record(Watermark, _COUNT, _COUNT, _list_of(_COUNT, "positions", most=MAX_RETURNED), _TRAINING)
-_PROGRESS = _record(
-    Progress, _COUNT, _integer(SETTLING), _FLAG, _one_of(*KINDS), *[_AMOUNT] * 4, _COUNT, _AMOUNT, _AMOUNT, _FLAG
+WATERMARK = _record(Watermark, COUNT, COUNT, _list_of(COUNT, "positions", most=MAX_RETURNED), TRAINING)
+WATERMARK_OR_NONE = _or_null(WATERMARK)
+PROGRESS_OR_NONE = _or_null(
+    _record(Progress, COUNT, _integer(SETTLING), FLAG, _one_of(*KINDS), *[AMOUNT] * 4, COUNT, AMOUNT, AMOUNT, FLAG)
 )
-_VIEW_NAMES = _checked(
-    _list_of(_record(ViewName, _RETURNED_GENERATION, _DIGEST, _FLAG, _FLAG), "views", most=MAX_LINKS),
+VIEW_NAMES = _checked(
+    _list_of(_record(ViewName, RETURNED_GENERATION, DIGEST, FLAG, FLAG), "views", most=MAX_LINKS),
     "growing generations",
     lambda names: all(one.generation < following.generation for one, following in pairwise(names)),
 )
 _PATCH = _row(
     ("generation", "members", "admitted_at", "pending", "hold", "reason", "gone", "base", "issuer"),
-    _COUNT,
-    _list_of(_or_span(_MEMBER), "members"),
-    _COUNT,
-    _FLAG,
-    _FLAG,
-    _REASON,
-    _list_of(_or_span(_NAME), "ids"),
-    _COUNT,
-    _PORT,
+    COUNT,
+    _list_of(_or_span(MEMBER), "members"),
+    COUNT,
+    FLAG,
+    FLAG,
+    REASON,
+    _list_of(_or_span(NAME), "ids"),
+    COUNT,
+    _PORT_OR_ZERO,
 )
-
-Count = Annotated[int, _COUNT]
-Training = Annotated[int, _TRAINING]
-Flag = Annotated[bool, _FLAG]
-Duration = Annotated[float, _DURATION]
-Nonce = Annotated[str, _DIGEST]
-Proof = Annotated[str, _hex(64)]
-Reason = Annotated[str, _REASON]
-Failure = Annotated[str, _FAILURE]
-ClaimName = Annotated[str, _value(str, "a generation of 9 digits and a digest", where=_CLAIM.fullmatch)]
-Ids = Annotated[
-    tuple[str, ...], _checked(_NAMES, "sorted ids", lambda ids: bool(ids) and list(ids) == sorted(set(ids)))
-]
-Name = Annotated[str, _NAME]
-StoreName = Annotated[str, _STORE]
-JobName = Annotated[str, _text(MAX_NAME_CHARS, min_chars=0)]
-StoreOrNone = Annotated[str | None, _or_null(_STORE)]
-PhaseField = Annotated[Phase, FieldCodec(lambda value: Phase(_PHASE.load(value)), lambda phase: phase.value)]
-ReturnedGeneration = Annotated[int, _RETURNED_GENERATION]
-Port = Annotated[int, _integer(1, 65535)]
-MemberField = Annotated[Member, _MEMBER]
-ViewPatchField = Annotated[ViewPatch, FieldCodec(_load_patch, _dump_patch)]
-ViewNames = Annotated[tuple[ViewName, ...], _VIEW_NAMES]
-Views = Annotated[tuple[View, ...], FieldCodec(_load_views, _dump_views)]
-Digest = Annotated[str, _DIGEST]
-WatermarkField = Annotated[Watermark, _WATERMARK]
-WatermarkOrNone = Annotated[Watermark | None, _or_null(_WATERMARK)]
-ProgressOrNone = Annotated[Progress | None, _or_null(_PROGRESS)]
-Bytes = Annotated[bytes, _BYTES]
-Values = Annotated[tuple[tuple[str, bytes], ...], _list_of(_row(("key", "value"), _NAME, _BYTES), "values")]
-Standbys = Annotated[tuple[tuple[str, int], ...], _list_of(_row(("host", "port"), _ADDRESS, _PORT), "addresses")]
-Names = Annotated[tuple[str, ...], _NAMES]
-Endpoint = Annotated[str, _ENDPOINT]
-Doors = Annotated[tuple[str, ...], _list_of(_ENDPOINT, "addresses", most=MAX_DOORS)]
-Wish = Annotated[str, _one_of(LOOK, PROMISE, COMMIT)]
-Amount = Annotated[float, _AMOUNT]
-DemandField = Annotated[Demand, _record(Demand, _RETURNED_GENERATION, _COUNT, _COUNT)]
-ErrorCode = Annotated[str, _one_of("authentication", "job", "protocol")]
+VIEW_PATCH = FieldCodec(_load_patch, _dump_patch)
+VIEWS = FieldCodec(_load_views, _dump_views)

@@ -39,6 +39,7 @@ class Introduction:
 
     Attributes:
         returning: The same.
+        lines: What has come of the coordinator. Its lines may be long once it has proved itself.
         answer: What the coordinator has answered, once it has.
     """
 
@@ -47,6 +48,7 @@ class Introduction:
     ) -> None:
         self.answer: Answer | None = None
         self.returning = returning
+        self.lines = Lines(wire.MAX_STRANGER_BYTES)
         self._member = member
         self._token = token
         self._key = key
@@ -54,11 +56,8 @@ class Introduction:
         self._nonce = new_nonce()
         self._challenge: wire.Challenge | None = None
 
-    def take(self, lines: Lines) -> bytes | None:
+    def take(self) -> bytes | None:
         """Take the next line of the coordinator.
-
-        Args:
-            lines: What has come.
 
         Returns:
             What is to be sent to it, maybe nothing; None if no line is complete.
@@ -68,10 +67,10 @@ class Introduction:
             ProtocolError: The peer is no coordinator, or one of another version.
         """
         try:
-            line = lines.next()
+            line = self.lines.next()
             if line is None:
                 return None
-            message = wire.decode_from_coordinator(line, max_bytes=lines.max_bytes)
+            message = wire.decode_from_coordinator(line, max_bytes=self.lines.max_bytes)
         except ProtocolError as error:
             text = f"the peer at {self._where} does not speak ElasticFlow's protocol: {error}"
             raise ProtocolError(text) from None
@@ -103,3 +102,4 @@ class Introduction:
                 "or an impostor. Use the same ELASTICFLOW_TOKEN (or token_file) everywhere."
             )
         self.answer = message
+        self.lines.max_bytes = wire.MAX_LINE_BYTES

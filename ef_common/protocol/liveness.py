@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ef_common.core.membership import Membership, Phase
 from ef_common.core.progress import Heard, Limits, Longest, Verdict, judge
-from ef_common.core.stragglers import Pacing, StragglerReport, Track, judge_pace, noted, slow, slowest
+from ef_common.core.stragglers import Pacing, StragglerReport, Track, judge_pace, noted, slow
 from ef_common.core.view import View
 from ef_common.protocol import wire
 from ef_common.protocol.peer import Peer, PeerRefusal
@@ -127,11 +127,9 @@ class Liveness:
             logger.warning("view %d: %s %s: %s", view.generation, report.worker, what, how)
         return [(replace(report, ratio=min(report.ratio, _LARGEST_RATIO)), (report.worker,)) for report in reports]
 
-    def to_replace(self, members: Collection[str]) -> str | None:
-        """The slowest straggler ("" if there is none), if the members want it to be replaced; else None."""
-        if any(self._heard[worker].progress.evicts_stragglers for worker in members if worker in self._heard):
-            return slowest(self._tracks, members)
-        return None
+    def evicts_stragglers(self, members: Collection[str]) -> bool:
+        """Whether the members want the slowest straggler to be replaced."""
+        return any(self._heard[worker].progress.evicts_stragglers for worker in members if worker in self._heard)
 
     def slow(self, members: Collection[str]) -> tuple[str, ...]:
         """The members that are stragglers, the slowest first."""

@@ -63,16 +63,19 @@ class Layout(NamedTuple):
         for name, part in self.parts.items():
             fields[name] = part._load(record, kind, known)
         for name, codec in self.own.items():
-            fields[name] = _load(codec, record[name], f"{kind}.{name}")
+            try:
+                fields[name] = codec.load(record[name])
+            except (ValueError, OverflowError) as error:
+                raise ProtocolError(f"{kind}.{name}: {error}. Received: {brief(record[name])}") from None
         return self.kind(**fields)
 
 
-def layout_of(kind: type, codecs: Mapping[Any, Any] = _NOTHING, *, unwritten: Collection[str] = ()) -> Layout:
+def layout_of(kind: type, codecs: Mapping[Any, FieldCodec] = _NOTHING, *, unwritten: Collection[str] = ()) -> Layout:
     """How a dataclass is written.
 
     Args:
         kind: The dataclass. Some of its fields may be `Annotated` with their codecs.
-        codecs: `Annotated` types of the others, by ``Kind.field``, by the name of the field alone, or by its type.
+        codecs: Those of the others, by ``Kind.field``, by the name of the field alone, or by its type.
         unwritten: Names of the others that are not written.
 
     Raises:
@@ -83,9 +86,9 @@ def layout_of(kind: type, codecs: Mapping[Any, Any] = _NOTHING, *, unwritten: Co
     left = []
     for name, hint in get_type_hints(kind, include_extras=True).items():
         keys = (f"{kind.__name__}.{name}", name, hint)
-        found = hint if hasattr(hint, "__metadata__") else next((codecs[key] for key in keys if key in codecs), None)
-        if found is not None:
-            own[name] = found.__metadata__[0]
+        found = [*getattr(hint, "__metadata__", ()), *(codecs[key] for key in keys if key in codecs)]
+        if found:
+            own[name] = found[0]
         elif name in unwritten:
             left.append(name)
         elif isinstance(hint, type) and is_dataclass(hint):
@@ -123,13 +126,6 @@ def kind_of(name: object, table: Mapping[str, _Kind]) -> _Kind:
     if kind is None:
         raise ProtocolError(f"expected one of {', '.join(table)}. Received: t={brief(name)}")
     return kind
-
-
-def _load(codec: FieldCodec, value: Any, where: str) -> Any:
-    try:
-        return codec.load(value)
-    except (ValueError, OverflowError) as error:
-        raise ProtocolError(f"{where}: {error}. Received: {brief(value)}") from None
 
 
 def _refuse_constant(name: str) -> NoReturn:

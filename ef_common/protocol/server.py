@@ -209,8 +209,7 @@ class CoordinatorServer:
         """Close the oldest strangers."""
         for peer in self._sessions.oldest(number):
             self._journal.notice("crowd", "closing the oldest unauthenticated connections: %s", why)
-            self._forget(peer)
-            self._emit([Close(peer)])
+            self._close(peer)
 
     # ------------------------------------------------------------ what is to be done
 
@@ -265,8 +264,7 @@ class CoordinatorServer:
         self.standbys.note((member,), self.workers, self.state)
         before = self.workers.get(member.id)
         if before is not None:  # that connection has broken, or was given up, and this has not been noticed
-            self._forget(before)
-            self._emit([Close(before)])
+            self._close(before)
             if not message.returning:  # it holds nothing of what has been decided for it
                 self._submit(membership.Gone(member.id, "it has begun anew"), None)
         self._admission.remember(member.id, message.key)
@@ -319,7 +317,7 @@ class CoordinatorServer:
                 self._depart(peer, "it said goodbye", goodbye=True)
             case wire.Hello():
                 raise PeerRefusal("second introduction", "a worker introduces itself once")
-            case _:
+            case membership.Event():
                 self._submit(message, peer)
 
     def _hear_views(self, peer: Peer, views: tuple[View, ...]) -> None:
@@ -360,9 +358,7 @@ class CoordinatorServer:
         self, peer: Peer, why: str, *, last_words: bytes = b"", goodbye: bool = False, silent: bool = False
     ) -> None:
         """End the connection of a stranger, or of a worker, which is gone."""
-        present = self._forget(peer)
-        self._emit([Close(peer, last_words)])
-        if present:
+        if self._close(peer, last_words):
             self._submit(membership.Gone(str(peer.worker), clip(why), goodbye=goodbye, silent=silent), None)
 
     def _evict(self, peer: Peer, why: str, *, hung: bool = False) -> None:
@@ -381,8 +377,13 @@ class CoordinatorServer:
     def _redirect(self, worker: str) -> None:
         peer = self.workers.get(worker)
         if peer is not None:
-            self._forget(peer)
-            self._emit([Close(peer, wire.encode(wire.Redirect(self.leader, peer.proof)))])
+            self._close(peer, wire.encode(wire.Redirect(self.leader, peer.proof)))
+
+    def _close(self, peer: Peer, last_words: bytes = b"") -> bool:
+        """End a connection, and remove it from the books; returns whether it was a worker's."""
+        present = self._forget(peer)
+        self._emit([Close(peer, last_words)])
+        return present
 
     def _forget(self, peer: Peer) -> bool:
         """Remove a connection from the books; returns whether it was a worker's."""
@@ -507,8 +508,9 @@ class CoordinatorServer:
             return
         self._tell(reports)
         view = state.view
-        if (slow := self.liveness.slow(view.ids)) != state.slow:
+        slow = self.liveness.slow(view.ids)
+        if slow != state.slow:
             self._submit(membership.Slow(slow), None)
-        worker = self.liveness.to_replace(view.ids)
-        if worker is not None and worker != state.replacement.straggler:
-            self._submit(membership.Straggler(worker), None)
+        slowest = slow[0] if slow else ""
+        if slowest != state.replacement.straggler and self.liveness.evicts_stragglers(view.ids):
+            self._submit(membership.Straggler(slowest), None)

@@ -21,17 +21,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from ef_common.core import membership
 from ef_common.core.doors import DoorAnswer
 from ef_common.core.membership import Phase
+from ef_common.core.progress import Progress
 from ef_common.core.room import Demand, Room
 from ef_common.core.stragglers import StragglerReport
-from ef_common.core.view import Member
+from ef_common.core.view import Member, View
+from ef_common.core.watermark import Watermark
 from ef_common.errors import ProtocolError
 from ef_common.protocol import fields
 from ef_common.protocol.objects import brief, kind_of, layout_of, parse
+from ef_common.protocol.view_patch import ViewName, ViewPatch
 
 VERSION = 11
 MAX_STRANGER_BYTES = 4 * 1024
@@ -49,246 +52,218 @@ MAX_MEMBERS_BYTES = MAX_LINE_BYTES // 2
 # ---------------------------------------------------------------- messages of a worker
 
 
+class WorkerMessage:
+    """Base of those that are no events of the membership."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(WorkerMessage):
     """The introduction of a worker; the coordinator fills in an empty address with the one that it sees.
 
     `key`: a secret of this worker, by which the coordinator knows it again: nobody else can come in its name.
     `returning`: it has been with another coordinator, or with this one; more follows.
     """
 
-    member: fields.MemberField
-    nonce: fields.Nonce
-    key: fields.Nonce
-    proof: fields.Proof
-    returning: fields.Flag
+    member: Annotated[Member, fields.MEMBER]
+    nonce: Annotated[str, fields.DIGEST]
+    key: Annotated[str, fields.DIGEST]
+    proof: Annotated[str, fields.PROOF]
+    returning: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Return:
+class Return(WorkerMessage):
     """Where a worker stands, with its views by name: a coordinator that does not know one asks for it with `recall`."""
 
     event: membership.Returned
-    received: fields.ViewNames
+    received: Annotated[tuple[ViewName, ...], fields.VIEW_NAMES]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Told(WorkerMessage):
     """The views that a worker names in its `return`: an answer to `recall`, or sent before it."""
 
-    views: fields.Views
+    views: Annotated[tuple[View, ...], fields.VIEWS]
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class Moved(WorkerMessage):
     """This worker lives and goes to another coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
-class Follow:
+class Follow(WorkerMessage):
     """From another coordinator: it listens on this port, and leads (`leads`) or gathers members so far.
 
     `failed`: why the job has failed; "" if it has not.
     """
 
-    port: fields.Port
-    leads: fields.Flag
-    failed: fields.Failure = ""
+    port: Annotated[int, fields.PORT]
+    leads: bool
+    failed: Annotated[str, fields.FAILURE] = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Heartbeat:
+class Heartbeat(WorkerMessage):
     """This worker lives. A member also reports its progress and, if newcomers need it, its watermark."""
 
-    watermark: fields.WatermarkOrNone
-    progress: fields.ProgressOrNone = None
+    watermark: Annotated[Watermark | None, fields.WATERMARK_OR_NONE]
+    progress: Annotated[Progress | None, fields.PROGRESS_OR_NONE] = None
 
 
 @dataclass(frozen=True, slots=True)
-class Inquire:
+class Inquire(WorkerMessage):
     """From an agent: do others continue without this worker? The answers are `evicted` and `alive`."""
 
-    worker: fields.Name
+    worker: Annotated[str, fields.NAME]
 
 
 @dataclass(frozen=True, slots=True)
-class Seek:
+class Seek(WorkerMessage):
     """From an agent that looks for its job: who leads? It listens at this door, or at none (""), and may want support.
 
     It gets a `door_answer`; :mod:`ef_common.core.doors` has the rule. A coordinator of another `job` answers with an
     `error`. A job without a name is any.
     """
 
-    door: fields.Endpoint
-    wish: fields.Wish
-    job: fields.JobName = ""
+    door: Annotated[str, fields.ENDPOINT]
+    wish: Annotated[str, fields.WISH]
+    job: Annotated[str, fields.JOB] = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Bye:
+class Bye(WorkerMessage):
     """This worker closes the connection."""
 
 
 @dataclass(frozen=True, slots=True)
-class Relay:
+class Relay(WorkerMessage):
     """A value for the other members of the view."""
 
-    generation: fields.Count
-    key: fields.Name
-    value: fields.Bytes
+    generation: Annotated[int, fields.COUNT]
+    key: Annotated[str, fields.NAME]
+    value: Annotated[bytes, fields.BYTES]
 
 
 # ---------------------------------------------------------------- messages of the coordinator
 
 
+class CoordinatorMessage:
+    """Base of those that are no actions of the membership."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class Challenge:
+class Challenge(CoordinatorMessage):
     """First message on a connection."""
 
-    nonce: fields.Nonce
+    nonce: Annotated[str, fields.DIGEST]
 
 
 @dataclass(frozen=True, slots=True)
-class Welcome:
+class Welcome(CoordinatorMessage):
     """This worker is taken in. It is sent again to a new spare.
 
     `standbys`: (host, port) of some, for one who knows no view yet.
     """
 
     accept: membership.Accept
-    heartbeat_timeout_s: fields.Duration
-    proof: fields.Proof
-    standbys: fields.Standbys
+    heartbeat_timeout_s: Annotated[float, fields.DURATION]
+    proof: Annotated[str, fields.PROOF]
+    standbys: Annotated[tuple[tuple[str, int], ...], fields.STANDBYS]
 
 
 @dataclass(frozen=True, slots=True)
-class NewView:
+class NewView(CoordinatorMessage):
     """The newest view, for its members and for those that it drops.
 
     `before`: generation of the view that `patch` changes, the newest one that the receiver knows; 0 for a whole view.
     """
 
-    before: fields.Count
-    patch: fields.ViewPatchField
+    before: Annotated[int, fields.COUNT]
+    patch: Annotated[ViewPatch, fields.VIEW_PATCH]
 
 
 @dataclass(frozen=True, slots=True)
-class Recall:
+class Recall(CoordinatorMessage):
     """Tell these views, which you have named by their digests."""
 
-    digests: fields.Names
+    digests: Annotated[tuple[str, ...], fields.NAMES]
 
 
 @dataclass(frozen=True, slots=True)
-class Relayed:
+class Relayed(CoordinatorMessage):
     """Values that members of this view have published."""
 
-    generation: fields.Count
-    values: fields.Values
+    generation: Annotated[int, fields.COUNT]
+    values: Annotated[tuple[tuple[str, bytes], ...], fields.VALUES]
 
 
 @dataclass(frozen=True, slots=True)
-class JobWatermark:
+class JobWatermark(CoordinatorMessage):
     """To a newcomer that warms up, in answer to its heartbeats: the newest watermark of the members."""
 
-    watermark: fields.WatermarkField
+    watermark: Annotated[Watermark, fields.WATERMARK]
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(CoordinatorMessage):
     """The job has ended. It may replace the welcome, so it carries the same proof."""
 
     finish: membership.Finish
-    proof: fields.Proof
+    proof: Annotated[str, fields.PROOF]
 
 
 @dataclass(frozen=True, slots=True)
-class Alive:
+class Alive(CoordinatorMessage):
     """An answer to a heartbeat; to an inquiry: as far as is decided, nobody continues without this worker."""
 
 
 @dataclass(frozen=True, slots=True)
-class Redirect:
+class Redirect(CoordinatorMessage):
     """This is a standby. The coordinator is at this address, or unknown (""). It may replace the welcome.
 
     It is no decision of the membership, which sends a worker away and knows no address.
     """
 
-    address: fields.Endpoint
-    proof: fields.Proof
+    address: Annotated[str, fields.ENDPOINT]
+    proof: Annotated[str, fields.PROOF]
 
 
 @dataclass(frozen=True, slots=True)
-class Eviction:
+class Eviction(CoordinatorMessage):
     """The others continue without this worker. `hung`: its main thread may never hear of it.
 
     It is no decision of the membership: that dismisses some, but others are silent or hang, and an agent may ask.
     """
 
-    reason: fields.Reason
-    hung: fields.Flag = False
+    reason: Annotated[str, fields.REASON]
+    hung: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Aborted:
+class Aborted(CoordinatorMessage):
     """The job has failed. It may replace the welcome, so it carries the same proof."""
 
     abort: membership.Abort
-    proof: fields.Proof
+    proof: Annotated[str, fields.PROOF]
 
 
 @dataclass(frozen=True, slots=True)
-class Error:
+class Error(CoordinatorMessage):
     """The coordinator closes the connection because of what the worker did."""
 
-    code: fields.ErrorCode
-    reason: fields.Reason
+    code: Annotated[str, fields.ERROR_CODE]
+    reason: Annotated[str, fields.REASON]
 
 
-Reported = (
-    membership.Ready
-    | membership.Begun
-    | membership.AtBoundary
-    | membership.Suspected
-    | membership.Settled
-    | membership.Stored
-    | membership.Claimed
-    | membership.Leaving
-    | membership.Wanted
-    | membership.Closed
-    | membership.Failed
-)
-"""What a worker reports is an event of the membership."""
-Decided = (
-    membership.Announce
-    | membership.Skip
-    | membership.Resume
-    | membership.Republish
-    | membership.Claim
-    | membership.Agree
-    | membership.Resign
-    | membership.Stay
-)
-"""What a worker is told of a decision is the action, unless the message carries what the membership does not know."""
-FromWorker = Hello | Return | Told | Moved | Follow | Heartbeat | Reported | Inquire | Seek | Bye | Relay
-FromCoordinator = (
-    Challenge
-    | Welcome
-    | NewView
-    | Recall
-    | Decided
-    | JobWatermark
-    | Finished
-    | Alive
-    | Redirect
-    | DoorAnswer
-    | Eviction
-    | Aborted
-    | StragglerReport
-    | Room
-    | Relayed
-    | Error
-)
+FromWorker = WorkerMessage | membership.Event
+"""What a worker reports is an event of the membership, unless the message says what the membership does not know."""
+FromCoordinator = CoordinatorMessage | membership.Action | DoorAnswer | StragglerReport | Room
+"""What a worker is told of a decision is the action, likewise."""
 
 _FROM_WORKER: Mapping[str, type[FromWorker]] = {
     "hello": Hello,
@@ -341,32 +316,32 @@ _FROM_COORDINATOR: Mapping[str, type[FromCoordinator]] = {
 _NAMES = {kind: name for table in (_FROM_WORKER, _FROM_COORDINATOR) for name, kind in table.items()}
 
 
-_CODECS: Mapping[str | type, Any] = {
-    bool: fields.Flag,
-    float: fields.Amount,
-    Phase: fields.PhaseField,
-    Demand: fields.DemandField,
-    "training": fields.Training,
-    "generation": fields.Count,
-    "store": fields.StoreName,
-    "claim": fields.ClaimName,
-    "named": fields.Ids,
-    "members": fields.Ids,
-    "Agree.members": fields.Digest,
-    "why": fields.Failure,
-    "Returned.promised": fields.ReturnedGeneration,
-    "settled": fields.Count,
-    "failed": fields.Failure,
-    "Returned.store": fields.StoreOrNone,
-    "nodes": fields.Count,
-    "spares": fields.Count,
-    "newcomers": fields.Count,
-    "min_nodes": fields.Count,
-    "max_nodes": fields.Count,
-    "stragglers": fields.Names,
-    "leader": fields.Endpoint,
-    "promised": fields.Endpoint,
-    "doors": fields.Doors,
+_CODECS: Mapping[str | type, fields.FieldCodec] = {
+    bool: fields.FLAG,
+    float: fields.AMOUNT,
+    Phase: fields.PHASE,
+    Demand: fields.DEMAND,
+    "training": fields.TRAINING,
+    "generation": fields.COUNT,
+    "store": fields.STORE,
+    "claim": fields.CLAIM,
+    "named": fields.IDS,
+    "members": fields.IDS,
+    "Agree.members": fields.DIGEST,
+    "why": fields.FAILURE,
+    "Returned.promised": fields.RETURNED_GENERATION,
+    "settled": fields.COUNT,
+    "failed": fields.FAILURE,
+    "Returned.store": fields.STORE_OR_NONE,
+    "nodes": fields.COUNT,
+    "spares": fields.COUNT,
+    "newcomers": fields.COUNT,
+    "min_nodes": fields.COUNT,
+    "max_nodes": fields.COUNT,
+    "stragglers": fields.NAMES,
+    "leader": fields.ENDPOINT,
+    "promised": fields.ENDPOINT,
+    "doors": fields.DOORS,
 }
 """How the fields of the core's dataclasses are written: of events, actions, reports, and what both ends know."""
 _KNOWN: Mapping[str, Any] = {"worker": "", "workers": (), "member": Member("", "", ""), "received": ()}

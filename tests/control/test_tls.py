@@ -75,8 +75,8 @@ def test_job_loses_a_worker_and_gains_one(lead, enter):
         poll_until(lambda worker=worker: worker.client.change_pending)
         worker.client.send("at_boundary", 2)
     generation = newcomer.client.next_view(0).generation
-    workers[0].client.publish(generation, "k", b"x" * 500_000)
-    assert newcomer.client.value(generation, "k") == b"x" * 500_000
+    workers[0].client.bootstrap(generation).put("k", b"x" * 500_000)
+    assert newcomer.client.bootstrap(generation).get("k") == b"x" * 500_000
     newcomer.stop()  # with a goodbye
     poll_until(lambda: len(coordinator._server.workers) == 2)
 
@@ -92,7 +92,7 @@ def test_standby_takes_over(lead, enter):
     poll_until(
         lambda: any(len(one._server.workers) == 2 and not isinstance(one._server.state, Idle) for one in standbys)
     )
-    assert [worker.client.is_replaced(1) for worker in workers] == [False, False]
+    assert [worker.client.bootstrap(1).replaced() for worker in workers] == [False, False]
     (led,) = (one for one in standbys if not isinstance(one._server.state, Idle))
     (other,) = (one for one in standbys if one is not led)
     poll_until(lambda: other._server.leader != "")  # it has been told
@@ -193,8 +193,8 @@ def test_nothing_that_is_said_can_be_read_on_the_network(lead, enter, network):
     workers = [enter(between.address, name) for name in ("w0", "w1")]
     for worker in workers:
         worker.started()
-    workers[0].client.publish(1, "key-of-a-value", b"a value " * 1000)
-    assert workers[1].client.value(1, "key-of-a-value") == b"a value " * 1000
+    workers[0].client.bootstrap(1).put("key-of-a-value", b"a value " * 1000)
+    assert workers[1].client.bootstrap(1).get("key-of-a-value") == b"a value " * 1000
     assert len(between.passed) > 8000
     for said in (b"node-w0", b"challenge", b"key-of-a-value", b"YSB2YWx1ZS", b"heartbeat", b"ElasticFlow"):
         assert said not in between.passed

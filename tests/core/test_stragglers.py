@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ef_common.core import stragglers
 from ef_common.core.progress import Progress
-from ef_common.core.stragglers import Pacing, StragglerReport, StragglerState, Track, judge_pace, noted, slowest
+from ef_common.core.stragglers import Pacing, StragglerReport, StragglerState, Track, judge_pace, noted, slow
 from tests.diagrams import rows, states
 
 PACING = Pacing(smooth_s=60.0, after_s=60.0)
@@ -63,7 +63,7 @@ def test_member_that_is_slow_for_a_minute_is_told_once_with_what_the_others_wait
     assert (report.worker, report.slow) == ("w2", True)
     assert report.ratio == pytest.approx(0.5, rel=1e-2)
     assert report.waiting == pytest.approx(0.5, rel=1e-2)
-    assert slowest(run.tracks, run.names) == "w2"
+    assert slow(run.tracks, run.names) == ("w2",)
 
 
 @pytest.mark.parametrize("slow_s", [0.1, 0.11, 0.124])
@@ -71,7 +71,7 @@ def test_member_that_is_a_little_slower_is_none(slow_s: float) -> None:
     run = Run(0.1, slow_s, 0.1)
     run.go_on(300.0)
     assert told(run) == []
-    assert slowest(run.tracks, run.names) == ""
+    assert slow(run.tracks, run.names) == ()
 
 
 def test_member_that_is_slow_for_a_moment_is_none() -> None:
@@ -90,7 +90,7 @@ def test_member_that_is_fast_again_is_told_so() -> None:
     run.step_s[2] = 0.1
     run.go_on(400.0)
     assert told(run) == [("w2", True), ("w2", False)]
-    assert slowest(run.tracks, run.names) == ""
+    assert slow(run.tracks, run.names) == ()
 
 
 def test_of_two_members_one_is_compared_with_the_other() -> None:
@@ -111,8 +111,8 @@ def test_the_slowest_of_several_is_named() -> None:
     run = Run(0.1, 0.1, 0.1, 0.3, 0.2)
     run.go_on(120.0)
     assert {worker for worker, _ in told(run)} == {"w3", "w4"}
-    assert slowest(run.tracks, run.names) == "w3"
-    assert slowest(run.tracks, ["w0", "w4"]) == "w4"
+    assert slow(run.tracks, run.names) == ("w3", "w4")
+    assert slow(run.tracks, ["w0", "w4"]) == ("w4",)
 
 
 def test_member_of_which_nothing_is_known_is_not_judged() -> None:

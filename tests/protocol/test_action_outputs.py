@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import get_args
 
 import pytest
 
@@ -22,6 +21,7 @@ from tests.control.test_wire import FROM_COORDINATOR
 MEMBERS = tuple(Member(name, f"n{name}", "h", standby=1) for name in "abcd")
 BEFORE, VIEW = View(3, MEMBERS[:3]), View(4, MEMBERS[:2])
 STATE = Serving(generation=3, view=VIEW, workers={"d": WorkerPhase(MEMBERS[3], Phase.WARMING)})
+DECIDED = [kind for kind in wire.LAYOUTS if issubclass(kind, membership.Action)]
 
 
 class Job:
@@ -60,7 +60,7 @@ def test_view_is_told_first_to_those_that_must_not_go_on_without_knowing_it() ->
     assert [job.peers[worker].view for worker in "abc"] == [VIEW] * 3
 
 
-@pytest.mark.parametrize("kind", get_args(wire.Decided), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", DECIDED, ids=lambda kind: kind.__name__)
 def test_decision_is_told_to_those_that_it_names_and_says_nothing_of_them(kind: type) -> None:
     (message,) = (one for one in FROM_COORDINATOR if isinstance(one, kind))
     addressees = {"workers": ("a", "c")} if hasattr(message, "workers") else {"worker": "c"}
@@ -70,7 +70,7 @@ def test_decision_is_told_to_those_that_it_names_and_says_nothing_of_them(kind: 
 
 def test_each_action_is_told_or_ends_connections_or_installs_a_view() -> None:
     parts = [part.kind for layout in wire.LAYOUTS.values() for part in layout.parts.values()]
-    told = {kind.__name__ for kind in (*get_args(wire.Decided), *parts)}
+    told = {kind.__name__ for kind in (*DECIDED, *parts)}
     actions = {kind.__name__ for kind in membership.Action.__subclasses__()}
     assert actions - told == {"Install", "Dismiss", "SendAway", "StepDown"}
 

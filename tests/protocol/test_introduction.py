@@ -10,7 +10,6 @@ from ef_common.core.view import Member
 from ef_common.protocol import wire
 from ef_common.protocol.auth import Token, coordinator_proof
 from ef_common.protocol.introduction import Introduction
-from ef_common.protocol.lines import Lines
 from tests.diagrams import cases, rows
 
 NONCE, TOKEN = "0f" * 16, Token("secret")
@@ -22,7 +21,6 @@ class Handshake:
     """A worker, and what a coordinator says to it."""
 
     def __init__(self) -> None:
-        self._lines = Lines(wire.MAX_STRANGER_BYTES)
         self._introduction = Introduction(Member("w", "n", ""), TOKEN, key="1e" * 16, address=("h", 1))
         self._hello: wire.FromWorker | None = None
 
@@ -38,8 +36,8 @@ class Handshake:
             assert isinstance(self._hello, wire.Hello)
             proof = coordinator_proof(TOKEN, client_nonce=self._hello.nonce, server_nonce=NONCE)
             message = wire.Welcome(membership.Accept("", False), 4.0, proof, ())
-        self._lines.feed(wire.encode(message))
-        if said := self._introduction.take(self._lines):
+        self._introduction.lines.feed(wire.encode(message))
+        if said := self._introduction.take():
             self._hello = wire.decode_from_worker(said.rstrip(b"\n"))
 
 

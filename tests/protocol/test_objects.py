@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import pytest
 
 from ef_common.errors import ProtocolError
-from ef_common.protocol.fields import Count, Flag, Name
+from ef_common.protocol.fields import COUNT, FLAG, NAME
 from ef_common.protocol.objects import layout_of
 
 
@@ -25,7 +26,7 @@ class Whole:
     """A message that has it as a part."""
 
     part: Part
-    text: Name
+    text: Annotated[str, NAME]
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,10 @@ class Twice:
     """A message with a field that its part has, too."""
 
     part: Other
-    text: Name
+    text: Annotated[str, NAME]
 
 
-CODECS = {"number": Count, "more": Name, "Part.more": Flag}
+CODECS = {"number": COUNT, "more": NAME, "Part.more": FLAG}
 LAYOUT = layout_of(Whole, CODECS, unwritten=["who"])
 
 
@@ -71,16 +72,16 @@ def test_part_is_read_as_strictly_as_the_rest(change: dict[str, object], problem
 
 def test_field_of_a_part_with_the_name_of_another_raises_type_error() -> None:
     with pytest.raises(TypeError, match=r"different names\. Received: text, number, text"):
-        layout_of(Twice, {"number": Count, "text": Name})
+        layout_of(Twice, {"number": COUNT, "text": NAME})
 
 
 def test_field_without_a_codec_raises_type_error() -> None:
     with pytest.raises(TypeError, match=r"Received: Part\.number"):
-        layout_of(Whole, {"more": Flag}, unwritten=["who"])
+        layout_of(Whole, {"more": FLAG}, unwritten=["who"])
 
 
 def test_codec_of_a_field_is_that_of_its_name_and_else_that_of_its_type() -> None:
-    layout = layout_of(Part, {str: Name, int: Count, bool: Flag, "who": Count})
+    layout = layout_of(Part, {str: NAME, int: COUNT, bool: FLAG, "who": COUNT})
     record = {"who": 3, "number": 4, "more": True}
     assert layout.load(record, name="part") == Part(3, 4, True)  # type: ignore[arg-type]
     for name in record:

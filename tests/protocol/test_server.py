@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ef_common.core import membership
-from ef_common.core.membership import Ended, Idle, Settings
+from ef_common.core.membership import Ended, Idle, Serving, Settings
 from ef_common.core.progress import Limits, Progress
 from ef_common.core.quorum import ChainLink
 from ef_common.core.room import NO_DEMAND, Demand, Room
@@ -325,6 +325,20 @@ def test_stragglers_are_told_to_all_members_when_they_change() -> None:
         job.server._submit(membership.Slow(slow), None)
         assert job.take(float(second)) == {name: [room(stragglers=slow)] for name in "abc"}
     assert job.take(4.0) == {"a": [], "b": [], "c": []}
+
+
+def test_slowest_straggler_is_to_be_replaced_if_the_members_want_that() -> None:
+    job, replaced = Members("a", "b", "c"), []
+    for second in range(1, 131):
+        for name, step_s in (("a", 0.1), ("b", 0.3), ("c", 0.2)):
+            told = Progress(5, 3, False, "step", 0.0, 0.0, 0.0, 0.0, 8000 * second, step_s * second, 0.0, second > 120)
+            job.server.receive(job.peers[name], wire.encode(wire.Heartbeat(None, told)), float(second))
+        job.take(second + 0.5)
+        if second in (120, 130):
+            assert isinstance(job.server.state, Serving)
+            assert job.server.state.slow == ("b", "c")
+            replaced.append(job.server.state.replacement.straggler)
+    assert replaced == ["", "b"]
 
 
 def test_spares_and_newcomers_are_counted_by_nodes() -> None:

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
 from ef_common.errors import ProtocolError
-from ef_common.protocol.fields import Bytes, Count, Failure, FieldCodec, Name
+from ef_common.protocol.fields import BYTES, COUNT, FAILURE, NAME, FieldCodec
 from ef_common.protocol.objects import kind_of, layout_of, parse
 
 BEAT_S = 2.0
@@ -124,7 +124,7 @@ def _load_file(value: Any) -> str:
 class Runs:
     """There is a node, in this life."""
 
-    life: Name
+    life: Annotated[str, NAME]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,30 +132,30 @@ class Data:
     """The node has written this to a file."""
 
     file: Annotated[str, FieldCodec(_load_file)]
-    offset: Count
-    content: Bytes
+    offset: Annotated[int, COUNT]
+    content: Annotated[bytes, BYTES]
 
 
 @dataclass(frozen=True, slots=True)
 class Wants:
     """The job wants so many nodes; its wishes are numbered."""
 
-    number: Count
-    nodes: Count
+    number: Annotated[int, COUNT]
+    nodes: Annotated[int, COUNT]
 
 
 @dataclass(frozen=True, slots=True)
 class NodeEnded:
     """The node has ended."""
 
-    status: Count
+    status: Annotated[int, COUNT]
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRefused:
     """Nothing was started."""
 
-    why: Failure
+    why: Annotated[str, FAILURE]
 
 
 Answer = Runs | Data | Wants | NodeEnded | NodeRefused

@@ -16,7 +16,6 @@ from ef_common.protocol.addresses import LOOPBACK, Address
 from ef_common.protocol.announcer import LOOK_S, Announcer
 from ef_common.protocol.auth import new_nonce
 from ef_common.protocol.introduction import Introduction
-from ef_common.protocol.lines import Lines
 from ef_common.protocol.peer import End, Peer
 from ef_common.protocol.server import CoordinatorServer
 from ef_common.protocol.server_outputs import Close, Output, Probe, Write, WriteOrReset
@@ -362,7 +361,6 @@ class Announcement:
         self._coordinator = coordinator
         self._address = address
         self._message = message
-        self._lines = Lines(wire.MAX_STRANGER_BYTES)
         self._is_over = False
         member = Member(f"{coordinator.number:08}", "coordinator", LOOPBACK)
         self._introduction = Introduction(member, None, key=coordinator._key, address=address, returning=True)
@@ -381,9 +379,9 @@ class Announcement:
         """Bytes have come."""
         if self._is_over or self._coordinator._later(lambda: self.hear(stream, data)):
             return
-        self._lines.feed(data)
+        self._introduction.lines.feed(data)
         try:
-            while (reply := self._introduction.take(self._lines)) is not None:
+            while (reply := self._introduction.take()) is not None:
                 if self._introduction.answer is not None:
                     stream.up(wire.encode(self._message))
                     self._end("told")
