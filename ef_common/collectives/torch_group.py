@@ -34,7 +34,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ef_common import threads
-from ef_common.collectives.array_memory import ByteArrays
 from ef_common.collectives.bootstrap_store import BootstrapStore, abandonable
 from ef_common.collectives.library_sockets import Address, NewSockets, address_of, any_ended, keep_out, own_address
 from ef_common.collectives.linked_group import LinkedGroup, Nothing
@@ -331,7 +330,7 @@ def _wait_and_drop(dropped: list[Any]) -> None:
         dropped.clear()
 
 
-class TorchGroups(ByteArrays):
+class TorchGroups:
     """Builds Gloo groups on the interface that :func:`~ef_common.collectives.library_sockets.own_address` chooses.
 
     Args:

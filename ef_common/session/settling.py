@@ -88,15 +88,12 @@ class Settling:
                 raise self._misfit(f"other software is installed here: {differences}. Install the same on all nodes")
 
     def _replay(self, replay: Replay, operation: Operation | None) -> None:
-        delivery, rank = self._delivery(), self._current.rank
+        delivery, rank = Delivery(self._current.group), self._current.rank
         for source, target in replay.results:
             if rank == source:
                 delivery.send_result(self._collectives.newest, self._collectives.completed_in, target)
             elif rank == target:
                 self._collectives.complete(*delivery.receive_result(operation, source))
-
-    def _delivery(self) -> Delivery:
-        return Delivery(self._current.group, self._context.groups)
 
     def _restore(self, state: State | None) -> None:
         """No member has a state, so this worker restores one for all."""
@@ -109,7 +106,7 @@ class Settling:
             self._context.on_event("rollback", generation=self._current.view.generation, step=0, epoch=0)
 
     def _hand_on(self, replay: Replay, state: State | None) -> None:
-        delivery, rank = self._delivery(), self._current.rank
+        delivery, rank = Delivery(self._current.group), self._current.rank
         for chain in replay.states:
             if rank in chain:
                 delivery.hand_on_state(state, chain, rank, self._take_in)

@@ -48,7 +48,7 @@ def settle(*completed: int, rank: int) -> list[str]:
         cast(
             Any, SimpleNamespace(group=group, rank=rank, view=View(2, WORKERS[: len(completed)]), worker=WORKERS[rank])
         ),
-        cast(Any, SimpleNamespace(surroundings=Surroundings(), groups=SimpleNamespace(from_bytes=bytearray))),
+        cast(Any, SimpleNamespace(surroundings=Surroundings())),
         collectives=cast(Any, collectives),
         trainings=cast(Any, SimpleNamespace(number=1)),
     )
