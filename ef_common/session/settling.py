@@ -7,9 +7,7 @@ from typing import TypeVar
 
 from ef_common.core.replay import Replay, plan_replay
 from ef_common.errors import CannotJoin, MembershipError, ProtocolError
-from ef_common.session.collective_log import CollectiveLog
 from ef_common.session.context import Context
-from ef_common.session.current_view import CurrentView
 from ef_common.session.delivery import Delivery
 from ef_common.session.ports import Operation, State
 from ef_common.session.settling_report import SettlingReport, reference_of, warn_of_clock
@@ -32,23 +30,13 @@ class Settling:
         hand on  the state goes to newcomers, and all wait until they have it, as the pause ends then
 
     Args:
-        current: The view and its group.
-        context: Software, clock and event log of this worker, and its factory of groups.
-        collectives: How far this worker has come.
-        trainings: Those of its program.
+        context: What it shares with the other parts of the session.
+        trainings: Those of this worker's program.
     """
 
-    def __init__(
-        self,
-        current: CurrentView,
-        context: Context,
-        *,
-        collectives: CollectiveLog,
-        trainings: Trainings,
-    ) -> None:
-        self._current = current
+    def __init__(self, context: Context, trainings: Trainings) -> None:
         self._context = context
-        self._collectives = collectives
+        self._current, self._collectives = context.current, context.collectives
         self._trainings = trainings
 
     def settle(self, operation: Operation | None, state: State | None) -> None:
