@@ -144,12 +144,8 @@ class PeerConnections:
             connections = [*self._incoming.values(), *self._outgoing.values(), *self._listeners]
             strangers = list(self._strangers)
             self._changed.notify_all()
-        _turn_away(strangers)
+        _turn_away([*strangers, *connections])  # wakes whoever waits in them, which `close` does not
         for connection in connections:
-            try:
-                _shut_down(connection)  # wakes whoever waits in it, which `close` does not
-            except OSError as error:
-                logger.debug("a peer connection had ended already: %s", error)
             connection.close()
 
     def _check(self, other: int) -> None:
@@ -285,10 +281,10 @@ class PeerConnections:
                 self._strangers.pop(connection, None)
 
 
-def _turn_away(strangers: Iterable[socket.socket]) -> None:
-    """Reject connections; the thread that waits for their hello closes them."""
-    for connection in strangers:
-        with contextlib.suppress(OSError):  # it is closed already
+def _turn_away(connections: Iterable[socket.socket]) -> None:
+    """End connections. Those of strangers are closed by the threads that wait for their hello."""
+    for connection in connections:
+        with contextlib.suppress(OSError):  # it has ended already
             _shut_down(connection)
 
 
