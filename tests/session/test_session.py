@@ -203,7 +203,7 @@ def test_member_whose_group_has_broken_before_a_boundary_tells_so_and_does_not_w
             return self.view
 
     channel: Any = Planning()
-    groups: Any = SimpleNamespace(build=lambda view, rank, bootstrap: Broken(2), from_bytes=bytes)
+    groups: Any = SimpleNamespace(build=lambda view, rank, bootstrap: Broken(2))
     session = Session(channel.view.members[0], channel=channel, groups=groups)
     session.start()
     session.agree(2.0)
