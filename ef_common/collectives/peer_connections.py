@@ -160,6 +160,9 @@ class PeerConnections:
         receiver = _receiver_in(self._bootstrap.get(f"peer/{target}"), target)
         connection = self._connect_to(target, receiver.node, (receiver.address, receiver.port))
         try:
+            if isinstance(connection, ssl.SSLSocket):
+                connection.do_handshake()
+            connection.settimeout(None)
             connection.sendall(receiver.secret + self._rank.to_bytes(_RANK_BYTES, "big"))
         except OSError:
             connection.close()
@@ -178,15 +181,7 @@ class PeerConnections:
             else:
                 return local
         connection = socket.create_connection(address, timeout=_CONNECT_TIMEOUT_S)
-        if self._tls is not None:
-            connection = self._tls.wrap(connection, connects_to=WORKER)
-            try:
-                connection.do_handshake()
-            except OSError:
-                connection.close()
-                raise
-        connection.settimeout(None)
-        return connection
+        return connection if self._tls is None else self._tls.wrap(connection, connects_to=WORKER)
 
     def _keep(self, where: dict[int, socket.socket], rank: int, connection: socket.socket) -> socket.socket:
         with self._changed:
