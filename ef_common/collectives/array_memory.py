@@ -19,22 +19,6 @@ class Memory(Protocol):
         """Memory for its bytes, which are in the tensor once the context ends without an error."""
 
 
-class ByteArrays:
-    """Byte strings as arrays; see :class:`~ef_common.session.ports.GroupFactory`."""
-
-    def empty_bytes(self, num_bytes: int) -> NDArray[np.uint8]:
-        """An array of this many bytes."""
-        return np.empty(num_bytes, np.uint8)
-
-    def from_bytes(self, payload: bytes) -> NDArray[np.uint8]:
-        """An array with a copy of these bytes."""
-        return np.frombuffer(bytearray(payload), np.uint8)
-
-    def to_bytes(self, tensor: NDArray[np.uint8]) -> bytes:
-        """The bytes of such an array."""
-        return tensor.tobytes()
-
-
 class ArrayMemory:
     """The port :class:`Memory` for an engine that accepts only arrays."""
 

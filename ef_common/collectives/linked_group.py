@@ -6,7 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from ef_common.collectives.array_memory import Memory
@@ -86,14 +86,17 @@ class LinkedGroup:
 
     def send(self, tensors: Sequence[Any], target: int) -> None:
         """Send tensors to one rank."""
-        parts = [self._memory.read(tensor) for tensor in tensors]
+        parts = [memoryview(one) if isinstance(one, bytearray) else self._memory.read(one) for one in tensors]
         self._guard(lambda: self._peers.send(parts, target))
 
     def receive(self, tensors: Sequence[Any], source: int, target: int | None = None) -> None:
         """Receive tensors from one rank, in place, and pass them on to another one as they arrive."""
         with ExitStack() as stack:
-            parts = [stack.enter_context(self._memory.room(tensor)) for tensor in tensors]
+            parts = [stack.enter_context(self._room(tensor)) for tensor in tensors]
             self._guard(lambda: self._peers.receive(parts, source, target))
+
+    def _room(self, tensor: Any) -> AbstractContextManager[memoryview]:
+        return memoryview(tensor) if isinstance(tensor, bytearray) else self._memory.room(tensor)
 
 
 class Nothing:
@@ -101,3 +104,7 @@ class Nothing:
 
     def wait(self) -> None:
         """It is complete from the start."""
+
+    def is_open(self) -> bool:
+        """Nobody needs to be waited for."""
+        return True

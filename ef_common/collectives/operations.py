@@ -134,11 +134,8 @@ class FirstRankArrays(FirstRank):
         return np.zeros(sum(array.nbytes for array in self._arrays), dtype=np.uint8)
 
     def _parts(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        parts, offset = [], 0
-        for array in self._arrays:
-            parts.append((array, self._bytes[offset : offset + array.nbytes]))
-            offset += array.nbytes
-        return parts
+        ends = np.cumsum([array.nbytes for array in self._arrays], dtype=int)
+        return list(zip(self._arrays, np.split(self._bytes, ends), strict=False))  # nothing is left behind the last
 
 
 def gather(

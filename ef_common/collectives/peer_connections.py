@@ -144,12 +144,8 @@ class PeerConnections:
             connections = [*self._incoming.values(), *self._outgoing.values(), *self._listeners]
             strangers = list(self._strangers)
             self._changed.notify_all()
-        _turn_away(strangers)
+        _turn_away([*strangers, *connections])  # wakes whoever waits in them, which `close` does not
         for connection in connections:
-            try:
-                _shut_down(connection)  # wakes whoever waits in it, which `close` does not
-            except OSError as error:
-                logger.debug("a peer connection had ended already: %s", error)
             connection.close()
 
     def _check(self, other: int) -> None:
@@ -164,6 +160,9 @@ class PeerConnections:
         receiver = _receiver_in(self._bootstrap.get(f"peer/{target}"), target)
         connection = self._connect_to(target, receiver.node, (receiver.address, receiver.port))
         try:
+            if isinstance(connection, ssl.SSLSocket):
+                connection.do_handshake()
+            connection.settimeout(None)
             connection.sendall(receiver.secret + self._rank.to_bytes(_RANK_BYTES, "big"))
         except OSError:
             connection.close()
@@ -182,15 +181,7 @@ class PeerConnections:
             else:
                 return local
         connection = socket.create_connection(address, timeout=_CONNECT_TIMEOUT_S)
-        if self._tls is not None:
-            connection = self._tls.wrap(connection, connects_to=WORKER)
-            try:
-                connection.do_handshake()
-            except OSError:
-                connection.close()
-                raise
-        connection.settimeout(None)
-        return connection
+        return connection if self._tls is None else self._tls.wrap(connection, connects_to=WORKER)
 
     def _keep(self, where: dict[int, socket.socket], rank: int, connection: socket.socket) -> socket.socket:
         with self._changed:
@@ -285,10 +276,10 @@ class PeerConnections:
                 self._strangers.pop(connection, None)
 
 
-def _turn_away(strangers: Iterable[socket.socket]) -> None:
-    """Reject connections; the thread that waits for their hello closes them."""
-    for connection in strangers:
-        with contextlib.suppress(OSError):  # it is closed already
+def _turn_away(connections: Iterable[socket.socket]) -> None:
+    """End connections. Those of strangers are closed by the threads that wait for their hello."""
+    for connection in connections:
+        with contextlib.suppress(OSError):  # it has ended already
             _shut_down(connection)
 
 

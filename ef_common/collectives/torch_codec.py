@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ef_common.collectives.codec import ArrayLeaves, Codec
+from ef_common.collectives.torch_tensors import bytes_of
 
 
 class TensorLeaves(ArrayLeaves):
@@ -61,8 +62,7 @@ class TensorLeaves(ArrayLeaves):
 
 def as_bytes(tensor: Tensor) -> Tensor:
     """The memory of a CPU tensor as bytes, without a copy if it is contiguous."""
-    flat = tensor.detach().cpu().contiguous().view(-1)
-    return flat.view(torch.uint8) if flat.numel() else flat.new_empty(0, dtype=torch.uint8)
+    return bytes_of(tensor.detach().cpu().contiguous())
 
 
 _INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]

@@ -6,7 +6,9 @@ received into memory that has room for any of them, and believed only if its hea
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -69,6 +71,19 @@ class ExchangeMemory:
         num_others = len(self.rows)
         return self._sent[: num_others * num_bytes].reshape(num_others, num_bytes)
 
+    def frames(self) -> list[bytes]:
+        """The headers of the others, in rank order."""
+        return [row.tobytes() for row in self.rows[:, :HEADER_BYTES]]
+
+    def contents(self, length: int) -> list[Bytes]:
+        """What the others have sent, all of it of this length, in rank order, as parts of the memory."""
+        return [row[HEADER_BYTES : HEADER_BYTES + length] for row in self.rows]
+
+    def messages(self) -> list[tuple[int, bytes]]:
+        """The length that each of the others has told, in rank order, and what it has sent if there was room for it."""
+        lengths = [length_in(frame) for frame in self.frames()]
+        return [(length, row[HEADER_BYTES:][:length].tobytes()) for row, length in zip(self.rows, lengths, strict=True)]
+
 
 class Exchanges:
     """The small messages of one member.
@@ -88,7 +103,13 @@ class Exchanges:
         self._rooms: list[ExchangeMemory] = []
 
     def begin(
-        self, carrier: Carrier, call: str, content: Bytes | None = None, *, length: int | None = None
+        self,
+        carrier: Carrier,
+        call: str,
+        content: Bytes | None = None,
+        *,
+        length: int | None = None,
+        take: Callable[[ExchangeMemory], None] = lambda room: None,
     ) -> Exchange:
         """Start to send some bytes to all others: n-1 messages leave, and as many arrive.
 
@@ -97,6 +118,8 @@ class Exchanges:
             call: Call of this member.
             content: Flat bytes, if any.
             length: The length in the header; by default, the size of the content.
+            take: Called once, when all are known to have sent in this call, with what the others have sent. Its memory
+                is that of a later exchange afterwards.
         """
         size = 0 if content is None else content.size
         frame = header(call, size if length is None else length)
@@ -112,11 +135,18 @@ class Exchanges:
         flight = carrier.start(
             lambda group, received, sent: group.alltoall_base(received, sent, rooms, sizes), room.flat, flat
         )
-        return Exchange(self, carrier, frame, sent[0], room, flight)
+        return Exchange(flight, partial(self._end, carrier, frame, room, take))
 
-    def take_back(self, room: ExchangeMemory) -> None:
-        """Take back memory whose content is no longer needed."""
+    def _end(
+        self, carrier: Carrier, frame: bytes, room: ExchangeMemory, take: Callable[[ExchangeMemory], None]
+    ) -> CallMismatch | None:
+        if room.calls.tobytes() != frame[LENGTH_BYTES:] * self._num_others:
+            frames = room.frames()
+            frames.insert(self.rank, frame)
+            return carrier.mismatch([call_in(one) for one in frames])
+        take(room)
         self._rooms.append(room)
+        return None
 
 
 class Exchange:
@@ -124,41 +154,31 @@ class Exchange:
 
     ::
 
-        flying → complete      `wait`, `is_open`: all messages are there, and of one call
+        flying → complete      `wait`, `is_open`: all messages are there, and of one call, and have been taken
         flying → mismatched    likewise, and they are not: `wait` raises
         flying → GroupBroken   likewise, and a member is gone, or the group was aborted
-        complete → released    `let_go`: the memory is that of a later exchange
 
     Args:
-        exchanges: Exchanges of this member.
-        carrier: Carries them.
-        frame: This member's header.
-        sent: Its message.
-        room: For what the others send.
         flight: Completes them.
+        end: Called once, when they are there. It returns the error if they are not of one call.
     """
 
-    def __init__(
-        self, exchanges: Exchanges, carrier: Carrier, frame: bytes, sent: Bytes, room: ExchangeMemory, flight: Flight
-    ) -> None:
-        self._exchanges = exchanges
-        self._carrier = carrier
-        self._frame = frame
-        self._sent = sent
-        self._room = room
-        self._flight = flight
-        self._is_over = False
+    def __init__(self, flight: Flight, end: Callable[[], CallMismatch | None]) -> None:
+        self._flying: tuple[Flight, Callable[[], CallMismatch | None]] | None = flight, end
         self._error: CallMismatch | None = None
-        self.rank = exchanges.rank
 
     def wait(self) -> None:
-        """Block until the messages of all members are there.
+        """Block until the messages of all members are there, and have been taken.
 
         Raises:
             CallMismatch: Members have sent in different calls.
             GroupBroken: A member is gone, or the group was aborted.
         """
-        self._finish()
+        if self._flying is not None:
+            flight, end = self._flying
+            flight.wait()
+            self._flying = None  # it does not hold the group any more
+            self._error = end()
         if self._error is not None:
             raise self._error
 
@@ -168,90 +188,29 @@ class Exchange:
         Raises:
             GroupBroken: A member is gone, or the group was aborted.
         """
-        if self._is_over or self._flight.is_over():
-            self._finish()
-        return self._is_over and self._error is None
-
-    def _finish(self) -> None:
-        if self._is_over:
-            return
-        self._flight.wait()
-        self._is_over = True
-        if self._room.calls.tobytes() != self._frame[LENGTH_BYTES:] * len(self._room.calls):
-            self._error = self._carrier.mismatch([call_in(frame) for frame in self._frames()])
-
-    def _frames(self) -> list[bytes]:
-        """The headers of all members, in rank order."""
-        frames = [row.tobytes() for row in self._room.rows[:, :HEADER_BYTES]]
-        frames.insert(self.rank, self._frame)
-        return frames
-
-    def lengths(self) -> list[int]:
-        """The lengths in the headers of all members, in rank order."""
-        return [length_in(frame) for frame in self._frames()]
-
-    def contents(self, lengths: Sequence[int]) -> list[Bytes]:
-        """The contents of this length from all members, in rank order, as parts of the memory."""
-        rows = [*self._room.rows]
-        rows.insert(self.rank, self._sent)
-        return [row[HEADER_BYTES : HEADER_BYTES + length] for row, length in zip(rows, lengths, strict=True)]
-
-    def received(self, length: int) -> list[Bytes]:
-        """The contents of this length from all other members, in rank order, as parts of the memory."""
-        return [row[HEADER_BYTES : HEADER_BYTES + length] for row in self._room.rows]
-
-    def let_go(self) -> None:
-        """Release the memory. Call this once, when the exchange is complete."""
-        self._exchanges.take_back(self._room)
+        if self._flying is not None and not self._flying[0].is_over():
+            return False
+        with contextlib.suppress(CallMismatch):  # which `wait` raises again
+            self.wait()
+        return self._error is None
 
 
-class RollCall:
-    """A meeting: members tell each other their calls and nothing else."""
+def add_up(tensor: Tensor, rank: int, room: ExchangeMemory) -> None:
+    """Add what all others have sent to a small tensor, in rank order, so that all get the same result.
 
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange: Exchange | None = exchange
-
-    def wait(self) -> None:
-        """See :class:`~ef_common.session.ports.Meeting`."""
-        if self._exchange is not None:
-            self._exchange.wait()
-            self._end()
-
-    def is_open(self) -> bool:
-        """Whether all members are known to be in one call. Never waits."""
-        if self._exchange is not None and self._exchange.is_open():
-            self._end()
-        return self._exchange is None
-
-    def _end(self) -> None:
-        exchange, self._exchange = self._exchange, None
-        if exchange is not None:
-            exchange.let_go()
-
-
-class DirectSum:
-    """A sum in flight of a tensor that is small enough to be sent from every member to every other one."""
-
-    def __init__(self, tensor: Tensor, exchange: Exchange) -> None:
-        self._tensor = tensor
-        self._exchange: Exchange | None = exchange
-
-    def wait(self) -> None:
-        """Block until everything is there, and add it up in rank order, so that all get the same result."""
-        exchange = self._exchange
-        if exchange is None:
-            return
-        exchange.wait()
-        self._exchange = None
-        own, rank = self._tensor.view(-1), exchange.rank
-        received = [torch.from_numpy(part).view(own.dtype) for part in exchange.received(own.nbytes)]
-        # The first two are read before anything is written, so one of them may be the tensor itself.
-        received.insert(rank, own if rank < 2 else own.clone())
-        first, second, *others = received
-        total = torch.add(first, second, out=own)
-        for other in others:
-            total.add_(other)
-        exchange.let_go()
+    Args:
+        tensor: That of this member.
+        rank: Its rank.
+        room: What the others have sent.
+    """
+    own = tensor.view(-1)
+    parts = [torch.from_numpy(part).view(own.dtype) for part in room.contents(own.nbytes)]
+    # The first two are read before anything is written, so one of them may be the tensor itself.
+    parts.insert(rank, own if rank < 2 else own.clone())
+    first, second, *others = parts
+    total = torch.add(first, second, out=own)
+    for other in others:
+        total.add_(other)
 
 
 def sum_of(call: str, tensors: Sequence[Tensor]) -> str:

@@ -22,6 +22,7 @@ import ipaddress
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from functools import partial
@@ -34,12 +35,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ef_common import threads
-from ef_common.collectives.array_memory import ByteArrays
 from ef_common.collectives.bootstrap_store import BootstrapStore, abandonable
 from ef_common.collectives.library_sockets import Address, NewSockets, address_of, any_ended, keep_out, own_address
 from ef_common.collectives.linked_group import LinkedGroup, Nothing
 from ef_common.collectives.peer_connections import PeerConnections
-from ef_common.collectives.torch_exchange import DirectSum, Exchanges, RollCall, sum_of
+from ef_common.collectives.torch_exchange import Exchange, Exchanges, add_up, sum_of
 from ef_common.collectives.torch_nccl import UNKNOWN_TYPES, NcclRecord, NcclSums
 from ef_common.collectives.torch_queue import Queue
 from ef_common.collectives.torch_tensors import TorchMemory, tensor_of
@@ -79,33 +79,17 @@ class TorchPending:
         return bool(self._work.is_completed())
 
 
-class SumOnDevice:
-    """A sum in flight on a GPU, which may have begun before its meeting is over."""
+class WaitSequence:
+    """What is waited for and done one after the other, each once."""
 
-    def __init__(self, meeting: Meeting, finish: Callable[[], Any]) -> None:
-        self._meeting = meeting
-        self._finish: Callable[[], Any] | None = finish
-
-    def wait(self) -> None:
-        """Block until it is complete."""
-        if self._finish is not None:
-            self._meeting.wait()
-            self._finish()
-            self._finish = None
-
-
-class SumOnHost:
-    """A sum in flight of a GPU tensor whose type can only be summed on the host."""
-
-    def __init__(self, tensor: Tensor, group: TorchGroup, call: str, meeting: Meeting | None) -> None:
-        self._tensor = tensor
-        self._copy = tensor.cpu()
-        self._pending = group.all_reduce(self._copy, call, meeting)
+    def __init__(self, *acts: Callable[[], object]) -> None:
+        self._acts = deque(acts)
 
     def wait(self) -> None:
-        """Block until it is complete."""
-        self._pending.wait()
-        self._tensor.copy_(self._copy)
+        """Block until all is complete."""
+        while self._acts:
+            self._acts[0]()
+            self._acts.popleft()
 
 
 class TorchGroup(LinkedGroup):
@@ -180,9 +164,9 @@ class TorchGroup(LinkedGroup):
         summed = [tensor_of(tensor) for tensor in tensors]
         return Nothing() if all(map(self._is_direct, summed)) else self._meet(sum_of(call, summed))
 
-    def _meet(self, call: str) -> RollCall:
+    def _meet(self, call: str) -> Exchange:
         self._queue.flush()
-        return RollCall(self._exchanges.begin(self, call))
+        return self._exchanges.begin(self, call)
 
     def all_reduce(self, tensor: Any, call: str = "", meeting: Meeting | None = None) -> Pending:
         """Start to sum a tensor, or an array, over the members, in place."""
@@ -191,15 +175,18 @@ class TorchGroup(LinkedGroup):
             return Nothing()
         if self._is_direct(summed):
             flat, what = summed.view(-1).view(torch.uint8).numpy(), sum_of(call, [summed])
-            return self._queue.begin(None, lambda: DirectSum(summed, self._exchanges.begin(self, what, flat)))
-        if summed.is_cuda and summed.dtype in UNKNOWN_TYPES:
-            return SumOnHost(summed, self, call, meeting)
-        met = meeting if isinstance(meeting, RollCall) else self._meet(sum_of(call, [summed]))
+            take = partial(add_up, summed, self._exchanges.rank)
+            return self._queue.begin(Nothing(), lambda: self._exchanges.begin(self, what, flat, take=take))
+        if summed.is_cuda and summed.dtype in UNKNOWN_TYPES:  # which can only be summed on the host
+            copy = summed.cpu()
+            pending = self.all_reduce(copy, call, meeting)
+            return WaitSequence(pending.wait, lambda: summed.copy_(copy))
+        met = meeting if isinstance(meeting, Exchange) else self._meet(sum_of(call, [summed]))
         if summed.is_cuda:
             return self._all_reduce_on_device(summed, met)
         return self._queue.begin(met, lambda: self.start(_all_reduce, summed))
 
-    def _all_reduce_on_device(self, tensor: Tensor, meeting: RollCall) -> Pending:
+    def _all_reduce_on_device(self, tensor: Tensor, meeting: Exchange) -> Pending:
         if not tensor.is_contiguous():
             raise ValueError(f"expected a contiguous tensor. Received: shape={tuple(tensor.shape)}, {tensor.stride()=}")
         sums = self._sums
@@ -208,18 +195,24 @@ class TorchGroup(LinkedGroup):
         pending = None if sums is None else self._guard(partial(sums.start, tensor))
         if sums is None or pending is None:
             return self._queue.begin(meeting, lambda: self.start(_all_reduce, tensor))
-        return SumOnDevice(meeting, partial(self._guard, partial(sums.finish, pending)))
+        # The sum may have begun before all have met.
+        return WaitSequence(meeting.wait, partial(self._guard, partial(sums.finish, pending)))
 
     def all_gather(self, payload: bytes, call: str = "") -> list[bytes]:
         """Exchange payloads: one round if all are small, otherwise a second one for those that are not."""
         self._queue.flush()
         is_small = 0 < len(payload) <= self._exchanges.most_bytes
         content = np.frombuffer(payload, np.uint8) if is_small else None
-        exchange = self._exchanges.begin(self, call or "a gather", content, length=len(payload))
-        exchange.wait()
-        lengths = exchange.lengths()
-        parts = [part.tobytes() for part in exchange.contents(lengths)]
-        exchange.let_go()
+        found: list[tuple[int, bytes]] = []
+        self._exchanges.begin(
+            self,
+            call or "a gather",
+            content,
+            length=len(payload),
+            take=lambda room: found.extend(room.messages()),
+        ).wait()
+        found.insert(self._exchanges.rank, (len(payload), payload))
+        lengths, parts = [length for length, _ in found], [part for _, part in found]
         return parts if max(lengths) <= self._exchanges.most_bytes else self._gather_large(payload, parts, lengths)
 
     def _gather_large(self, payload: bytes, parts: Sequence[bytes], lengths: Sequence[int]) -> list[bytes]:
@@ -342,7 +335,7 @@ def _wait_and_drop(dropped: list[Any]) -> None:
         dropped.clear()
 
 
-class TorchGroups(ByteArrays):
+class TorchGroups:
     """Builds Gloo groups on the interface that :func:`~ef_common.collectives.library_sockets.own_address` chooses.
 
     Args:
@@ -364,14 +357,36 @@ class TorchGroups(ByteArrays):
             raise GroupBroken("Gloo listens nowhere")
         try:
             return abandonable(
-                lambda: _connect(view, rank, bootstrap, device, listener, self._record, self._tls),
+                lambda: self._connect(view, rank, bootstrap, device=device, listener=listener),
                 bootstrap.replaced,
                 name=f"ef-connect-{view.generation}",
             )
         except RuntimeError as error:
             raise GroupBroken(f"could not connect: {str(error).splitlines()[0][:200]}") from None
-        finally:  # all have connected, or nobody shall any more: Gloo may listen for an hour yet
+        finally:  # all have connected, or nobody shall any more: Gloo may listen for minutes yet
             self._keep_out(listener)
+
+    def _connect(
+        self, view: View, rank: int, bootstrap: Bootstrap, *, device: Any, listener: tuple[int, int]
+    ) -> TorchGroup:
+        host, port = address_of(*listener)
+        keys = [f"listener/{member}" for member in range(view.world_size)]
+        bootstrap.put(keys[rank], f"{host} {port}".encode())
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._devices = [device]
+        options._timeout = CONNECT_TIMEOUT
+        options._threads = 2
+        store = BootstrapStore(bootstrap, awaited=keys)
+        with NewSockets() as new:
+            process_group = dist.ProcessGroupGloo(store, rank, view.world_size, options)
+        process_group._set_default_timeout(OPERATION_TIMEOUT)
+        listeners = {_address_in(bootstrap.get(key), other) for other, key in enumerate(keys)}
+        sockets = new.connected(listeners)
+        sums = None
+        if self._record is not None:
+            sums = NcclSums(view, rank, bootstrap, record=self._record, is_cut=partial(any_ended, sockets))
+        peers = PeerConnections(view, rank, bootstrap, tls=self._tls)
+        return TorchGroup(process_group, view, rank, sockets, peers, sums)
 
     def _keep_out(self, listener: tuple[int, int]) -> None:
         try:
@@ -392,31 +407,3 @@ def _address_in(published: bytes, rank: int) -> Address:
         return str(ipaddress.ip_address(host)), int(port)
     except ValueError:
         raise ProtocolError(f"rank {rank} has published no address. Received: {published[:50]!r}") from None
-
-
-def _connect(
-    view: View,
-    rank: int,
-    bootstrap: Bootstrap,
-    device: Any,
-    listener: tuple[int, int],
-    record: NcclRecord | None,
-    tls: Tls | None,
-) -> TorchGroup:
-    host, port = address_of(*listener)
-    keys = [f"listener/{member}" for member in range(view.world_size)]
-    bootstrap.put(keys[rank], f"{host} {port}".encode())
-    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices = [device]
-    options._timeout = CONNECT_TIMEOUT
-    options._threads = 2
-    store = BootstrapStore(bootstrap, awaited=keys)
-    with NewSockets() as new:
-        process_group = dist.ProcessGroupGloo(store, rank, view.world_size, options)
-    process_group._set_default_timeout(OPERATION_TIMEOUT)
-    listeners = {_address_in(bootstrap.get(key), other) for other, key in enumerate(keys)}
-    sockets = new.connected(listeners)
-    sums = None
-    if record is not None:
-        sums = NcclSums(view, rank, bootstrap, record=record, is_cut=partial(any_ended, sockets))
-    return TorchGroup(process_group, view, rank, sockets, PeerConnections(view, rank, bootstrap, tls=tls), sums)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ef_common.collectives import operations
-from ef_common.collectives.gradients.buckets import Bucket
+from ef_common.collectives.gradients.buckets import Bucket, by_kind
 from ef_common.collectives.torch_codec import TENSORS, as_bytes
 from ef_common.core.view import View
 from ef_common.session import Session
@@ -82,14 +82,7 @@ class FirstRankValues(operations.FirstRank):
 
     @cached_property
     def _buckets(self) -> list[Bucket]:
-        groups: dict[Any, list[Tensor]] = {}
-        for tensor in self._tensors:
-            groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-        return [Bucket(group, num_flags=0, num_buffers=1, like=_summable(group[0])) for group in groups.values()]
-
-
-def _summable(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor
+        return [Bucket(group, num_flags=0, num_buffers=1, like=group[0]) for group in by_kind(self._tensors)]
 
 
 def gather(session: Session, value: Any, *, what: str = "value", call: str | None = None) -> tuple[list[Any], View]:

@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ef_common.collectives.torch_exchange import RollCall
+from ef_common.collectives.linked_group import Nothing
+from ef_common.collectives.torch_exchange import Exchange
 from ef_common.errors import GroupBroken
 from ef_common.session.ports import Pending
 
@@ -20,16 +21,16 @@ class Queue:
     def __init__(self) -> None:
         self._waiting: deque[QueuedSum] = deque()
 
-    def begin(self, meeting: RollCall | None, act: Callable[[], Pending]) -> Pending:
+    def begin(self, meeting: Exchange | Nothing, act: Callable[[], Pending]) -> Pending:
         """Begin a sum now if that needs no wait for the others, otherwise later.
 
         Raises:
             GroupBroken: A member is gone, or the group was aborted.
         """
         with self._dropping():
-            while self._waiting and self._waiting[0].is_open():
+            while self._waiting and self._waiting[0].meeting.is_open():
                 self._waiting.popleft().begin()
-        if not self._waiting and (meeting is None or meeting.is_open()):
+        if not self._waiting and meeting.is_open():
             return act()
         later = QueuedSum(self, meeting, act)
         self._waiting.append(later)
@@ -44,7 +45,7 @@ class Queue:
         """
         with self._dropping():
             while self._waiting:
-                self._waiting[0].meet()
+                self._waiting[0].meeting.wait()
                 self._waiting.popleft().begin()
 
     @contextmanager
@@ -67,21 +68,12 @@ class QueuedSum:
         queued → dropped   likewise, and the group is broken
     """
 
-    def __init__(self, queue: Queue, meeting: RollCall | None, act: Callable[[], Pending]) -> None:
+    def __init__(self, queue: Queue, meeting: Exchange | Nothing, act: Callable[[], Pending]) -> None:
+        self.meeting = meeting
         self._queue = queue
-        self._meeting = meeting
         self._act = act
         self._pending: Pending | None = None
         self._error: Exception | None = None
-
-    def is_open(self) -> bool:
-        """Whether the sum can begin without waiting for the others."""
-        return self._meeting is None or self._meeting.is_open()
-
-    def meet(self) -> None:
-        """Wait until the sum can begin."""
-        if self._meeting is not None:
-            self._meeting.wait()
 
     def begin(self) -> None:
         """Begin the sum. `wait` raises its errors."""

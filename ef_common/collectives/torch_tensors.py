@@ -18,12 +18,12 @@ class TorchMemory:
 
     def read(self, tensor: Any) -> memoryview:
         """The bytes of a tensor or an array."""
-        return _memory(_bytes_of(tensor).cpu())
+        return _memory(bytes_of(tensor).cpu())
 
     @contextmanager
     def room(self, tensor: Any) -> Iterator[memoryview]:
         """Memory for the bytes of a tensor or an array."""
-        found = _bytes_of(tensor)
+        found = bytes_of(tensor)
         held = found if found.device.type == "cpu" else torch.empty_like(found, device="cpu")
         yield _memory(held)
         if held is not found:
@@ -40,7 +40,8 @@ def tensor_of(value: Any) -> Tensor:
     return torch.from_numpy(array)
 
 
-def _bytes_of(value: Any) -> Tensor:
+def bytes_of(value: Any) -> Tensor:
+    """The memory of a contiguous tensor or array as bytes."""
     line = tensor_of(value).view(-1)
     return line.view(torch.uint8) if line.numel() else line.new_empty(0, dtype=torch.uint8)
 

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import psutil
 
 from ef_common import threads
-from ef_common.collectives.array_memory import ByteArrays, Memory
+from ef_common.collectives.array_memory import Memory
 from ef_common.collectives.library_sockets import NewSockets, own_address, shut_down
 from ef_common.collectives.linked_group import LinkedGroup, Nothing
 from ef_common.collectives.peer_connections import PeerConnections
@@ -183,7 +183,7 @@ class HorovodGroup(LinkedGroup):
                 self._ended = True
 
 
-class HorovodGroups(ByteArrays):
+class HorovodGroups:
     """Starts Horovod in each view, on the interface that leads to the other members.
 
     Args:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ef_common.collectives.array_memory import ByteArrays
 from ef_common.core.view import View
 from ef_common.errors import UsageError
 from ef_common.session.ports import Bootstrap, Group, GroupFactory
@@ -54,7 +53,7 @@ def groups_of(engine: str, *, tls: Tls | None = None) -> GroupFactory:
     return HorovodGroups(binding, tls=tls)
 
 
-class NoGroups(ByteArrays):
+class NoGroups:
     """A factory for a worker that is alone and stays so."""
 
     def build(self, view: View, *, rank: int, bootstrap: Bootstrap) -> Group:

@@ -1,10 +1,12 @@
-"""What the parts of a session have in common of the process in which they run."""
+"""What the parts of a session have in common: the process in which they run, its view, and its collectives."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ef_common.session.collective_log import CollectiveLog
+from ef_common.session.current_view import CurrentView
 from ef_common.session.ports import ControlChannel, GroupFactory
 from ef_common.session.progress_tracker import ProgressTracker
 from ef_common.session.settling_report import Surroundings
@@ -12,7 +14,7 @@ from ef_common.session.settling_report import Surroundings
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a session is given.
+    """What the parts of a session share: what it was given, and how far it has come.
 
     Args:
         channel: Control connection.
@@ -21,6 +23,8 @@ class Context:
         clock: Monotonic time in seconds, for the durations in the events.
         tracker: Records this worker's progress, for others to read.
         surroundings: Its software and its clock, which newcomers compare with those of the others.
+        current: The view and its group.
+        collectives: Those that this worker has completed.
     """
 
     channel: ControlChannel
@@ -29,3 +33,5 @@ class Context:
     clock: Callable[[], float]
     tracker: ProgressTracker
     surroundings: Surroundings
+    current: CurrentView
+    collectives: CollectiveLog

@@ -120,14 +120,11 @@ class CrashRecord:
         self.epoch, self.step = epoch, step
         self._changes += 1
         _COUNTER.pack_into(self._buffer, _COUNTER_AT, self._changes)  # who dies from here on leaves no valid record
-        total, number = 0, 0
-        for start, stop in ranges:
-            if number < MAX_RANGES:
-                _RANGE.pack_into(self._buffer, _STATE.size + number * _RANGE.size, start, stop)
-                number += 1
-            total += stop - start
+        kept, total = ranges[:MAX_RANGES], sum(stop - start for start, stop in ranges)
+        for number, one in enumerate(kept):
+            _RANGE.pack_into(self._buffer, _STATE.size + number * _RANGE.size, *one)
         _STATE.pack_into(
-            self._buffer, 0, _MAGIC, self._changes, 1, 0, epoch, step, self._first, now, total, number, self._changes
+            self._buffer, 0, _MAGIC, self._changes, 1, 0, epoch, step, self._first, now, total, len(kept), self._changes
         )
 
     def end(self) -> None:

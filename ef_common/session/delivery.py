@@ -8,7 +8,7 @@ from typing import Any
 
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
-from ef_common.session.ports import Group, GroupFactory, Operation, State
+from ef_common.session.ports import Group, Operation, State
 
 TakeIn = Callable[[Callable[[], Any]], Any]
 """Calls what takes in a part of a state that was received, and deals with its errors."""
@@ -19,12 +19,10 @@ class Delivery:
 
     Args:
         group: The group of the view.
-        groups: The factory that has built it.
     """
 
-    def __init__(self, group: Group, groups: GroupFactory) -> None:
+    def __init__(self, group: Group) -> None:
         self._group = group
-        self._groups = groups
 
     def send_result(self, operation: Operation | None, view: View, target: int) -> None:
         """Send a result to a rank that is behind.
@@ -87,16 +85,14 @@ class Delivery:
             take_in(lambda: state.adopt(header))
 
     def _send_bytes(self, payload: bytes, target: int) -> None:
-        self._group.send([self._groups.from_bytes(len(payload).to_bytes(8, "big"))], target)
+        self._group.send([bytearray(len(payload).to_bytes(8, "big"))], target)
         if payload:
-            self._group.send([self._groups.from_bytes(payload)], target)
+            self._group.send([bytearray(payload)], target)
 
     def _receive_bytes(self, source: int, target: int | None = None) -> bytes:
-        size = self._groups.empty_bytes(8)
+        size = bytearray(8)
         self._group.receive([size], source, target)
-        length = int.from_bytes(self._groups.to_bytes(size), "big")
-        if not length:
-            return b""
-        payload = self._groups.empty_bytes(length)
-        self._group.receive([payload], source, target)
-        return self._groups.to_bytes(payload)
+        payload = bytearray(int.from_bytes(size, "big"))
+        if payload:
+            self._group.receive([payload], source, target)
+        return bytes(payload)

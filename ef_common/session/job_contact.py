@@ -5,9 +5,7 @@ from __future__ import annotations
 from ef_common.core.room import Room
 from ef_common.core.watermark import Watermark
 from ef_common.errors import UsageError
-from ef_common.session.collective_log import CollectiveLog
 from ef_common.session.context import Context
-from ef_common.session.current_view import CurrentView
 from ef_common.session.ports import GetClaim
 
 
@@ -15,16 +13,12 @@ class JobContact:
     """Speaks to the coordinator for the parts of a training.
 
     Args:
-        context: Channel of this worker, and the record of its progress.
-        current: The view of this worker.
-        collectives: Those that it has completed.
+        context: Channel of this worker, the record of its progress, its view, and the collectives.
     """
 
-    def __init__(self, context: Context, *, current: CurrentView, collectives: CollectiveLog) -> None:
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self._channel = context.channel
-        self._tracker = context.tracker
-        self._current = current
-        self._collectives = collectives
 
     @property
     def room(self) -> Room | None:
@@ -45,17 +39,17 @@ class JobContact:
         """
         if num_nodes < 0:
             raise UsageError(f"expected a number of nodes, or 0 for as many as come. Received: num_nodes={num_nodes}")
-        view = self._current.view
-        if view.generation > 0 and view.rank_of(self._current.worker.id) == 0:
+        current = self._context.current
+        if current.view.generation > 0 and current.view.rank_of(current.worker.id) == 0:
             self._channel.want(num_nodes)
 
     def evict_stragglers(self) -> None:
         """Ask for the replacement of workers that are slower than the others, once newcomers wait."""
-        self._tracker.evicts_stragglers = True
+        self._context.tracker.evicts_stragglers = True
 
     def tell_watermark(self, watermark: Watermark) -> None:
         """Report this member's watermark to newcomers, once it is certain to survive any loss."""
-        self._collectives.when_confirmed(lambda: self._channel.tell_watermark(watermark))
+        self._context.collectives.when_confirmed(lambda: self._channel.tell_watermark(watermark))
 
     def watermark(self) -> Watermark | None:
         """In a newcomer: the watermark of the members, as far as it is known.

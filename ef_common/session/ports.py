@@ -53,7 +53,7 @@ class Group(Protocol):
     for. Where members meet with different calls, or with sums of different sizes, all raise `CallMismatch`, at the
     first such collective. Each raises `GroupBroken`, and nothing else, when communication fails. After either, the
     group is good for nothing but `abort`, and all else raises again. A tensor is whatever the adapter's framework calls
-    one, or a C-contiguous NumPy array; it must be contiguous.
+    one, or a C-contiguous NumPy array; it must be contiguous. `send` and `receive` take bytearrays, too.
     """
 
     def meet(self, call: str, tensors: Sequence[Any] | None = None) -> Meeting:
@@ -121,15 +121,6 @@ class GroupFactory(Protocol):
         Raises:
             GroupBroken: A member could not be reached, or the view has been replaced meanwhile.
         """
-
-    def empty_bytes(self, num_bytes: int) -> Any:
-        """A tensor of this many bytes, to receive a byte string into."""
-
-    def from_bytes(self, payload: bytes) -> Any:
-        """A tensor with a copy of these bytes."""
-
-    def to_bytes(self, tensor: Any) -> bytes:
-        """The bytes of such a tensor."""
 
 
 class ControlChannel(Protocol):

@@ -7,9 +7,7 @@ import logging
 from ef_common.core.progress import SETTLING
 from ef_common.core.view import View
 from ef_common.errors import CallMismatch, CannotJoin, GroupBroken, Left
-from ef_common.session.collective_log import CollectiveLog
 from ef_common.session.context import Context
-from ef_common.session.current_view import CurrentView
 from ef_common.session.lone import LoneGroup
 from ef_common.session.ports import Bootstrap, Group, Operation, State
 from ef_common.session.settling import Settling
@@ -35,19 +33,14 @@ class Recovery:
     that does not fit in says goodbye.  (`bye`)
 
     Args:
-        current: Holds the view and its group.
-        context: Channel, groups, clock and event log of this worker.
-        collectives: How far it has come.
-        trainings: Those of its program.
+        context: What it shares with the other parts of the session.
+        trainings: Those of this worker's program.
     """
 
-    def __init__(
-        self, current: CurrentView, context: Context, *, collectives: CollectiveLog, trainings: Trainings
-    ) -> None:
-        self._current = current
+    def __init__(self, context: Context, trainings: Trainings) -> None:
         self._context = context
-        self._collectives = collectives
-        self._settling = Settling(current, context, collectives=collectives, trainings=trainings)
+        self._current = context.current
+        self._settling = Settling(context, trainings)
 
     def meet_at_boundary(self, completed: int) -> float | None:
         """Meet all members, so that nobody waits here for a view while another waits in a collective.
@@ -124,7 +117,7 @@ class Recovery:
         self._context.channel.stop()
         self._current.group.abort()
         # Let go of the group here: at the very end of the interpreter, its threads would find nothing to stand on.
-        self._current.group, self._collectives.newest = LoneGroup(), None
+        self._current.group, self._context.collectives.newest = LoneGroup(), None
 
     def _build(self, view: View, bootstrap: Bootstrap) -> None:
         current, groups = self._current, self._context.groups

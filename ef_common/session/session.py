@@ -84,6 +84,8 @@ class Session:
             clock=clock,
             tracker=tracker or ProgressTracker(clock),
             surroundings=surroundings or Surroundings(),
+            current=current,
+            collectives=CollectiveLog(0 if alone else FRESH, current),
         )
         self.worker = worker
         self.stage = Stage.ALONE if alone else Stage.OUTSIDE
@@ -93,12 +95,12 @@ class Session:
         self.on_last_leave: Callable[[], None] | None = None
         self.crash_record = CrashRecord()
         self.stats = Stats()
-        self.collectives = CollectiveLog(0 if alone else FRESH, current)
-        self.trainings = Trainings(context, self.collectives)
-        self.job = JobContact(context, current=current, collectives=self.collectives)
+        self.collectives = context.collectives
+        self.trainings = Trainings(context)
+        self.job = JobContact(context)
         self.agreements = Agreements()
         self._alone_for: str | None = None
-        self._recovery = Recovery(current, context, collectives=self.collectives, trainings=self.trainings)
+        self._recovery = Recovery(context, self.trainings)
 
     # ------------------------------------------------------------ the view
 

@@ -7,9 +7,7 @@ from typing import TypeVar
 
 from ef_common.core.replay import Replay, plan_replay
 from ef_common.errors import CannotJoin, MembershipError, ProtocolError
-from ef_common.session.collective_log import CollectiveLog
 from ef_common.session.context import Context
-from ef_common.session.current_view import CurrentView
 from ef_common.session.delivery import Delivery
 from ef_common.session.ports import Operation, State
 from ef_common.session.settling_report import SettlingReport, reference_of, warn_of_clock
@@ -32,23 +30,13 @@ class Settling:
         hand on  the state goes to newcomers, and all wait until they have it, as the pause ends then
 
     Args:
-        current: The view and its group.
-        context: Software, clock and event log of this worker, and its factory of groups.
-        collectives: How far this worker has come.
-        trainings: Those of its program.
+        context: What it shares with the other parts of the session.
+        trainings: Those of this worker's program.
     """
 
-    def __init__(
-        self,
-        current: CurrentView,
-        context: Context,
-        *,
-        collectives: CollectiveLog,
-        trainings: Trainings,
-    ) -> None:
-        self._current = current
+    def __init__(self, context: Context, trainings: Trainings) -> None:
         self._context = context
-        self._collectives = collectives
+        self._current, self._collectives = context.current, context.collectives
         self._trainings = trainings
 
     def settle(self, operation: Operation | None, state: State | None) -> None:
@@ -88,15 +76,12 @@ class Settling:
                 raise self._misfit(f"other software is installed here: {differences}. Install the same on all nodes")
 
     def _replay(self, replay: Replay, operation: Operation | None) -> None:
-        delivery, rank = self._delivery(), self._current.rank
+        delivery, rank = Delivery(self._current.group), self._current.rank
         for source, target in replay.results:
             if rank == source:
                 delivery.send_result(self._collectives.newest, self._collectives.completed_in, target)
             elif rank == target:
                 self._collectives.complete(*delivery.receive_result(operation, source))
-
-    def _delivery(self) -> Delivery:
-        return Delivery(self._current.group, self._context.groups)
 
     def _restore(self, state: State | None) -> None:
         """No member has a state, so this worker restores one for all."""
@@ -109,7 +94,7 @@ class Settling:
             self._context.on_event("rollback", generation=self._current.view.generation, step=0, epoch=0)
 
     def _hand_on(self, replay: Replay, state: State | None) -> None:
-        delivery, rank = self._delivery(), self._current.rank
+        delivery, rank = Delivery(self._current.group), self._current.rank
         for chain in replay.states:
             if rank in chain:
                 delivery.hand_on_state(state, chain, rank, self._take_in)

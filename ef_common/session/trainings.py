@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from ef_common.session.collective_log import CollectiveLog
 from ef_common.session.context import Context
 
 logger = logging.getLogger(__name__)
@@ -22,8 +21,8 @@ class Trainings:
         under_way → over   `end`: until the next one, the program may take any time
 
     Args:
-        context: Channel of this worker, and the record of its progress, on which nobody relies between two trainings.
-        collectives: Tell whether this worker holds the state of the members' training.
+        context: Channel of this worker, the record of its progress, on which nobody relies between two trainings, and
+            the collectives, which tell whether it holds the state of the members' training.
 
     Attributes:
         number: Number of the training that the program has reached.
@@ -32,14 +31,14 @@ class Trainings:
         first_claiming: The `ef_common.data.claiming` of this process's first training, which counts for all.
     """
 
-    def __init__(self, context: Context, collectives: CollectiveLog) -> None:
+    def __init__(self, context: Context) -> None:
         self.number = 1
         self.has_skipped = False
         self.lacks_results = False
         self.first_claiming: Any = None
         self._channel = context.channel
         self._tracker = context.tracker
-        self._collectives = collectives
+        self._collectives = context.collectives
 
     def begin(self, number: int) -> None:
         """The program has come to its n-th training."""

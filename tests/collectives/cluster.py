@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from ef_common.collectives.linked_group import Nothing
-from ef_common.collectives.torch_group import TorchGroups
 from ef_common.core.view import Member, View
 from ef_common.errors import GroupBroken
 from ef_common.session import Session
@@ -110,7 +109,7 @@ class ThreadGroup:
             while not box:
                 self.check()
                 threading.Event().wait(0.002)
-            tensor[...] = box.pop(0)
+            tensor[slice(None) if isinstance(tensor, bytearray) else ...] = box.pop(0)
             if target is not None:
                 self.send([tensor], target)
 
@@ -238,8 +237,8 @@ class ThreadChannel:
     def stop(self) -> None: ...
 
 
-class ThreadGroups(TorchGroups):
-    """The port `GroupFactory`; bytes are arrays, as with Gloo."""
+class ThreadGroups:
+    """The port `GroupFactory`."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster

@@ -88,10 +88,10 @@ def strangers_come(seat: Seat) -> list[float]:
 
 
 def send_around(seat: Seat) -> list[list[float]]:
-    """Each rank sends two tensors to the next one, and the last one back to the first."""
+    """Each rank sends two tensors and bytes to the next one, and the last one back to the first."""
     group = seat.build()
-    mine = [seat.tensor([float(seat.rank)] * 3), seat.tensor([10.0 + seat.rank])]
-    room = [seat.tensor([0.0] * 3), seat.tensor([0.0])]
+    mine = [seat.tensor([float(seat.rank)] * 3), seat.tensor([10.0 + seat.rank]), bytearray([seat.rank, 7])]
+    room = [seat.tensor([0.0] * 3), seat.tensor([0.0]), bytearray(2)]
     following, previous = (seat.rank + 1) % seat.world_size, (seat.rank - 1) % seat.world_size
     if seat.rank == 0:
         group.send(mine, following)
@@ -99,7 +99,7 @@ def send_around(seat: Seat) -> list[list[float]]:
     if seat.rank != 0:
         group.send(mine, following)
     group.all_gather(b"")
-    return [seat.values(tensor) for tensor in room]
+    return [*[seat.values(tensor) for tensor in room[:2]], [*map(float, room[2])]]
 
 
 def pass_along(seat: Seat) -> list[list[float]]:

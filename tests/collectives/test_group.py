@@ -57,7 +57,7 @@ def test_all_gather_brings_payloads_of_all_sizes_in_rank_order(run: Run) -> None
 
 
 def test_send_and_receive_keep_order_and_values(run: Run) -> None:
-    expected = [[[float(previous)] * 3, [10.0 + previous]] for previous in (2, 0, 1)]
+    expected = [[[float(previous)] * 3, [10.0 + previous], [previous, 7.0]] for previous in (2, 0, 1)]
     assert run(scripts.send_around, 3) == expected
 
 

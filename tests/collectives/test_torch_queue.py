@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from ef_common.collectives.linked_group import Nothing
 from ef_common.collectives.torch_queue import Queue, QueuedSum
 from ef_common.errors import GroupBroken
 from tests.diagrams import cases, rows
@@ -61,7 +62,7 @@ def flushes(waiting: Sum) -> None:
 
 def another_begins(waiting: Sum) -> None:
     waiting.meeting.is_over = True
-    assert waiting.queue.begin(None, lambda: cast(Any, waiting)) is waiting  # nothing is before it any more
+    assert waiting.queue.begin(Nothing(), lambda: cast(Any, waiting)) is waiting  # nothing is before it any more
 
 
 def finds_the_group_broken(waiting: Sum) -> None:
@@ -107,5 +108,5 @@ def test_wait_begins_a_sum_and_raises_what_has_become_of_it() -> None:
 
 def test_sum_begins_neither_before_all_have_met_nor_before_those_of_earlier_calls() -> None:
     waiting = Sum()
-    assert isinstance(waiting.queue.begin(None, lambda: cast(Any, waiting)), QueuedSum)
+    assert isinstance(waiting.queue.begin(Nothing(), lambda: cast(Any, waiting)), QueuedSum)
     assert waiting.state == "queued"

@@ -45,15 +45,6 @@ class RelayGroups:
     def build(self, view, *, rank, bootstrap):
         return RelayGroup(view, rank, bootstrap)
 
-    def empty_bytes(self, num_bytes):
-        return bytes(num_bytes)
-
-    def from_bytes(self, payload):
-        return payload
-
-    def to_bytes(self, tensor):
-        return tensor
-
 
 class Step:
     """One step: everybody tells whether it knows of a pending change."""

@@ -224,8 +224,6 @@ class FaultyGroups:
 
     def __init__(self, groups: Any, striker: Striker) -> None:
         self._groups, self._striker = groups, striker
-        self.from_bytes, self.to_bytes = groups.from_bytes, groups.to_bytes
-        self.empty_bytes = groups.empty_bytes
 
     def build(self, view: View, *, rank: int, bootstrap: Bootstrap) -> Group:
         bootstrap = FaultyBootstrap(bootstrap, self._striker)

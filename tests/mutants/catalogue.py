@@ -167,9 +167,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="small-sums-begin-with-the-own-part",
         file="ef_common/collectives/torch_exchange.py",
-        old="        first, second, *others = received\n",
-        new="        own = self._tensor.view(-1)\n"
-        "        first, second, *others = sorted(received, key=lambda part: not torch.equal(part, own))\n",
+        old="    first, second, *others = parts\n",
+        new="    first, second, *others = sorted(parts, key=lambda part: not torch.equal(part, own))\n",
         harm="With three workers or more the sums of small tensors are rounded differently in each of them, so that "
         "their weights drift apart.",
     ),

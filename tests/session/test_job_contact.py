@@ -32,12 +32,6 @@ class Roomy(Founding):
 class SilentGroups(Groups):
     """Nobody sends anything."""
 
-    def empty_bytes(self, num_bytes: int) -> bytes:
-        return bytes(num_bytes)
-
-    def to_bytes(self, tensor: bytes) -> bytes:
-        return tensor
-
     def build(self, view: View, *, rank: int, bootstrap: Any) -> Any:
         group: Any = super().build(view, rank=rank, bootstrap=bootstrap)
         group.receive = lambda tensors, source, target=None: None

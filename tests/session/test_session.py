@@ -106,9 +106,6 @@ class Groups:
     def build(self, view: View, *, rank: int, bootstrap: Any) -> Group:
         return Group(view.world_size)
 
-    def from_bytes(self, payload: bytes) -> bytes:
-        return payload
-
 
 def test_collective_of_what_is_called_in_one_worker_alone_is_refused_and_named() -> None:
     session = Session(Member("w", "n", ""), channel=None, groups=None)  # type: ignore[arg-type]
@@ -206,7 +203,7 @@ def test_member_whose_group_has_broken_before_a_boundary_tells_so_and_does_not_w
             return self.view
 
     channel: Any = Planning()
-    groups: Any = SimpleNamespace(build=lambda view, rank, bootstrap: Broken(2), from_bytes=bytes)
+    groups: Any = SimpleNamespace(build=lambda view, rank, bootstrap: Broken(2))
     session = Session(channel.view.members[0], channel=channel, groups=groups)
     session.start()
     session.agree(2.0)
@@ -281,9 +278,7 @@ class Admitting(Founding):
 def test_newcomer_that_cannot_take_in_the_state_says_goodbye_and_holds_up_nobody(at: str) -> None:
     order: list[str] = []
     group, channel = Sending(2), Admitting(order)
-    groups: Any = SimpleNamespace(
-        build=lambda view, rank, bootstrap: group, empty_bytes=bytearray, to_bytes=bytes, from_bytes=bytearray
-    )
+    groups: Any = SimpleNamespace(build=lambda view, rank, bootstrap: group)
     session = Session(Member("x", "n", ""), channel=cast(Any, channel), groups=groups)
     session.state = cast(Any, Picky(order, at=at))
     assert session.start()

@@ -44,14 +44,9 @@ def settle(*completed: int, rank: int) -> list[str]:
     """What this rank calls, after it has told how far it has come."""
     group = Group(*completed)
     collectives = SimpleNamespace(completed=completed[rank], is_fresh=False, confirm=lambda: None)
-    settling = Settling(
-        cast(
-            Any, SimpleNamespace(group=group, rank=rank, view=View(2, WORKERS[: len(completed)]), worker=WORKERS[rank])
-        ),
-        cast(Any, SimpleNamespace(surroundings=Surroundings(), groups=SimpleNamespace(from_bytes=bytearray))),
-        collectives=cast(Any, collectives),
-        trainings=cast(Any, SimpleNamespace(number=1)),
-    )
+    current = SimpleNamespace(group=group, rank=rank, view=View(2, WORKERS[: len(completed)]), worker=WORKERS[rank])
+    context = SimpleNamespace(surroundings=Surroundings(), current=current, collectives=collectives)
+    settling = Settling(cast(Any, context), cast(Any, SimpleNamespace(number=1)))
     settling.settle(None, cast(Any, State()))
     return group.calls[1:]
 

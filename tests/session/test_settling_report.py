@@ -59,9 +59,7 @@ class Comparing(Sending):
 def join(theirs: Surroundings, mine: Surroundings) -> tuple[Comparing, list[str]]:
     order: list[str] = []
     group = Comparing(theirs, mine)
-    groups: Any = SimpleNamespace(
-        build=lambda view, rank, bootstrap: group, empty_bytes=bytearray, to_bytes=bytes, from_bytes=bytearray
-    )
+    groups: Any = SimpleNamespace(build=lambda view, rank, bootstrap: group)
     session = Session(Member("x", "n", ""), channel=cast(Any, Admitting(order)), groups=groups, surroundings=mine)
     session.start()
     try:
@@ -96,9 +94,7 @@ def test_newcomer_whose_clock_is_far_off_says_so(now: float, text: str, caplog: 
 
 def test_member_stays_whatever_software_a_newcomer_has() -> None:
     group = Comparing(NEW, OLD)
-    groups: Any = SimpleNamespace(
-        build=lambda view, rank, bootstrap: group, empty_bytes=bytearray, to_bytes=bytes, from_bytes=bytearray
-    )
+    groups: Any = SimpleNamespace(build=lambda view, rank, bootstrap: group)
     session = Session(Member("x", "n", ""), channel=cast(Any, Admitting([])), groups=groups, surroundings=OLD)
     session.collectives.completed = 7
     session.start()

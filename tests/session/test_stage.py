@@ -99,12 +99,7 @@ class Watched(Session):
         self.changes: list[str] = []
         self.channel = channel
         self.events: list[dict[str, Any]] = []
-        groups = SimpleNamespace(
-            build=lambda view, rank, bootstrap: Group(view, **group),
-            empty_bytes=bytearray,
-            to_bytes=bytes,
-            from_bytes=bytearray,
-        )
+        groups = SimpleNamespace(build=lambda view, rank, bootstrap: Group(view, **group))
         super().__init__(
             ME,
             channel=cast(Any, channel),

@@ -27,9 +27,9 @@ class Program:
         channel = SimpleNamespace(
             send=lambda kind, number: self.told.append((kind, number)), job_training=lambda: others_are_in
         )
-        context = SimpleNamespace(channel=channel, tracker=ProgressTracker(lambda: 0.0))
         log = CollectiveLog(completed, CurrentView(ME, View(1, (ME,))))
-        self.trainings = Trainings(cast(Any, context), log)
+        context = SimpleNamespace(channel=channel, tracker=ProgressTracker(lambda: 0.0), collectives=log)
+        self.trainings = Trainings(cast(Any, context))
 
     @property
     def state(self) -> str:

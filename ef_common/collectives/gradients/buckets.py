@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -91,9 +91,18 @@ class Bucket:
                 view.zero_()
 
 
+def by_kind(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Group tensors that can lie in one bucket: those of one type on one device."""
+    groups: dict[Any, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    return list(groups.values())
+
+
 def _touched(numel: int, like: Tensor) -> Tensor:
-    """Zeros whose memory is allocated at once, and not on the first write."""
-    return torch.empty(numel, dtype=like.dtype, device=like.device).zero_()
+    """Zeros that can be summed, whose memory is allocated at once, and not on the first write."""
+    dtype = torch.uint8 if like.dtype == torch.bool else like.dtype
+    return torch.empty(numel, dtype=dtype, device=like.device).zero_()
 
 
 def _is_dense(tensor: Tensor) -> bool:
@@ -126,10 +135,7 @@ class BucketLayout:
         self.parameters = list(parameters)
         self.sparse = [parameter for parameter in self.parameters if id(parameter) in sparse]
         self.ids = [id(parameter) for parameter in self.parameters]
-        values: dict[Any, list[Tensor]] = {}
-        for buffer in module_buffers:
-            values.setdefault((buffer.dtype, buffer.device), []).append(buffer)
-        groups: list[list[Tensor]] = list(values.values())
+        groups = by_kind(module_buffers)
         gradients = _group_by_size(self.parameters)
         self.num_value_buckets = len(groups)
         groups += gradients
@@ -141,8 +147,6 @@ class BucketLayout:
         self.buckets: list[Bucket] = []
         for index, group in enumerate(groups):
             like = group[0] if group else torch.empty(0, device=self.parameters[0].device)
-            if like.dtype == torch.bool:
-                like = like.to(torch.uint8)
             last = index == len(groups) - 1
             self.buckets.append(
                 Bucket(group, num_flags=num_flags * last, num_buffers=2 if self.double_buffered else 1, like=like)

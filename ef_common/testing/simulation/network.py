@@ -350,15 +350,3 @@ class Factory:
         """The process goes on."""
         if self.end is not None and self.end.mesh.stalled_by == self.end.rank:
             self.end.mesh.flow()
-
-    def empty_bytes(self, num_bytes: int) -> bytearray:
-        """See the port."""
-        return bytearray(num_bytes)
-
-    def from_bytes(self, payload: bytes) -> bytearray:
-        """See the port."""
-        return bytearray(payload)
-
-    def to_bytes(self, tensor: bytearray) -> bytes:
-        """See the port."""
-        return bytes(tensor)
