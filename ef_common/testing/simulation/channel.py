@@ -12,7 +12,7 @@ from ef_common.core.resume_state import ResumeState
 from ef_common.core.room import Room
 from ef_common.core.view import Member, View
 from ef_common.core.watermark import Watermark
-from ef_common.errors import JobFailed
+from ef_common.errors import CoordinatorLost, JobFailed
 from ef_common.protocol.auth import Token
 from ef_common.protocol.client import Client
 from ef_common.protocol.client_outputs import (
@@ -105,6 +105,11 @@ class Channel:
     def resume_state(self) -> ResumeState:
         """What the worker has heard and told."""
         return self._client.resume_state
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether it has no coordinator any more, so that nobody tells it of the losses of others."""
+        return isinstance(self._client.end, CoordinatorLost)
 
     @property
     def known(self) -> set[int]:

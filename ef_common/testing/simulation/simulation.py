@@ -337,7 +337,7 @@ class Simulation:
                     break
                 if scheduler.num_events > most_events or scheduler.now > MAX_TIME_S:
                     raise Violation(f"no end after {scheduler.num_events} events, at {scheduler.now:.1f} s")
-            waiting = [w.name for w in self.workers.values() if w.running and not w.process.frozen]
+            waiting = [w.name for w in self.workers.values() if w.lively and not w.channel.is_cut_off]
             if not waiting:
                 return
             if not any(coordinator.alive for coordinator in self.coordinators.values()):
@@ -649,6 +649,7 @@ class Simulation:
         elif fault.kind == "vanish":
             self._vanish(victim)
         elif fault.kind == "stall":
+            self.invariants.deaf.add(victim.name)
             victim.channel.stalled_until = self.scheduler.now + fault.duration_s
             self.scheduler.after(fault.duration_s, self._read_on, victim)
         elif fault.kind == "straggler":
