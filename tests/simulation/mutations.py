@@ -1010,11 +1010,6 @@ def take_a_slow_reader_for_dead(patch: Patch) -> None:
     patch.setattr(CoordinatorServer, "overflow", grim)
 
 
-def send_to_whoever_does_not_read(patch: Patch) -> None:
-    """A worker that is out, and has not read all before that, may take the end of its connection for that of a job."""
-    patch.setattr("ef_common.testing.simulation.coordinator.Coordinator._is_unsent", lambda self, peer: False)
-
-
 def wait_for_the_end_of_a_connection(patch: Patch) -> None:
     """A worker whose coordinator is silent goes to no other one before its system gives up."""
     patch.setattr(Heartbeats, "is_silent", lambda self, heard, now: False)
@@ -1036,8 +1031,7 @@ _OF_GREETINGS = {
 }
 
 _OF_LOST_HOSTS = {
-    mutation.__name__: mutation
-    for mutation in (take_a_slow_reader_for_dead, send_to_whoever_does_not_read, wait_for_the_end_of_a_connection)
+    mutation.__name__: mutation for mutation in (take_a_slow_reader_for_dead, wait_for_the_end_of_a_connection)
 }
 
 MUTATIONS = {

@@ -76,10 +76,6 @@ class Job:
         num_lanes: Lanes that suit each worker: this number or fewer, another one in each worker.
         knows_lengths: The lengths of some shards are known before they are read.
         gathering_s: As in the settings of the membership.
-        tokens: What the nodes know of the job token, one after the other, and again; () for none. In a rotation, some
-            know other lines than others.
-        buffer_bytes: What a system takes of what a worker does not read, and a third of what a coordinator keeps of
-            it; 0: without limits.
         reloads: After some steps, all workers go on from the place in the stream that a checkpoint holds, with other
             numbers of lanes.
     """
@@ -112,18 +108,12 @@ class Job:
     knows_lengths: bool = False
     reloads: bool = False
     gathering_s: float = 0.0
-    tokens: tuple[str, ...] = ()
-    buffer_bytes: int = 0
 
     def store_of(self, worker: str) -> str:
         """What a worker reads in its store; "" if it has none."""
         if self.store == "one":
             return ONE
         return worker.encode().hex().ljust(32, "0") if self.store else ""
-
-    def token_of(self, node: int) -> Token | None:
-        """What this node knows of the job token."""
-        return Token(self.tokens[node % len(self.tokens)]) if self.tokens else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +162,27 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A job and its faults."""
+    """A job and its faults.
+
+    Args:
+        seed: What it was drawn from.
+        job: The job.
+        faults: What happens to it.
+        tokens: What the nodes know of the job token, one after the other, and again; () for none. In a rotation, some
+            know other lines than others.
+        buffer_bytes: What a system takes of what a worker does not read, and a third of what a coordinator keeps of
+            it; 0: without limits.
+    """
 
     seed: int
     job: Job
     faults: tuple[Fault, ...]
+    tokens: tuple[str, ...] = ()
+    buffer_bytes: int = 0
+
+    def token_of(self, node: int) -> Token | None:
+        """What this node knows of the job token."""
+        return Token(self.tokens[node % len(self.tokens)]) if self.tokens else None
 
 
 def schedule_of(seed: int) -> Schedule:
@@ -712,26 +718,26 @@ def _complete(family: str, draw: Callable[[int], Schedule], seed: int) -> Schedu
     draw_beside = random.Random(f"elasticflow/beside/{family}/{seed}")  # apart from all else of the schedule
     known = draw_beside.choice(((), *_ROTATION))
     tokens = tuple(draw_beside.choice(known) for _ in range(5)) if known else ()
-    schedule = replace(schedule, job=replace(schedule.job, tokens=tokens))
+    schedule = replace(schedule, tokens=tokens)
     is_due = seed % _BESIDE == 2
     return _beside(schedule, draw_beside, harms=family in _FAMILIES_OF_LOSSES) if is_due else schedule
 
 
 def _beside(schedule: Schedule, draw: random.Random, *, harms: bool) -> Schedule:
     what = draw.choice(("strangers", "strangers", "stall", "stall", "vanish")) if harms else "strangers"
-    job, faults = schedule.job, list(schedule.faults)
+    faults, buffer_bytes = list(schedule.faults), 0
     if what == "strangers":
         kinds = draw.choices(STRANGERS, k=draw.randint(1, 3))
         faults += [Fault("stranger", kind, at=round(2.5 * draw.random(), 3)) for kind in kinds]
-        job = replace(job, buffer_bytes=draw.choice((0, 0, 100)) if harms else 0)
+        buffer_bytes = draw.choice((0, 0, 100)) if harms else 0
     elif what == "stall":
         when = _sometime(draw)
         news = Fault(draw.choice(("arrive", "crash", "leave")), "any", at=when + 0.3 * draw.random())
         faults += [Fault("stall", "any", at=when, duration_s=draw.choice((0.5, 1.5, 4.0, 12.0))), news]
-        job = replace(job, buffer_bytes=draw.choice((10, 10, 100, 400)))
+        buffer_bytes = draw.choice((10, 10, 100, 400))
     else:
         faults.append(Fault("vanish", "any", at=_sometime(draw)))
-    return replace(schedule, job=job, faults=tuple(faults))
+    return replace(schedule, faults=tuple(faults), buffer_bytes=buffer_bytes)
 
 
 _DRAWS: Mapping[str, Callable[[int], Schedule]] = {

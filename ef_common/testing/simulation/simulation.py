@@ -132,8 +132,8 @@ class Worker:
             replaced=self.factory.replaced,
             progress=self.tracker.read,
             store=simulation.store,
-            token=simulation.schedule.job.token_of(index),
-            buffer_bytes=simulation.schedule.job.buffer_bytes or inf,
+            token=simulation.schedule.token_of(index),
+            buffer_bytes=simulation.schedule.buffer_bytes or inf,
         )
         self.channel.on_hung = lambda: scheduler.after(_GRACE_IF_HUNG_S, simulation.end_if_hung, self)
         self.session = Session(
@@ -271,8 +271,8 @@ class Simulation:
             note=self.note,
             count=self.count,
             charges=job.num_workers >= _MANY_WORKERS,
-            token=job.token_of(number - FIRST),
-            max_unsent_bytes=3 * job.buffer_bytes or inf,
+            token=self.schedule.token_of(number - FIRST),
+            max_unsent_bytes=3 * self.schedule.buffer_bytes or inf,
         )
         self.coordinators[number] = coordinator
 
@@ -305,8 +305,10 @@ class Simulation:
             violation = f"{type(error).__name__}: {error}"
             self.note("simulation", violation)
         finally:
-            for process in (worker.process for worker in (*self.workers.values(), *self.strangers)):
-                process.kill()
+            for worker in self.workers.values():
+                worker.process.kill()
+            for stranger in self.strangers:
+                stranger.process.kill()
         ends = {worker.name: worker.end for worker in self.workers.values()}
         return Outcome(violation, self.trace or [], self.seen, ends, self.scheduler.num_events)
 
