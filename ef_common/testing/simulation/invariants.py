@@ -135,7 +135,7 @@ class Invariants:
         failover: Coordinators may be lost. If one dies while it tells all members that they are out, a member that was
             not told yet asks another one, and may save the same state again.
         settings: Settings of the membership.
-        deaf: Workers that do not read.
+        deaf: Workers that may not have been told that others go on without them, as they did not read.
     """
 
     length: int
@@ -179,7 +179,6 @@ class Invariants:
             self.evicted.update(lost_in(event))
         if isinstance(event, Gone) and is_deaf(event):
             self.evicted.add(event.worker)
-            self.deaf.add(event.worker)
         if view is None or view is before.view or (view.generation, view.ids) in self.views:
             return
         learns = isinstance(event, Returned) or isinstance(before, (Gathering, Idle))

@@ -516,6 +516,8 @@ class Simulation:
         if after != before:
             self._active_at = self._decided_at = self.scheduler.now
             self._reduced.clear()
+        if self.schedule.buffer_bytes:  # it may not get to them that others go on
+            self.invariants.deaf.update(lost_in(event))
         self.invariants.decided(before, event, after)
         self._closed = self._closed or after.closed
         view = after.view
@@ -651,7 +653,6 @@ class Simulation:
         elif fault.kind == "vanish":
             self._vanish(victim)
         elif fault.kind == "stall":
-            self.invariants.deaf.add(victim.name)
             victim.channel.stalled_until = self.scheduler.now + fault.duration_s
             self.scheduler.after(fault.duration_s, self._read_on, victim)
         elif fault.kind == "straggler":
