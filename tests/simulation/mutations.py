@@ -34,9 +34,15 @@ from ef_common.core.streams.stream import Held
 from ef_common.data.stream_dealer import StreamDealer
 from ef_common.data.stream_turns import LaneLayout, StreamTurns
 from ef_common.errors import GroupBroken, Left
-from ef_common.protocol import liveness
+from ef_common.protocol import admission, introduction, liveness
+from ef_common.protocol.admission import Admission
+from ef_common.protocol.auth import Token, coordinator_proof, worker_proof
 from ef_common.protocol.client import Client
+from ef_common.protocol.heartbeats import Heartbeats
+from ef_common.protocol.peer import PeerRefusal
 from ef_common.protocol.server import CoordinatorServer
+from ef_common.protocol.server_outputs import Close
+from ef_common.protocol.sessions import Sessions
 from ef_common.session import Barrier, LoneGroup, Session, settling
 from ef_common.session.agreements import Agreements
 from ef_common.session.current_view import CurrentView
@@ -927,9 +933,110 @@ _OF_STREAMS = {
     )
 }
 
+# ---------------------------------------------------------------- of greetings, and of peers that do not read or vanish
+
+
+def accept_only_the_first_token(patch: Patch) -> None:
+    """The token cannot be replaced while the job runs."""
+    patch.setattr(Token, "accepted", property(lambda self: (Token(self.secret),)))
+
+
+def answer_with_the_first_token(patch: Patch) -> None:
+    """A coordinator proves the token that it uses itself, whichever the worker has proved."""
+    prove = Admission.prove
+
+    def stubborn(self: Admission, nonce: str, hello: Any) -> str:
+        prove(self, nonce, hello)
+        return coordinator_proof(self._tokens[0], client_nonce=hello.nonce, server_nonce=nonce)
+
+    patch.setattr(Admission, "prove", stubborn)
+
+
+def take_a_greeting_again(patch: Patch) -> None:
+    """A worker's proof does not depend on the nonce of the coordinator."""
+    for module in (admission, introduction):
+        patch.setattr(module, "worker_proof", lambda token, **rest: worker_proof(token, **rest | {"server_nonce": ""}))
+
+
+def take_any_proof(patch: Patch) -> None:
+    """A coordinator does not check what a worker proves."""
+    patch.setattr(admission, "proves", lambda expected, received: True)
+
+
+def forget_the_keys(patch: Patch) -> None:
+    """Whoever has the token may come in the name of a worker that is connected."""
+    patch.setattr(Admission, "remember", lambda self, worker, key: None)
+
+
+def hide_that_the_token_is_wrong(patch: Patch) -> None:
+    """A worker with another token is refused, and does not learn why."""
+    prove = Admission.prove
+
+    def curt(self: Admission, nonce: str, hello: Any) -> str:
+        try:
+            return prove(self, nonce, hello)
+        except PeerRefusal as refusal:
+            raise PeerRefusal(refusal.kind, refusal.why) from None
+
+    patch.setattr(Admission, "prove", curt)
+
+
+def wait_for_those_who_say_nothing(patch: Patch) -> None:
+    """Strangers stay connected that do not introduce themselves."""
+    patch.setattr(Sessions, "overdue", lambda self, now, timeout_s: [])
+
+
+def keep_who_does_not_read(patch: Patch) -> None:
+    """What a peer does not read is kept without a limit."""
+    patch.setattr(CoordinatorServer, "overflow", lambda self, peer, num_bytes, now: None)
+
+
+def drop_who_does_not_read_unseen(patch: Patch) -> None:
+    """The connection of such a peer ends, and its worker stays a member."""
+
+    def drop(self: CoordinatorServer, peer: Any, num_bytes: int, now: float) -> None:
+        self._forget(peer)
+        self._emit([Close(peer)])
+
+    patch.setattr(CoordinatorServer, "overflow", drop)
+
+
+def take_a_slow_reader_for_dead(patch: Patch) -> None:
+    """Such a worker is taken for dead, and goes on with another coordinator."""
+
+    def grim(self: CoordinatorServer, peer: Any, num_bytes: int, now: float) -> None:
+        self._depart(peer, "it does not read", last_words=b"", silent=False)
+
+    patch.setattr(CoordinatorServer, "overflow", grim)
+
+
+def wait_for_the_end_of_a_connection(patch: Patch) -> None:
+    """A worker whose coordinator is silent goes to no other one before its system gives up."""
+    patch.setattr(Heartbeats, "is_silent", lambda self, heard, now: False)
+
+
+_OF_GREETINGS = {
+    mutation.__name__: mutation
+    for mutation in (
+        accept_only_the_first_token,
+        answer_with_the_first_token,
+        take_a_greeting_again,
+        take_any_proof,
+        forget_the_keys,
+        hide_that_the_token_is_wrong,
+        wait_for_those_who_say_nothing,
+        keep_who_does_not_read,
+        drop_who_does_not_read_unseen,
+    )
+}
+
+_OF_LOST_HOSTS = {
+    mutation.__name__: mutation for mutation in (take_a_slow_reader_for_dead, wait_for_the_end_of_a_connection)
+}
+
 MUTATIONS = {
-    "": _OF_THE_SESSION | _OF_REDUCTIONS,
-    "failover": _OF_FAILOVER,
+    "": _OF_THE_SESSION | _OF_REDUCTIONS | _OF_GREETINGS,
+    "failover": _OF_FAILOVER | _OF_LOST_HOSTS,
     "hangs": _OF_HANGS,
     "trainings": _OF_TRAININGS,
     "sizes": _OF_SIZES,

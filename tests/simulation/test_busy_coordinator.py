@@ -17,7 +17,9 @@ LINES = (b"x" * 10, b"y" * 10_000, b"z")
 
 
 class Unread:
-    """A connection at whose other end nobody reads."""
+    """A connection to whose other end nothing gets."""
+
+    num_unsent = 0
 
     def down(self, data: bytes) -> None:
         pass

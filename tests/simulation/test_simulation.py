@@ -54,6 +54,11 @@ RARE = {
     "arrival after the end": 1_000,
     "raised": 400,  # an exception of the user's code
     "failed": 350,
+    "refused: wrong token": 500,  # a stranger with another one, or one that repeats the greeting of a worker
+    "refused: name of another": 200,
+    "refused: slow reader": 60,
+    "stall": 400,
+    "vanish": 200,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 from ef_common.protocol.peer import End
@@ -17,11 +18,11 @@ LINES = [b"%d\n" % index for index in range(40)]
 class Both:
     """Both ends of a connection; keeps what comes."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, buffer_bytes: float = inf) -> None:
         self.scheduler = Scheduler(seed)
         self.came: list[Any] = []
         both: Any = self
-        self.stream = Stream(self.scheduler, Cuts(), both, both, ("w0", "c1"))
+        self.stream = Stream(self.scheduler, Cuts(), both, both, ("w0", "c1"), buffer_bytes=buffer_bytes)
 
     def receive(self, stream: Stream, data: bytes) -> None:
         self.came.append(data)
@@ -66,6 +67,35 @@ def test_nothing_comes_with_an_end_or_overtakes_it() -> None:
         came = both.run()
         end = came.index(End.CLOSED)
         assert b"".join(came[:end]) == b"".join(LINES[:3])
+
+
+def test_what_is_not_read_beyond_the_buffer_is_lost_when_the_far_end_gives_up() -> None:
+    both = Both(0, buffer_bytes=8)
+    both.stream.down(b"0123456789")
+    (data,) = both.run()
+    assert both.stream.num_unsent == 2
+    both.stream.finish_down()
+    assert both.run() == [data, False]  # no end in order
+    assert both.stream.take(data) == b"01234567"
+
+
+def test_what_is_read_leaves_nothing_unsent_and_the_end_is_in_order() -> None:
+    both = Both(0, buffer_bytes=8)
+    both.stream.down(b"0123456789")
+    (data,) = both.run()
+    assert both.stream.take(data) == data
+    both.stream.finish_down()
+    assert both.run() == [data, True]
+
+
+def test_from_a_host_that_has_vanished_comes_nothing_but_at_times_the_end_that_the_other_system_finds() -> None:
+    ends = []
+    for seed in range(20):
+        both = Both(seed)
+        both.stream.up(b"on its way")
+        both.stream.vanish(near=True)
+        ends += [both.run()]
+    assert {tuple(came) for came in ends} == {(), (End.BROKEN,)}
 
 
 def test_lines_that_come_together_cost_a_busy_coordinator_what_each_of_them_costs() -> None:

@@ -14,6 +14,7 @@ def replay(seed: int, *, family: str = "") -> int:
     """Run one schedule and print its trace."""
     schedule = FAMILIES[family](seed)
     print(schedule.job)
+    print(f"tokens {schedule.tokens}, buffers of {schedule.buffer_bytes} bytes")
     for fault in schedule.faults:
         print(fault)
     outcome = simulate(schedule, trace=True)

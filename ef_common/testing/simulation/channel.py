@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import inf
 from typing import TypeVar
 
 from ef_common.core.progress import Progress
@@ -11,7 +12,8 @@ from ef_common.core.resume_state import ResumeState
 from ef_common.core.room import Room
 from ef_common.core.view import Member, View
 from ef_common.core.watermark import Watermark
-from ef_common.errors import JobFailed
+from ef_common.errors import CoordinatorLost, JobFailed
+from ef_common.protocol.auth import Token
 from ef_common.protocol.client import Client
 from ef_common.protocol.client_outputs import (
     AskForClaim,
@@ -54,6 +56,8 @@ class Channel:
         replaced: Called with the generation of a newer view: a group that is being built is in vain.
         progress: How this worker moves on.
         store: The store of claims.
+        token: What this worker knows of the job token.
+        buffer_bytes: How much its system takes of what it does not read.
     """
 
     def __init__(
@@ -67,9 +71,12 @@ class Channel:
         replaced: Callable[[int], None],
         progress: Callable[[], Progress | None],
         store: ClaimStore,
+        token: Token | None = None,
+        buffer_bytes: float = inf,
     ) -> None:
         self.slow_until = 0.0
         self.heard_end = False
+        self.stalled_until = 0.0  # it says what it has to say, and reads nothing
         self.on_hung: Callable[[], None] = lambda: None
         self._coordinators = coordinators
         self._scheduler = coordinators[endpoint].scheduler
@@ -78,16 +85,17 @@ class Channel:
         self._mark = mark
         self._replaced = replaced
         self._store = store
+        self._buffer_bytes = buffer_bytes
         self._on_view: Callable[[int], None] = lambda generation: None
         self._ticket: Ticket | None = None
         self._links: dict[Stream, CoordinatorLink] = {}
         self._streams: dict[CoordinatorLink, Stream] = {}
-        self._backlog: list[Callable[[], None]] = []  # what has come while the process was frozen
+        self._backlog: list[Callable[[], None]] = []  # what has come while the process was frozen, or did not read
         self._alarm = Alarm(self._scheduler, self._tick)
         self._client = Client(
             address_of(endpoint),
             member,
-            None,
+            token,
             connect_timeout_s=_SEEK_S,
             progress=progress,
             chance=self._scheduler.random,
@@ -97,6 +105,11 @@ class Channel:
     def resume_state(self) -> ResumeState:
         """What the worker has heard and told."""
         return self._client.resume_state
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether it has no coordinator any more, so that nobody tells it of the losses of others."""
+        return isinstance(self._client.end, CoordinatorLost)
 
     @property
     def known(self) -> set[int]:
@@ -210,12 +223,14 @@ class Channel:
 
     def hear(self, stream: Stream, data: bytes) -> None:
         """Bytes have come."""
-        if not self._later(lambda: self.hear(stream, data)) and stream in self._links:
-            self._do(lambda: self._client.receive(self._links[stream], data, self._scheduler.now))
+        if self._later(lambda: self.hear(stream, data), reads=True) or stream not in self._links:
+            return
+        if read := stream.take(data):
+            self._do(lambda: self._client.receive(self._links[stream], read, self._scheduler.now))
 
     def lose(self, stream: Stream, *, in_order: bool) -> None:
         """A connection has ended."""
-        if not self._later(lambda: self.lose(stream, in_order=in_order)) and stream in self._links:
+        if not self._later(lambda: self.lose(stream, in_order=in_order), reads=True) and stream in self._links:
             link, now = self._links[stream], self._scheduler.now
             self._do(lambda: self._client.ended(link, in_order=in_order, now=now))
 
@@ -223,13 +238,19 @@ class Channel:
         if not self._later(self._tick):
             self._do(lambda: self._client.tick(self._scheduler.now))
 
-    def _later(self, act: Callable[[], None]) -> bool:
-        if self._process.alive and self._process.frozen:
+    @property
+    def stalled(self) -> bool:
+        """Whether it does not read."""
+        return self._scheduler.now < self.stalled_until
+
+    def _later(self, act: Callable[[], None], *, reads: bool = False) -> bool:
+        waits = self._process.frozen or (reads and self.stalled)
+        if self._process.alive and waits:
             self._backlog.append(act)
-        return self._process.frozen or not self._process.alive
+        return waits or not self._process.alive
 
     def thaw(self) -> None:
-        """The process takes in what has come meanwhile."""
+        """The process takes in what has come meanwhile, if it does that again."""
         backlog, self._backlog = self._backlog, []
         for act in backlog:
             act()
@@ -239,6 +260,11 @@ class Channel:
         for stream in list(self._links):
             stream.closed_near = True
             stream.end_up()
+
+    def vanish(self) -> None:
+        """Its host is no more: no connection ends."""
+        for stream in self._links:
+            stream.vanish(near=True)
 
     def _do(self, act: Callable[[], None]) -> None:
         act()
@@ -279,12 +305,13 @@ class Channel:
         names = self._client.member.id, coordinator.name
         if self._cuts.rejects(*names):
             scheduler.after(scheduler.delay(MESSAGE_S), self._fail_to_connect, link, "refused")
-        elif self._cuts.until(*names) or self._cuts.until(*names[::-1]):
+        elif coordinator.vanished or self._cuts.until(*names) or self._cuts.until(*names[::-1]):
             scheduler.after(timeout_s, self._fail_to_connect, link, "timed out")
         elif not coordinator.alive:
             scheduler.after(scheduler.delay(MESSAGE_S), self._fail_to_connect, link, "refused")
         else:
-            stream = Stream(scheduler, self._cuts, self, coordinator, names, self._slowness)
+            buffer_bytes = self._buffer_bytes
+            stream = Stream(scheduler, self._cuts, self, coordinator, names, self._slowness, buffer_bytes=buffer_bytes)
             self._links[stream], self._streams[link] = link, stream
             scheduler.after(scheduler.delay(MESSAGE_S), self._succeed_to_connect, stream)
 

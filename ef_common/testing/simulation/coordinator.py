@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from math import inf
 
 from ef_common.core import membership
 from ef_common.core.membership import Event, Membership, Settings
@@ -14,11 +15,12 @@ from ef_common.errors import ProtocolError
 from ef_common.protocol import wire
 from ef_common.protocol.addresses import LOOPBACK, Address
 from ef_common.protocol.announcer import LOOK_S, Announcer
-from ef_common.protocol.auth import new_nonce
+from ef_common.protocol.auth import Token, new_nonce
 from ef_common.protocol.introduction import Introduction
-from ef_common.protocol.peer import End, Peer
+from ef_common.protocol.peer import End, Peer, PeerRefusal
 from ef_common.protocol.server import CoordinatorServer
 from ef_common.protocol.server_outputs import Close, Output, Probe, Write, WriteOrReset
+from ef_common.protocol.sessions import STRANGER_S
 from ef_common.testing.simulation.cuts import Cuts
 from ef_common.testing.simulation.invariants import Violation
 from ef_common.testing.simulation.scheduler import Scheduler
@@ -33,7 +35,10 @@ CPU_S_PER_MEMBER = 1e-6
 """Likewise each member of each view of the chain, when a view is issued."""
 _UNSENT = 0.1  # of what is written to a peer that cannot be reached
 _FORGIVEN = ("no introduction", "slow reader")
-"""Why an honest worker may be refused: its connection is cut."""
+"""Why an honest worker may be refused: its connection is cut, or it does not read."""
+_LINGER_S = 1.0
+STRANGER, THIEF = "stranger", "thief"
+"""Where those connect from who do not belong to the job; a thief knows its token, and takes the name of a worker."""
 
 Observer = Callable[[Membership, Event, Membership], None]
 
@@ -44,7 +49,7 @@ def address_of(number: int) -> Address:
 
 
 class Server(CoordinatorServer):
-    """The real server; who watches it is told of each decision, and that an honest worker is never refused."""
+    """The real server; who watches it is told of each decision, and that nobody is refused but strangers."""
 
     observer: Observer
     asked: set[Peer | None]  # to leave
@@ -86,10 +91,24 @@ class Server(CoordinatorServer):
     def _break(self, error: Exception) -> None:
         raise error
 
+    def _introduce(self, peer: Peer, message: wire.FromWorker) -> None:
+        if peer.address == THIEF and isinstance(message, wire.Hello) and message.member.id not in self.workers:
+            raise PeerRefusal("stranger", "its victim has gone, and it may have that name")
+        super()._introduce(peer, message)
+        if peer.address in (STRANGER, THIEF):
+            raise Violation(f"a {peer.address} is taken for worker {peer.worker}")
+
     def _refuse(self, peer: Peer, kind: str, why: str, *, code: str = "protocol") -> None:
-        if kind not in _FORGIVEN:
+        if kind not in _FORGIVEN and peer.address not in (STRANGER, THIEF):
             raise Violation(f"an honest worker is refused: {kind}: {why}")
+        self.count(f"refused: {kind}")
         super()._refuse(peer, kind, why, code=code)
+
+    def _sweep(self) -> None:
+        super()._sweep()
+        longest_s = max(self.liveness.timeout_s, STRANGER_S)
+        if any(self._now > peer.since + longest_s for peer in self._sessions._strangers):
+            raise Violation(f"a stranger that says nothing is not dropped after {longest_s} s")
 
 
 class Coordinator:
@@ -108,9 +127,13 @@ class Coordinator:
         note: Writes a line of the trace.
         count: Called with what is rare.
         charges: What it does takes it CPU time, and what comes meanwhile waits.
+        token: What it knows of the job token.
+        max_unsent_bytes: A peer that leaves more unread is dropped.
 
     Attributes:
         suspended: It stands still.
+        vanished: Its host is no more.
+        greeting: The newest introduction that it has received.
     """
 
     def __init__(
@@ -128,6 +151,8 @@ class Coordinator:
         note: Callable[[str, str], None],
         count: Callable[[str], None],
         charges: bool = False,
+        token: Token | None = None,
+        max_unsent_bytes: float = inf,
     ) -> None:
         self.scheduler = scheduler
         self.name = f"c{number}"
@@ -138,7 +163,7 @@ class Coordinator:
         self.cuts = cuts
         self.server = Server(
             scheduler.now,
-            token=None,
+            token=token,
             settings=replace(settings, port=number),
             heartbeat_timeout_s=heartbeat_timeout_s,
             limits=limits,
@@ -156,7 +181,10 @@ class Coordinator:
         self._streams: dict[Peer, Stream] = {}
         self._peers: dict[Stream, Peer] = {}
         self._alarm = Alarm(scheduler, self._tick)
-        self.suspended = False
+        self.suspended = self.vanished = False
+        self.token = token
+        self.greeting = b""
+        self._max_unsent_bytes = max_unsent_bytes
         self._charges = charges
         self._free_at = 0.0
         self._backlog: deque[Callable[[], None]] = deque()  # what has come since it stands still, or is busy
@@ -218,7 +246,17 @@ class Coordinator:
             self.server.outputs.clear()
             for stream in self._peers:
                 stream.closed_far = True
+                stream.give_up_unsent()
                 stream.end_down()
+
+    def vanish(self) -> None:
+        """Its host is no more: no connection ends."""
+        if self.alive:
+            self._note(self.name, "*** vanishes")
+            self.alive, self.vanished = False, True
+            self.server.outputs.clear()
+            for stream in self._peers:
+                stream.vanish(near=False)
 
     def retire(self) -> bool:
         """It is told to go: it hands over, and its process ends; returns whether there is somebody to take over."""
@@ -246,6 +284,8 @@ class Coordinator:
         """Bytes have come."""
         if not self._later(lambda: self.receive(stream, data)) and stream in self._peers:
             self._charge(data)
+            if self._peers[stream].worker is None and data.endswith(b"\n"):
+                self.greeting = data
             self.do(lambda now: self.server.receive(self._peers[stream], data, now))
 
     def end(self, stream: Stream, how: End) -> None:
@@ -285,8 +325,9 @@ class Coordinator:
 
     def _carry_out(self, output: Output) -> None:
         match output:
-            case Write(peer, data):
-                self._send(peer, data)
+            case Write(peer, data, can_wait):
+                if not (can_wait and self._streams[peer].num_unsent):
+                    self._send(peer, data)
             case WriteOrReset(peer, data) if self._is_unsent(peer):
                 self._part(peer, in_order=False)
                 self.server.end(peer, End.UNSENT, self.scheduler.now)
@@ -295,16 +336,27 @@ class Coordinator:
             case Close(peer, last_words):
                 if last_words and peer in self._streams:
                     self._streams[peer].down(last_words)
-                self._part(peer, in_order=True)
+                self._part(peer, in_order=True, lingers=bool(last_words))
             case Probe(member):
                 self.scheduler.idle_after(self.scheduler.delay(MESSAGE_S), self._probe, member)
 
     def _send(self, peer: Peer, data: bytes) -> None:
         self._streams[peer].down(data)
         self._charge(data)
+        if self._streams[peer].num_unsent > self._max_unsent_bytes:
+            self.scheduler.idle_after(0.0, self._overflow, peer)
         self._count_down()
 
+    def _overflow(self, peer: Peer) -> None:
+        if not self._later(lambda: self._overflow(peer)) and self.alive and peer in self._streams:
+            num_bytes = int(self._streams[peer].num_unsent)
+            self.do(lambda now: self.server.overflow(peer, num_bytes, now))
+            if peer in self._streams:
+                raise Violation(f"{peer.worker or peer.address} has left {num_bytes} bytes unread, and is not dropped")
+
     def _is_unsent(self, peer: Peer) -> bool:
+        if self._streams[peer].num_unsent:
+            return True
         return self.cuts.until(*self._streams[peer].names[::-1]) > 0 and self.scheduler.chance(_UNSENT)
 
     def _count_down(self) -> None:
@@ -313,12 +365,15 @@ class Coordinator:
             if self.tells_left <= 0:
                 self.die()
 
-    def _part(self, peer: Peer, *, in_order: bool) -> None:
+    def _part(self, peer: Peer, *, in_order: bool, lingers: bool = False) -> None:
         stream = self._streams.pop(peer, None)
         if stream is not None:
             del self._peers[stream]
             stream.closed_far = True
-            stream.end_down(in_order=in_order)
+            if lingers and stream.num_unsent:
+                self.scheduler.idle_after(_LINGER_S, stream.finish_down)
+            else:
+                stream.finish_down(in_order=in_order)
 
     def _probe(self, member: Member) -> None:
         reached = not self.cuts.until(self.name, member.id) and not self.cuts.until(member.id, self.name)
@@ -363,10 +418,13 @@ class Announcement:
         self._message = message
         self._is_over = False
         member = Member(f"{coordinator.number:08}", "coordinator", LOOPBACK)
-        self._introduction = Introduction(member, None, key=coordinator._key, address=address, returning=True)
+        self._introduction = Introduction(
+            member, coordinator.token, key=coordinator._key, address=address, returning=True
+        )
         other, scheduler = coordinator._others.get(address[1]), coordinator.scheduler
         names = coordinator.name, f"c{address[1]}"
         cut = coordinator.cuts.until(*names) or coordinator.cuts.until(*names[::-1])
+        cut = cut or (other is not None and other.vanished)
         if other is None or coordinator.cuts.rejects(*names) or (not cut and not other.alive):
             scheduler.idle_after(scheduler.delay(MESSAGE_S), self._end, "refused")
             return
@@ -379,7 +437,7 @@ class Announcement:
         """Bytes have come."""
         if self._is_over or self._coordinator._later(lambda: self.hear(stream, data)):
             return
-        self._introduction.lines.feed(data)
+        self._introduction.lines.feed(stream.take(data))
         try:
             while (reply := self._introduction.take()) is not None:
                 if self._introduction.answer is not None:

@@ -4,7 +4,8 @@
 * One view per generation; generations grow; a worker is in the view or out of it; a loss admits nobody.
 * An update has one content: the same epoch, positions, contributors and weights in all who confirm it.
 * In each epoch every position is committed exactly once.
-* A worker trains only with a state; once a new history has begun, the old one is not continued.
+* A worker trains only with a state; once a new history has begun, the old one is not continued, but by workers that do
+  not read what they are told.
 * A demand leaves as many nodes as are wanted, and never fewer than `min_nodes`; it admits nobody beyond. Nobody is
   asked to leave that is about to.
 * If all members leave, one of them saves the newest state, once, and nobody goes on with it.
@@ -97,6 +98,11 @@ def has_hung(event: Gone) -> bool:
     return " hung: " in event.why
 
 
+def is_deaf(event: Gone) -> bool:
+    """Whether a worker is gone because it does not read, so that it cannot be told that others go on without it."""
+    return event.why.startswith("slow reader")
+
+
 def most_nodes(state: Active, settings: Settings) -> int:
     """How many nodes may train."""
     wanted = state.demand.nodes
@@ -129,6 +135,7 @@ class Invariants:
         failover: Coordinators may be lost. If one dies while it tells all members that they are out, a member that was
             not told yet asks another one, and may save the same state again.
         settings: Settings of the membership.
+        deaf: Workers that may not have been told that others go on without them, as they did not read.
     """
 
     length: int
@@ -144,6 +151,7 @@ class Invariants:
     generations: dict[str, int] = field(default_factory=dict)
     results: list[Result] = field(default_factory=list)
     evicted: set[str] = field(default_factory=set)
+    deaf: set[str] = field(default_factory=set)
     goodbyes: set[str] = field(default_factory=set)
     newest: dict[str, int] = field(default_factory=dict)
     samples: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -169,6 +177,8 @@ class Invariants:
             raise Violation(f"view {members}, but the members are {sorted(phases)}")
         if isinstance(event, Silent) or (isinstance(event, Gone) and has_hung(event)):
             self.evicted.update(lost_in(event))
+        if isinstance(event, Gone) and is_deaf(event):
+            self.evicted.add(event.worker)
         if view is None or view is before.view or (view.generation, view.ids) in self.views:
             return
         learns = isinstance(event, Returned) or isinstance(before, (Gathering, Idle))
@@ -221,7 +231,8 @@ class Invariants:
             raise Violation(f"{worker} goes on with a history that was saved when all had left: {record}")
         for life, others in self.history.items():
             first = record if life == record.life else others[min(others)]
-            if first.view[0] > record.view[0] and first.made_at < record.made_at:
+            goes_on = first.view[0] > record.view[0] and first.made_at < record.made_at
+            if goes_on and worker not in self.deaf:
                 raise Violation(f"{worker} goes on with a history that others began anew: {record}")
         generation, contributors = record.view
         if (generation, contributors) not in self.views:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
+from ef_common.protocol.auth import Token
 from ef_common.testing.simulation.claim_store import ONE
 
 PLACES = (
@@ -130,7 +131,9 @@ class Fault:
             "retire" (the leading one hands over and ends), "cut" (of the network, for `duration_s`: around some nodes,
             or with the victim "coordinator" around the leading one), "halve" (a cut through the members of the view,
             often in the middle, and maybe between some of them and the store), "suspend" (the node of the leading
-            coordinator, or of "any" one: all that is on it stands still for `duration_s`).
+            coordinator, or of "any" one: all that is on it stands still for `duration_s`), "stall" (it reads nothing of
+            what it is sent for `duration_s`), "vanish" (its host is no more, and no connection ends), "stranger" (the
+            `victim`, one of `STRANGERS`, connects to the leading coordinator).
         victim: "self" (who passes the place), "another" or "any" member, "first" (rank 0), "both" (self and another),
             "all" members, "others" (all but self), "waiting" (somebody who is not a member), "everybody" (members
             or not), or a worker's name.
@@ -159,11 +162,27 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A job and its faults."""
+    """A job and its faults.
+
+    Args:
+        seed: What it was drawn from.
+        job: The job.
+        faults: What happens to it.
+        tokens: What the nodes know of the job token, one after the other, and again; () for none. In a rotation, some
+            know other lines than others.
+        buffer_bytes: What a system takes of what a worker does not read, and a third of what a coordinator keeps of
+            it; 0: without limits.
+    """
 
     seed: int
     job: Job
     faults: tuple[Fault, ...]
+    tokens: tuple[str, ...] = ()
+    buffer_bytes: int = 0
+
+    def token_of(self, node: int) -> Token | None:
+        """What this node knows of the job token."""
+        return Token(self.tokens[node % len(self.tokens)]) if self.tokens else None
 
 
 def schedule_of(seed: int) -> Schedule:
@@ -681,13 +700,44 @@ _FAILOVERS = (
     _exception_and_coordinator_lost,
 )
 
+STRANGERS = ("silent", "replay", "wrong", "thief")
+"""Says nothing; repeats the greeting of a worker; knows another token, or none; has the token, and a worker's name."""
+_ROTATION = (("old",), ("old", "old\nnew"), ("old\nnew", "new\nold"), ("new\nold", "new"))
+"""What nodes know of a token before it is replaced, and while one after the other is restarted."""
+_BESIDE = 5
+"""One of so many schedules has strangers, or a host that vanishes or does not read."""
+_FAMILIES_OF_LOSSES = ("", "failover", "handovers")
+
 _GATHERING_S = (0.0, 2e-5, 1e-3, 1e-2)
 """Of these, each seed has one: none, that of a real job, and far more, so that much comes while losses are gathered."""
 
 
-def _gathering(draw: Callable[[int], Schedule], seed: int) -> Schedule:
+def _complete(family: str, draw: Callable[[int], Schedule], seed: int) -> Schedule:
     schedule = draw(seed)
-    return replace(schedule, job=replace(schedule.job, gathering_s=_GATHERING_S[seed % len(_GATHERING_S)]))
+    schedule = replace(schedule, job=replace(schedule.job, gathering_s=_GATHERING_S[seed % len(_GATHERING_S)]))
+    draw_beside = random.Random(f"elasticflow/beside/{family}/{seed}")  # apart from all else of the schedule
+    known = draw_beside.choice(((), *_ROTATION))
+    tokens = tuple(draw_beside.choice(known) for _ in range(5)) if known else ()
+    schedule = replace(schedule, tokens=tokens)
+    is_due = seed % _BESIDE == 2
+    return _beside(schedule, draw_beside, harms=family in _FAMILIES_OF_LOSSES) if is_due else schedule
+
+
+def _beside(schedule: Schedule, draw: random.Random, *, harms: bool) -> Schedule:
+    what = draw.choice(("strangers", "strangers", "stall", "stall", "vanish")) if harms else "strangers"
+    faults, buffer_bytes = list(schedule.faults), 0
+    if what == "strangers":
+        kinds = draw.choices(STRANGERS, k=draw.randint(1, 3))
+        faults += [Fault("stranger", kind, at=round(2.5 * draw.random(), 3)) for kind in kinds]
+        buffer_bytes = draw.choice((0, 0, 100)) if harms else 0
+    elif what == "stall":
+        when = _sometime(draw)
+        news = Fault(draw.choice(("arrive", "crash", "leave")), "any", at=when + 0.3 * draw.random())
+        faults += [Fault("stall", "any", at=when, duration_s=draw.choice((0.5, 1.5, 4.0, 12.0))), news]
+        buffer_bytes = draw.choice((10, 10, 100, 400))
+    else:
+        faults.append(Fault("vanish", "any", at=_sometime(draw)))
+    return replace(schedule, faults=tuple(faults), buffer_bytes=buffer_bytes)
 
 
 _DRAWS: Mapping[str, Callable[[int], Schedule]] = {
@@ -701,6 +751,6 @@ _DRAWS: Mapping[str, Callable[[int], Schedule]] = {
     **{f"workers={number}": partial(many_of, number) for number in (16, 64, 256)},
 }
 FAMILIES: Mapping[str, Callable[[int], Schedule]] = {
-    family: partial(_gathering, draw) for family, draw in _DRAWS.items()
+    family: partial(_complete, family, draw) for family, draw in _DRAWS.items()
 }
 """By the name of a family: draws the schedule of a seed."""

@@ -37,6 +37,7 @@ from ef_common.testing.simulation.invariants import HUNG, Invariants, Violation,
 from ef_common.testing.simulation.network import Factory, Network
 from ef_common.testing.simulation.schedule import USERS_PLACES, Fault, Schedule
 from ef_common.testing.simulation.scheduler import Process, Scheduler
+from ef_common.testing.simulation.stranger import Stranger
 from ef_common.testing.simulation.trainer import Trainer
 
 MAX_EVENTS = 100_000
@@ -60,8 +61,8 @@ _GRACE_IF_HUNG_S = 2.0
 """So long a worker that is told that it hung may take to come back."""
 _MANY_WORKERS = 16
 """In a job that begins with so many, coordinators are charged for what they do."""
-_SUSPICIOUS = ("break", "freeze", "slow", "hang", "suspend")
-_GENTLE = ("arrive", "drain", "leave", "slow", "want", "straggler")
+_SUSPICIOUS = ("break", "freeze", "slow", "hang", "suspend", "stall", "vanish")
+_GENTLE = ("arrive", "drain", "leave", "slow", "want", "straggler", "stranger")
 _GRACE_S = 30.0
 _REMIND_S = 1.0
 CANNOT_BEGIN = "cannot begin anew"
@@ -110,6 +111,7 @@ class Worker:
         self.ended_at = 0.0
         self.num_freezes = 0
         self.raises = False
+        self.vanished = False
         self.hangs_until = 0.0
         self.place = ""  # that it has passed last
         self._simulation = simulation
@@ -130,6 +132,8 @@ class Worker:
             replaced=self.factory.replaced,
             progress=self.tracker.read,
             store=simulation.store,
+            token=simulation.schedule.token_of(index),
+            buffer_bytes=simulation.schedule.buffer_bytes or inf,
         )
         self.channel.on_hung = lambda: scheduler.after(_GRACE_IF_HUNG_S, simulation.end_if_hung, self)
         self.session = Session(
@@ -182,6 +186,8 @@ class Worker:
             self.trainer.train()
             self.end = "finished"
         except (JobFinished, Left, MembershipError) as end:
+            if type(end) not in _ENDS:
+                raise
             self.end = _ENDS[type(end)]
             self.session.stop()
         except UsersError:
@@ -239,6 +245,7 @@ class Simulation:
         self.invariants = Invariants(job.length, job.epochs, gentle, job.standbys, self._settings)
         self.workers: dict[str, Worker] = {}
         self.coordinators: dict[int, Coordinator] = {}
+        self.strangers: list[Stranger] = []
         self._add_coordinator()
         self._closed = False
         self._active_at = 0.0  # when something else than heartbeats has happened, or was to come
@@ -264,6 +271,8 @@ class Simulation:
             note=self.note,
             count=self.count,
             charges=job.num_workers >= _MANY_WORKERS,
+            token=self.schedule.token_of(number - FIRST),
+            max_unsent_bytes=3 * self.schedule.buffer_bytes or inf,
         )
         self.coordinators[number] = coordinator
 
@@ -298,6 +307,8 @@ class Simulation:
         finally:
             for worker in self.workers.values():
                 worker.process.kill()
+            for stranger in self.strangers:
+                stranger.process.kill()
         ends = {worker.name: worker.end for worker in self.workers.values()}
         return Outcome(violation, self.trace or [], self.seen, ends, self.scheduler.num_events)
 
@@ -328,7 +339,7 @@ class Simulation:
                     break
                 if scheduler.num_events > most_events or scheduler.now > MAX_TIME_S:
                     raise Violation(f"no end after {scheduler.num_events} events, at {scheduler.now:.1f} s")
-            waiting = [w.name for w in self.workers.values() if w.running and not w.process.frozen]
+            waiting = [w.name for w in self.workers.values() if w.lively and not w.channel.is_cut_off]
             if not waiting:
                 return
             if not any(coordinator.alive for coordinator in self.coordinators.values()):
@@ -472,7 +483,7 @@ class Simulation:
         if now < self._decided_at + SETTLED_S or self.cuts.cuts or not isinstance(state, Serving) or state.closed:
             return
         members = [self.workers[name] for name in state.view.ids]
-        if any(self._reduced[member.name] < _REDUCTIONS or member.process.frozen for member in members):
+        if any(self._reduced[m.name] < _REDUCTIONS or m.process.frozen or m.channel.stalled for m in members):
             return
         if not is_at_work(state) or leader.suspended or any(m.channel.slow_until > now for m in members):
             return
@@ -505,6 +516,8 @@ class Simulation:
         if after != before:
             self._active_at = self._decided_at = self.scheduler.now
             self._reduced.clear()
+        if self.schedule.buffer_bytes:  # it may not get to them that others go on
+            self.invariants.deaf.update(lost_in(event))
         self.invariants.decided(before, event, after)
         self._closed = self._closed or after.closed
         view = after.view
@@ -585,6 +598,9 @@ class Simulation:
         if fault.kind == "want":
             self._want(fault.count)
             return
+        if fault.kind == "stranger":
+            self.strangers.append(Stranger(fault.victim, self.coordinator, self.coordinators, store=self.store))
+            return
         if fault.kind == "arrive":
             for _ in range(fault.count):
                 self.scheduler.after(self.scheduler.delay(0.005), self._arrive)
@@ -624,7 +640,7 @@ class Simulation:
 
     def _harm(self, fault: Fault, victim: Worker, here: bool) -> None:
         """Let a fault strike; `here`: the victim itself is running, and stands at the place."""
-        if not victim.running:
+        if not victim.running or victim.vanished:
             return
         self.note(victim.name, f"*** {fault.kind}")
         self.count(fault.kind)
@@ -634,6 +650,11 @@ class Simulation:
             self._freeze(victim, fault.duration_s)
             if here:
                 victim.process.sleep(0.0)
+        elif fault.kind == "vanish":
+            self._vanish(victim)
+        elif fault.kind == "stall":
+            victim.channel.stalled_until = self.scheduler.now + fault.duration_s
+            self.scheduler.after(fault.duration_s, self._read_on, victim)
         elif fault.kind == "straggler":
             self.coordinator.submit(Slow((victim.name,)))
             self.coordinator.submit(Straggler(victim.name))
@@ -691,7 +712,8 @@ class Simulation:
             cut_off = {"one": other, "other": one, "none": one | other}[store]
             self.cuts.add((cut_off, frozenset({PLACE}), end), rejects=False)
             self.count(f"store reached by {store}")
-        alone = len(self.schedule.faults) == 1 and fault.kind == "halve" and not fault.direction
+        harms = [fault for fault in self.schedule.faults if fault.kind != "stranger"]
+        alone = len(harms) == 1 and fault.kind == "halve" and not fault.direction
         reaching = {"both": one | other, "one": one, "other": other, "none": frozenset[str]()}[store]
         if alone and one and other:
             self._must_go_on = self._can_claim(reaching)
@@ -744,13 +766,31 @@ class Simulation:
     def _heal(self) -> None:
         self.cuts.heal(self.scheduler.now)
 
+    def _read_on(self, victim: Worker) -> None:
+        self._decided_at = self.scheduler.now  # it does not know yet what has been decided
+        self._reduced.clear()
+        victim.channel.thaw()
+
     def _crash(self, victim: Worker) -> None:
+        if victim.vanished:
+            return
         victim.end = "crashed"
         victim.channel.die()
         victim.factory.die()
         victim.process.kill()
 
+    def _vanish(self, victim: Worker) -> None:
+        """A host is no more, with its coordinator and its worker."""
+        victim.channel.vanish()
+        self._freeze(victim, inf)
+        victim.vanished = True
+        coordinator = self.coordinators.get(list(self.workers).index(victim.name) + FIRST)
+        if coordinator is not None and self.schedule.job.standbys:
+            coordinator.vanish()
+
     def _freeze(self, victim: Worker, duration_s: float) -> None:
+        if victim.vanished:
+            return
         victim.num_freezes += 1
         victim.process.freeze()
         victim.factory.freeze()

@@ -3,11 +3,15 @@
 What is sent on different connections does not keep its order. Where the network is cut, bytes and ends wait until it is
 whole again, or a firewall rejects them: then the connection is reset for their sender. An end that was not forced comes
 after all bytes.
+
+If the near end does not read, what is sent to it fills a buffer of its system, and the far end keeps the rest, which it
+may give up. If the host of an end vanishes, the other end hears nothing more, at times until its system gives up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Any, Protocol
 
 from ef_common.protocol.peer import End
@@ -17,13 +21,14 @@ from ef_common.testing.simulation.scheduler import Scheduler
 MESSAGE_S = 0.005
 _IN_PIECES = 0.05
 _TOGETHER = 0.5  # of what is due at the same time
+_GIVE_UP_S, _GIVES_UP = 5.0, 0.5
 
 
 class Near(Protocol):
     """Who has connected."""
 
     def hear(self, stream: Stream, data: bytes) -> None:
-        """Bytes have come."""
+        """Bytes have come; :meth:`Stream.take` reads them."""
 
     def lose(self, stream: Stream, *, in_order: bool) -> None:
         """The connection has ended."""
@@ -60,6 +65,7 @@ class Stream:
         far: Who was connected to.
         names: The places of both, as the cuts name them.
         slowness: How many times a message takes longer than others do.
+        buffer_bytes: How much of what the near end does not read its system takes.
     """
 
     def __init__(
@@ -70,6 +76,8 @@ class Stream:
         far: Far,
         names: tuple[str, str],
         slowness: Callable[[], float] = lambda: 1.0,
+        *,
+        buffer_bytes: float = inf,
     ) -> None:
         self.near = near
         self.far = far
@@ -83,6 +91,10 @@ class Stream:
         self._due_up = self._due_down = 0.0
         self._last_up: Parcel | None = None  # that has set out
         self._last_down: Parcel | None = None
+        self._buffer_bytes = buffer_bytes
+        self._sent = self._came = self._read = 0  # bytes to the near end
+        self._kept = inf  # so many of them will ever come
+        self._vanished = False
 
     def up(self, data: bytes) -> None:
         """Bytes set out to the far end."""
@@ -97,6 +109,7 @@ class Stream:
 
     def down(self, data: bytes) -> None:
         """Bytes set out to the near end."""
+        self._sent += len(data)
         for piece in self._pieces(data):
             self._send_down(self._hear, piece)
 
@@ -105,6 +118,45 @@ class Stream:
         if not self._ended_down:
             self._ended_down = True
             self._send_down(self._lose, in_order)
+
+    # ------------------------------------------------------------ what is not read
+
+    @property
+    def num_unsent(self) -> float:
+        """How many bytes the far end keeps, because the near end does not read, or the network is cut."""
+        is_cut = self._cuts.until(*self.names[::-1]) > 0
+        return max(0, (self._sent if is_cut else self._came) - self._read - self._buffer_bytes)
+
+    def take(self, data: bytes) -> bytes:
+        """The near end reads what has come; returns what is left of it if the far end has given up the rest."""
+        left = self._kept - self._read
+        self._read += len(data)
+        return data if left >= len(data) else data[: max(0, int(left))]
+
+    def finish_down(self, *, in_order: bool = True) -> None:
+        """The far end ends the connection, and what it keeps is lost."""
+        in_order = in_order and not self.num_unsent
+        self.give_up_unsent()
+        self.end_down(in_order=in_order)
+
+    def give_up_unsent(self) -> None:
+        """What the far end keeps is lost."""
+        if self.num_unsent:
+            self._kept = min(self._kept, self._read + self._buffer_bytes)
+
+    def vanish(self, *, near: bool) -> None:
+        """The host of an end is no more. The system of the other end may give up at some time."""
+        if not self._vanished and self._scheduler.chance(_GIVES_UP):
+            self._scheduler.idle_after(self._scheduler.delay(_GIVE_UP_S), self._give_up, near)
+        self._vanished = True
+
+    def _give_up(self, near: bool) -> None:
+        if near and not self.closed_far:
+            self.far.end(self, End.BROKEN)
+        elif not near and not self.closed_near:
+            self.near.lose(self, in_order=False)
+
+    # ------------------------------------------------------------ on the way
 
     def _pieces(self, data: bytes) -> tuple[bytes, ...]:
         if len(data) < 2 or not self._scheduler.chance(_IN_PIECES):
@@ -143,19 +195,20 @@ class Stream:
         return max(before, now + self._scheduler.delay(MESSAGE_S * self._slowness()))
 
     def _receive(self, data: bytes) -> None:
-        if not self.closed_far:
+        if not self.closed_far and not self._vanished:
             self.far.receive(self, data)
 
     def _end(self, how: End) -> None:
-        if not self.closed_far:
+        if not self.closed_far and not self._vanished:
             self.far.end(self, how)
 
     def _hear(self, data: bytes) -> None:
-        if not self.closed_near:
+        if not self.closed_near and not self._vanished:
+            self._came += len(data)
             self.near.hear(self, data)
 
     def _lose(self, in_order: bool) -> None:
-        if not self.closed_near:
+        if not self.closed_near and not self._vanished:
             self.near.lose(self, in_order=in_order)
 
 
