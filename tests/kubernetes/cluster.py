@@ -263,19 +263,31 @@ class Training(Run):
         high: int,
         *,
         command: tuple[str, ...] = (),
+        before: tuple[str, ...] = (),
         options: Mapping[str, Any] | None = None,
         grace_s: int = 40,
         apart: bool = False,
         **spec: Any,
     ) -> Training:
-        """Submit it, as a file that somebody has written by hand; each pod may have a run directory of its own."""
+        """Submit it, as a file that somebody has written by hand.
+
+        Args:
+            low: Its minimum.
+            high: Its maximum.
+            command: That of its pods; by default, they train.
+            before: What stands before this command.
+            options: Of the training.
+            grace_s: How long a pod may take to leave.
+            apart: Each pod has a run directory of its own.
+            spec: Further fields of the job.
+        """
         place = self.directory / "own" if apart else self.directory
         run = (sys.executable, "-m", "ef_common.cli", "run", f"--run-dir={place}", "--monitor-interval=0.1")
         training = json.dumps({**OPTIONS, **(options or {})})
         container = {
             "name": "worker",
             "image": "none",
-            "command": list(command or (*run, str(SCRIPT), training)),
+            "command": [*before, *(command or (*run, str(SCRIPT), training))],
             "env": [{"name": name, "value": value} for name, value in ENVIRON.items()],
             "resources": {"limits": {GPU: "1"}},
             "workingDir": str(self.directory),

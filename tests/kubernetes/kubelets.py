@@ -86,12 +86,14 @@ class Kubelets:
     Attributes:
         has_names: Nodes know the names of services.
         lag_s: How long a change of a pod takes until its files are written anew.
+        started: Names of the pods that were started, in this order.
     """
 
     def __init__(self, kubeconfig: Path, outputs: Path, gpus: Mapping[int, int]) -> None:
         self.outputs = outputs
         self.has_names = True
         self.lag_s = 0.0
+        self.started: list[str] = []
         self._places: set[Path] = set()  # where such files are mounted
         self._written: dict[str, str] = {}  # version of the pod (uid) of which its files are
         self._api = Api(str(kubeconfig), manager="kubelet")
@@ -217,6 +219,7 @@ class Kubelets:
         with self._output(pod).open("ab") as output:
             process = self._popen(pod, node, command, stdout=output, stderr=subprocess.STDOUT)
         self._processes[meta["uid"]] = process
+        self.started.append(meta["name"])
         self._report(pod, node, "Running", {"running": {"startedAt": time_of(time.time())[:19] + "Z"}})
         status = process.wait()
         _kill(process)  # what it has left behind in its session

@@ -170,12 +170,6 @@ def test_exception_in_the_script_fails_the_job(training: Training, cluster: Clus
     cluster.wait_until(lambda: "Running" not in cluster.pods("a").values(), "the end of the pods")
 
 
-def test_pods_that_end_at_once_fail_the_job_after_a_while(training: Training, cluster: Cluster) -> None:
-    training.submit(1, 2, command=("sh", "-c", "exit 3"), backoffLimit=3)
-    training.wait_for_phase("Failed")
-    assert "pods were lost 4 times in a row, and backoffLimit is 3" in cluster.status("a")["reason"]
-
-
 def test_job_that_needs_what_no_node_has_waits_and_says_so(training: Training, cluster: Cluster) -> None:
     training.submit(5, 6)
     cluster.wait_until(lambda: "no room" in cluster.status("a").get("reason", ""), "its reason")

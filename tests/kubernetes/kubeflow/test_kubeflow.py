@@ -7,7 +7,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from shlex import quote
 from shutil import which
@@ -46,6 +47,8 @@ CONTROL = 4
 """A node without a GPU."""
 ELASTICFLOW = str(Path(sys.executable).with_name("elasticflow"))
 KINDS = {**definitions.KINDS, "Service": SERVICES}
+QUIET_S = 15.0
+"""Pods that would train alone would do so meanwhile."""
 
 
 @pytest.fixture(scope="module")
@@ -202,6 +205,50 @@ def test_pods_of_a_trainjob_train_together_and_the_first_one_may_be_lost_and_com
     training.make(of_trainjob(job, runtime))
     training.wait_for_world(3, after=second)
     training.wait_for_steps()
+    training.finish()
+
+
+def trainjob(training: Training) -> Made:
+    """The example, whose program says nothing of a range: the pods are told a number."""
+    objects = example("trainjob")
+    trainer = objects["TrainJob"]["spec"]["trainer"]
+    trainer["numNodes"] = 3
+    trainer["command"].remove("--nnodes=1:4")
+    runtime, job = training.submit(objects["TrainingRuntime"]), training.submit(objects["TrainJob"])
+    return of_trainjob(job, runtime)
+
+
+def pytorchjob_with_master(training: Training) -> Made:
+    """The example without its elastic policy, whose pods have a master instead."""
+    job = example("pytorchjob")["PyTorchJob"]
+    role = job["spec"]["pytorchReplicaSpecs"]["Worker"]
+    roles = {name: {**role, "replicas": number} for name, number in {"Master": 1, "Worker": 2}.items()}
+    job["spec"] = {"pytorchReplicaSpecs": roles}
+    return of_pytorchjob(training.submit(job))
+
+
+@pytest.mark.parametrize("make", [trainjob, pytorchjob_with_master])
+def test_pods_that_are_told_their_number_wait_for_all_and_are_one_job(
+    training: Training, cluster: Cluster, make: Callable[[Training], Made]
+) -> None:
+    """Whichever of them is lost, also the first one, the others wait for the one that comes in its place."""
+    services, pods = make(training)
+    for pod in pods:
+        environ = {one["name"]: one.get("value") for one in pod["spec"]["containers"][0]["env"]}
+        assert environ["PET_NNODES"] == "3"
+        assert not {"PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND"} & set(environ)
+    training.make((services, pods[:2]))
+    cluster.wait_until(lambda: list(training.phases().values()) == ["Running"] * 2, "two pods")
+    time.sleep(QUIET_S)
+    assert training.events("view") == [], "two of three train"
+    training.make((services, pods))
+    newest = training.wait_for_world(3)
+    training.wait_for_steps()
+    for pod in (pods[1], pods[0]):
+        training.kill(pod["metadata"]["name"])
+        training.make((services, pods))
+        newest = training.wait_for_world(3, after=newest)
+        training.wait_for_steps()
     training.finish()
 
 
