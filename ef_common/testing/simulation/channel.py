@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from math import inf
 from typing import TypeVar
@@ -270,6 +271,8 @@ class Channel:
         act()
         while self._client.outputs:
             self._carry_out(self._client.outputs.popleft())
+        if self._client.end is not None:
+            self._replaced(sys.maxsize)  # no group comes about any more
         self._alarm.set(self._client.deadline)
         self._wake()
 
