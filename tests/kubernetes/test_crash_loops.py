@@ -80,8 +80,11 @@ def check_told(training: Training, cluster: Cluster, *, crashes: int, limit: int
     assert (running["status"], running["reason"]) == ("True", "PodsNotReplaced")
     said = lost(str(crashes), limit=limit, pod="a-3 ended with status 139")
     assert running["message"] == f"{said}; no pods replace them for 10 minutes"
-    told = [one["type"] for one in cluster.api.list(EVENTS, "default")[0] if one["message"] == running["message"]]
-    assert told == ["Warning"]
+
+    def told() -> list[str]:
+        return [one["type"] for one in cluster.api.list(EVENTS, "default")[0] if one["message"] == running["message"]]
+
+    cluster.wait_until(lambda: told() == ["Warning"], "the event")
     assert running["message"] in cluster.elasticflow("status", "a")
 
 
@@ -169,7 +172,7 @@ def check_failed(training: Training, cluster: Cluster, *, crashes: str, limit: i
     assert (failed["status"], failed["reason"]) == ("True", "BackoffLimitExceeded")
     assert re.fullmatch(lost(crashes, limit=limit, pod=pod), failed["message"])
     assert status["reason"] == failed["message"]
-    assert f"Failed: {failed['message']}" in cluster.events("a")
+    cluster.wait_until(lambda: f"Failed: {failed['message']}" in cluster.events("a"), "the event")
     assert failed["message"] in cluster.elasticflow("status", "a")
     before = len(cluster.kubelets.started)
     time.sleep(QUIET_S)
