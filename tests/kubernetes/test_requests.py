@@ -49,4 +49,5 @@ def test_job_has_as_many_pods_as_the_scheduler_finds_room_for(cluster: Cluster, 
     cluster.wait_until(lambda: list(cluster.pods("a").values()) == ["Running"] * 4, "a pod on each node")
     assert (status := cluster.status("a"))["wanted"] == 4, status
     assert len({pod["spec"]["nodeName"] for pod in cluster.api.list(PODS, "default")[0]}) == 4
-    assert set(cluster.events("a")) == {"Resized: grows from 0 to 4 pods", "Running: 4 pods, as it shall be"}
+    told = {"Resized: grows from 0 to 4 pods", "Running: 4 pods, as it shall be"}
+    cluster.wait_until(lambda: set(cluster.events("a")) == told, "the events")
