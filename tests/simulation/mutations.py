@@ -6,6 +6,7 @@ A mutation is a function that takes pytest's monkeypatch.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -50,6 +51,11 @@ from ef_common.testing.simulation import toy_operations, trainer
 from ef_common.testing.simulation.channel import Channel
 
 Patch = pytest.MonkeyPatch
+Mutation = Callable[[Patch], None]
+
+
+def _by_name(*mutations: Mutation) -> dict[str, Mutation]:
+    return {mutation.__name__: mutation for mutation in mutations}
 
 
 def forget_the_replay(patch: Patch) -> None:
@@ -428,21 +434,18 @@ def confirm_without_waiting(patch: Patch) -> None:
     patch.setattr(Confirmation, "run", lambda self, group, view: None)
 
 
-_OF_REDUCTIONS = {
-    mutation.__name__: mutation
-    for mutation in (
-        do_not_issue_again_what_was_issued,
-        keep_copies_of_the_last_group,
-        use_stale_copies,
-        start_over_alone,
-        issue_what_is_not_ready,
-        issue_in_an_order_of_ones_own,
-        issue_flags_that_may_change,
-        wait_for_the_last_sum_alone,
-        begin_the_confirmation_again,
-        confirm_without_waiting,
-    )
-}
+_OF_REDUCTIONS = _by_name(
+    do_not_issue_again_what_was_issued,
+    keep_copies_of_the_last_group,
+    use_stale_copies,
+    start_over_alone,
+    issue_what_is_not_ready,
+    issue_in_an_order_of_ones_own,
+    issue_flags_that_may_change,
+    wait_for_the_last_sum_alone,
+    begin_the_confirmation_again,
+    confirm_without_waiting,
+)
 
 
 # ---------------------------------------------------------------- of the quorum, and of how a standby takes over
@@ -590,15 +593,12 @@ def let_all_wait_for_ever(patch: Patch) -> None:
     patch.setattr(progress, "_stuck", lambda *args: progress.Verdict())
 
 
-_OF_HANGS = {
-    mutation.__name__: mutation
-    for mutation in (
-        be_impatient,
-        blame_who_waits,
-        look_at_who_computes_alone,
-        let_all_wait_for_ever,
-    )
-}
+_OF_HANGS = _by_name(
+    be_impatient,
+    blame_who_waits,
+    look_at_who_computes_alone,
+    let_all_wait_for_ever,
+)
 
 
 # ---------------------------------------------------------------- of claims
@@ -682,66 +682,60 @@ def nobody_claims(patch: Patch) -> None:
     patch.setattr(claim_rules, "ask", lambda state: (state, ()))
 
 
-_OF_FAILOVER = {
-    mutation.__name__: mutation
-    for mutation in (
-        need_no_quorum,
-        let_half_be_enough_for_everybody,
-        need_the_newest_view_alone,
-        take_silence_for_death,
-        count_without_the_dead,
-        take_a_refusal_for_a_death,
-        let_each_half_decide,
-        go_on_though_not_all_have_settled,
-        keep_what_was_promised_to_oneself,
-        keep_the_exception_from_a_successor,
-        tell_the_one_that_raised_first,
-        claim_without_exclusivity,
-        take_an_error_for_a_win,
-        half_of_the_issuer_needs_no_claim,
-        most_need_no_claim,
-        count_who_leaves,
-        few_do_not_claim,
-        keep_what_was_published,
-        publish_once,
-        take_each_end_for_a_death,
-        nobody_claims,
-    )
-}
+_OF_FAILOVER = _by_name(
+    need_no_quorum,
+    let_half_be_enough_for_everybody,
+    need_the_newest_view_alone,
+    take_silence_for_death,
+    count_without_the_dead,
+    take_a_refusal_for_a_death,
+    let_each_half_decide,
+    go_on_though_not_all_have_settled,
+    keep_what_was_promised_to_oneself,
+    keep_the_exception_from_a_successor,
+    tell_the_one_that_raised_first,
+    claim_without_exclusivity,
+    take_an_error_for_a_win,
+    half_of_the_issuer_needs_no_claim,
+    most_need_no_claim,
+    count_who_leaves,
+    few_do_not_claim,
+    keep_what_was_published,
+    publish_once,
+    take_each_end_for_a_death,
+    nobody_claims,
+)
 
-_OF_THE_SESSION = {
-    mutation.__name__: mutation
-    for mutation in (
-        forget_the_replay,
-        drop_what_is_returned,
-        admit_newcomers_in_a_loss,
-        admit_newcomers_in_a_loss_unseen,
-        skip_the_barrier_after_a_change,
-        agree_alone,
-        keep_the_weights_of_the_first_attempt,
-        deal_by_the_view,
-        count_the_view_as_contributors,
-        hold_by_the_view,
-        confirm_at_once,
-        overwrite_the_last_result,
-        lend_before_all_have_the_result,
-        trust_in_being_alone,
-        lose_the_joiners_state,
-        reuse_a_generation,
-        forget_the_pieces_of_the_lost,
-        make_up_for_what_was_dealt,
-        begin_before_it_is_made_up_for,
-        everybody_saves,
-        save_though_others_stay,
-        nobody_saves,
-        begin_anew_while_the_last_one_saves,
-        dismiss_silently,
-        leave_without_an_agreement,
-        tell_members_alone_of_the_failure,
-        forget_the_failure,
-        take_an_exception_for_a_loss,
-    )
-}
+_OF_THE_SESSION = _by_name(
+    forget_the_replay,
+    drop_what_is_returned,
+    admit_newcomers_in_a_loss,
+    admit_newcomers_in_a_loss_unseen,
+    skip_the_barrier_after_a_change,
+    agree_alone,
+    keep_the_weights_of_the_first_attempt,
+    deal_by_the_view,
+    count_the_view_as_contributors,
+    hold_by_the_view,
+    confirm_at_once,
+    overwrite_the_last_result,
+    lend_before_all_have_the_result,
+    trust_in_being_alone,
+    lose_the_joiners_state,
+    reuse_a_generation,
+    forget_the_pieces_of_the_lost,
+    make_up_for_what_was_dealt,
+    begin_before_it_is_made_up_for,
+    everybody_saves,
+    save_though_others_stay,
+    nobody_saves,
+    begin_anew_while_the_last_one_saves,
+    dismiss_silently,
+    leave_without_an_agreement,
+    tell_members_alone_of_the_failure,
+    forget_the_failure,
+    take_an_exception_for_a_loss,
+)
 
 
 def let_in_whoever_is_ready(patch: Patch) -> None:
@@ -754,7 +748,7 @@ def let_in_whoever_is_ready(patch: Patch) -> None:
     patch.setattr(rules, "pass_over", lambda state: (state, ()))
 
 
-_OF_TRAININGS = {mutation.__name__: mutation for mutation in (let_in_whoever_is_ready,)}
+_OF_TRAININGS = _by_name(let_in_whoever_is_ready)
 
 
 # ---------------------------------------------------------------- of the number of nodes
@@ -826,18 +820,15 @@ def let_those_stay_who_told_others_that_they_leave(patch: Patch) -> None:
     patch.setattr(takeover, "_resized", kind)
 
 
-_OF_SIZES = {
-    mutation.__name__: mutation
-    for mutation in (
-        ask_all_to_leave,
-        ask_nobody_to_leave,
-        forget_who_was_asked,
-        forget_the_demand_at_a_takeover,
-        let_an_old_demand_win,
-        admit_as_many_as_are_wanted,
-        keep_nobody_who_is_about_to_leave,
-    )
-}
+_OF_SIZES = _by_name(
+    ask_all_to_leave,
+    ask_nobody_to_leave,
+    forget_who_was_asked,
+    forget_the_demand_at_a_takeover,
+    let_an_old_demand_win,
+    admit_as_many_as_are_wanted,
+    keep_nobody_who_is_about_to_leave,
+)
 
 
 def keep_what_comes_back(patch: Patch) -> None:
@@ -918,20 +909,17 @@ def forget_lanes_that_are_too_many(patch: Patch) -> None:
     patch.setattr(streams, "with_lanes", with_lanes)
 
 
-_OF_STREAMS = {
-    mutation.__name__: mutation
-    for mutation in (
-        keep_what_comes_back,
-        leave_what_was_dealt,
-        lose_the_lanes_of_the_lost,
-        tell_nobody_of_ends,
-        learn_too_late_that_it_was_the_last,
-        trust_flags_of_other_members,
-        send_a_state_without_what_is_left,
-        keep_lanes_of_ones_own,
-        forget_lanes_that_are_too_many,
-    )
-}
+_OF_STREAMS = _by_name(
+    keep_what_comes_back,
+    leave_what_was_dealt,
+    lose_the_lanes_of_the_lost,
+    tell_nobody_of_ends,
+    learn_too_late_that_it_was_the_last,
+    trust_flags_of_other_members,
+    send_a_state_without_what_is_left,
+    keep_lanes_of_ones_own,
+    forget_lanes_that_are_too_many,
+)
 
 # ---------------------------------------------------------------- of greetings, and of peers that do not read or vanish
 
@@ -1015,24 +1003,19 @@ def wait_for_the_end_of_a_connection(patch: Patch) -> None:
     patch.setattr(Heartbeats, "is_silent", lambda self, heard, now: False)
 
 
-_OF_GREETINGS = {
-    mutation.__name__: mutation
-    for mutation in (
-        accept_only_the_first_token,
-        answer_with_the_first_token,
-        take_a_greeting_again,
-        take_any_proof,
-        forget_the_keys,
-        hide_that_the_token_is_wrong,
-        wait_for_those_who_say_nothing,
-        keep_who_does_not_read,
-        drop_who_does_not_read_unseen,
-    )
-}
+_OF_GREETINGS = _by_name(
+    accept_only_the_first_token,
+    answer_with_the_first_token,
+    take_a_greeting_again,
+    take_any_proof,
+    forget_the_keys,
+    hide_that_the_token_is_wrong,
+    wait_for_those_who_say_nothing,
+    keep_who_does_not_read,
+    drop_who_does_not_read_unseen,
+)
 
-_OF_LOST_HOSTS = {
-    mutation.__name__: mutation for mutation in (take_a_slow_reader_for_dead, wait_for_the_end_of_a_connection)
-}
+_OF_LOST_HOSTS = _by_name(take_a_slow_reader_for_dead, wait_for_the_end_of_a_connection)
 
 MUTATIONS = {
     "": _OF_THE_SESSION | _OF_REDUCTIONS | _OF_GREETINGS,
