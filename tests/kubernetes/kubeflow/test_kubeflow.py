@@ -239,6 +239,7 @@ def test_pods_that_are_told_their_number_wait_for_all_and_are_one_job(
         assert not {"PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND"} & set(environ)
     training.make((services, pods[:2]))
     cluster.wait_until(lambda: list(training.phases().values()) == ["Running"] * 2, "two pods")
+    training.wait_for("start", 2)
     time.sleep(QUIET_S)
     assert training.events("view") == [], "two of three train"
     training.make((services, pods))
