@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import tempfile
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -20,6 +21,24 @@ clean(os.environ)  # before anything that reads it is imported
 # A busy machine fails no test: nothing asserts how long an example takes.
 settings.register_profile("tests", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
+
+
+_FOLDER = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """What killed processes leave behind goes with a folder. pytest's own folder stays, to look at failures."""
+    if not hasattr(config, "workerinput"):
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+        folder = tempfile.TemporaryDirectory(prefix="ef-", ignore_cleanup_errors=True)
+        config.stash[_FOLDER] = folder
+        os.environ["TMPDIR"] = tempfile.tempdir = folder.name
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if folder := config.stash.get(_FOLDER, None):
+        folder.cleanup()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -34,6 +34,8 @@ ANSWER_S = 20.0
 """After so long, a registry has not answered: clients of object stores try for minutes, and say nothing."""
 QUIET_S = 5.0
 """How long an agent says nothing of others that are late: those of one start are not there at the same moment."""
+REMIND_S = 60.0
+"""After so long, an agent that still waits says for what it waits now."""
 NOTHING_TO_JOIN = "the training is over: there is nothing to join"
 JOIN_S = 10.0
 """How long an agent that only joins waits where no training is running: its leader may just be replaced."""
@@ -159,12 +161,12 @@ def _bear(registry: Registry, error: StorageError, patience: Patience) -> None:
 
 
 class Patience:
-    """Waits, says once for what, and gives up in the end.
+    """Waits, says for what, again each minute, and gives up in the end.
 
     Args:
         limit_s: How long it waits.
         setting: What sets that, if something does.
-        quiet_s: How long it says nothing. It then says only one reason: who is late may be another one each time.
+        quiet_s: How long it says nothing. It then says one reason a minute: who is late may be another one each time.
     """
 
     def __init__(self, limit_s: float = PATIENCE_S, *, setting: str = "", quiet_s: float = 0.0) -> None:
@@ -173,7 +175,7 @@ class Patience:
         self._quiet_s = quiet_s
         self._began = time.monotonic()
         self._since: float | None = None
-        self._said = ""
+        self._said, self._said_at = "", inf
 
     def wait(self, why: str, *, counts: bool = True, pause_s: float = _LOOK_S) -> None:
         """Wait for a moment.
@@ -193,7 +195,10 @@ class Patience:
         is_news = not self._said if self._quiet_s else why != self._said
         if is_news and now - self._began >= self._quiet_s:
             logger.warning("%s; waiting", why)
-            self._said = why
+            self._said, self._said_at = why, now
+        elif now - self._said_at >= REMIND_S:
+            logger.warning("%s; waiting for %.0f s by now", why, now - self._began)
+            self._said, self._said_at = why, now
         time.sleep(pause_s)
 
 

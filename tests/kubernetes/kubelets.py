@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import fcntl
 import os
 import re
 import signal
@@ -95,6 +96,7 @@ class Kubelets:
         self.lag_s = 0.0
         self.started: list[str] = []
         self._places: set[Path] = set()  # where such files are mounted
+        self._use = -1  # a lock, shared by all clusters of this machine
         self._written: dict[str, str] = {}  # version of the pod (uid) of which its files are
         self._api = Api(str(kubeconfig), manager="kubelet")
         self._gpus = dict(gpus)
@@ -112,6 +114,8 @@ class Kubelets:
         self.dead: set[int] = set()
 
     def __enter__(self) -> Kubelets:
+        self._use = os.open("/", os.O_RDONLY)
+        fcntl.flock(self._use, fcntl.LOCK_SH)
         self._server.__enter__()
         for node in self._gpus:
             self._register(node)
@@ -132,9 +136,16 @@ class Kubelets:
             thread.join(10.0)
         self._server.__exit__()
         self._api.close()
-        for place in self._places:
-            with contextlib.suppress(OSError):  # somebody else has it, too
-                place.rmdir()
+        self._remove_places()
+
+    def _remove_places(self) -> None:
+        """Remove the folders that were made for mounts, unless another cluster is there: its mounts would go, too."""
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(self._use, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for place in self._places:
+                with contextlib.suppress(FileNotFoundError):
+                    place.rmdir()
+        os.close(self._use)
 
     def process_of(self, pod: str) -> subprocess.Popen[bytes]:
         """The process of a pod that runs."""

@@ -284,6 +284,17 @@ def test_patience_that_is_quiet_at_first_says_one_reason(clock: Clock, caplog: p
     assert caplog.messages == ["it snows; waiting"]
 
 
+def test_patience_says_each_minute_for_what_it_waits(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    patience, quiet = Patience(), Patience(quiet_s=5.0)
+    for why in ("it rains", "it rains", "it rains", "it snows"):
+        patience.wait(why, counts=False, pause_s=50.0)
+    assert caplog.messages == ["it rains; waiting", "it rains; waiting for 100 s by now", "it snows; waiting"]
+    caplog.clear()
+    for why in ("it rains", "it snows", "it hails"):
+        quiet.wait(why, counts=False, pause_s=40.0)
+    assert caplog.messages == ["it rains; waiting", "it hails; waiting for 280 s by now"]
+
+
 def test_patience_counts_only_what_lasts(clock: Clock) -> None:
     patience = Patience(10.0)
     for counts in (True, True, False, True, True, True):

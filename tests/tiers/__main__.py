@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 import time
 
 import click
@@ -93,14 +92,9 @@ def _run(tier: str, paths: list[str], jobs: int, options: tuple[str, ...] = ()) 
     report.unlink(missing_ok=True)
     distribution = ["-n", str(jobs), "--dist", "loadgroup"] if jobs > 1 else []
     command = [sys.executable, "-B", "-m", "pytest", "-q", "-m", _TIERS[tier], f"--junitxml={report}", *distribution]
-    # What killed processes leave behind goes with this folder. pytest's own folder stays, to look at failures.
     paths = sorted(paths)  # pytest forgets a folder's fixtures if files of others stand between its own
-    with (
-        compiled(_PACKAGES, ROOT / "tests"),
-        tempfile.TemporaryDirectory(prefix="ef-", ignore_cleanup_errors=True) as folder,
-    ):
-        environ = {**os.environ, "PYTEST_DEBUG_TEMPROOT": tempfile.gettempdir(), "TMPDIR": folder}
-        status = subprocess.run([*command, *options, *paths], cwd=ROOT, env=environ).returncode
+    with compiled(_PACKAGES, ROOT / "tests"):
+        status = subprocess.run([*command, *options, *paths], cwd=ROOT).returncode
     outcomes = reports.read(report) if report.exists() else []
     click.echo("\nThe slowest:")
     for outcome in reports.slowest(outcomes):
