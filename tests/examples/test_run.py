@@ -61,7 +61,8 @@ def test_kill_and_join_by_hand_goes_as_told(tmp_path: Path) -> None:
 @pytest.mark.thorough
 def test_stream_of_files_is_read_once_though_a_worker_is_killed_and_one_joins(tmp_path: Path) -> None:
     script, run = str(EXAMPLES / "16-streams" / "train.py"), tmp_path / "run"
-    command = ("elasticflow", "run", "--nproc-per-node=2", f"--run-dir={run}", script, "--epochs=1")
+    # Several epochs: those that start take longer than one, where much else runs.
+    command = ("elasticflow", "run", "--nproc-per-node=2", f"--run-dir={run}", script, "--epochs=4")
     process = subprocess.Popen(command, cwd=tmp_path, env=environment())
     try:
         victim = until_step(run, 20)["worker"]
@@ -72,6 +73,7 @@ def test_stream_of_files_is_read_once_though_a_worker_is_killed_and_one_joins(tm
         assert process.wait(400) == 0
     finally:
         process.kill()
+        process.wait()
     shell("elasticflow", "audit", str(run), cwd=tmp_path)
     ends = [event["exact"] for event in read(run) if event["kind"] == "epoch_end"]
     assert set(ends) == {True}
