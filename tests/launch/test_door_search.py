@@ -104,7 +104,10 @@ def test_agent_without_a_door_looks_until_somebody_leads(agents: Agents, caplog:
         {THERE: lambda door, wish: DoorAnswer(leads=wish == LOOK and not door)}
     )
     assert agents.find(("h1", 9), THERE, door=None) == THERE
-    assert [record.getMessage() for record in caplog.records] == ["nobody answers at h1:9, h2:2000; waiting"]
+    assert caplog.messages == [
+        "nobody answers at h1:9, h2:2000; waiting",
+        "nobody answers at h1:9, h2:2000; waiting for 65 s by now",
+    ]
 
 
 def test_agent_tries_no_door_at_which_another_one_answers(agents: Agents) -> None:
