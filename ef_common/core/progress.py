@@ -88,14 +88,15 @@ class Limits:
 
     Args:
         hang_timeout_s: The limit of a STEP, in place of the learned one; 0: nobody ever counts as hung.
-        floor_s: Lower bound of the learned limit of a STEP.
+        floor_s: Lower bound of the learned limit of a STEP. TensorFlow may take a minute to give up an iterator of
+            tf.data: the thread that tunes it can miss that it is to end, and looks again only then.
         unknown_s: Lower bound of the limit for the other kinds.
         factor: The learned limit of a STEP is this many times the longest one.
         slack: The limit of another kind is this many times the longest span of that kind.
     """
 
     hang_timeout_s: float | None = None
-    floor_s: float = 60.0
+    floor_s: float = 90.0
     unknown_s: float = 600.0
     factor: float = 10.0
     slack: float = 2.0

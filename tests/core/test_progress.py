@@ -129,11 +129,11 @@ def test_members_that_wait_for_more_workers_are_not_stuck() -> None:
 @pytest.mark.parametrize(
     ("kind", "longest", "limits", "limit_s"),
     [
-        (STEP, Longest(), Limits(), 60.0),
-        (STEP, Longest(step_s=5.9), Limits(), 60.0),
+        (STEP, Longest(), Limits(), 90.0),
+        (STEP, Longest(step_s=8.9), Limits(), 90.0),
         (STEP, Longest(step_s=20.0), Limits(), 200.0),
         (STEP, Longest(step_s=20.0, first_s=150.0), Limits(), 300.0),  # a compilation may come again
-        (STEP, Longest(other_s=4000.0), Limits(), 60.0),
+        (STEP, Longest(other_s=4000.0), Limits(), 90.0),
         (STEP, Longest(step_s=20.0), Limits(hang_timeout_s=3.0), 3.0),
         (FIRST, Longest(), Limits(), 600.0),
         (FIRST, Longest(first_s=400.0), Limits(), 800.0),
