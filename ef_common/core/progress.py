@@ -88,8 +88,8 @@ class Limits:
 
     Args:
         hang_timeout_s: The limit of a STEP, in place of the learned one; 0: nobody ever counts as hung.
-        floor_s: Lower bound of the learned limit of a STEP. TensorFlow may take a minute to give up an iterator of
-            tf.data: the thread that tunes it can miss that it is to end, and looks again only then.
+        floor_s: Lower bound of the learned limit of a STEP. TensorFlow may stand still for 60 s when an iterator of
+            tf.data is freed: the thread that tunes the iterator can miss its cancellation until its period is over.
         unknown_s: Lower bound of the limit for the other kinds.
         factor: The learned limit of a STEP is this many times the longest one.
         slack: The limit of another kind is this many times the longest span of that kind.

@@ -35,7 +35,7 @@ ANSWER_S = 20.0
 QUIET_S = 5.0
 """How long an agent says nothing of others that are late: those of one start are not there at the same moment."""
 REMIND_S = 60.0
-"""After so long, an agent that still waits says for what it waits now."""
+"""How often an agent that goes on waiting says for what."""
 NOTHING_TO_JOIN = "the training is over: there is nothing to join"
 JOIN_S = 10.0
 """How long an agent that only joins waits where no training is running: its leader may just be replaced."""
@@ -161,7 +161,7 @@ def _bear(registry: Registry, error: StorageError, patience: Patience) -> None:
 
 
 class Patience:
-    """Waits, says for what, again each minute, and gives up in the end.
+    """Waits, says for what, repeats that each minute, and gives up in the end.
 
     Args:
         limit_s: How long it waits.
@@ -197,7 +197,7 @@ class Patience:
             logger.warning("%s; waiting", why)
             self._said, self._said_at = why, now
         elif now - self._said_at >= REMIND_S:
-            logger.warning("%s; waiting for %.0f s by now", why, now - self._began)
+            logger.warning("%s; still waiting after %.0f s", why, now - self._began)
             self._said, self._said_at = why, now
         time.sleep(pause_s)
 

@@ -61,7 +61,7 @@ def test_kill_and_join_by_hand_goes_as_told(tmp_path: Path) -> None:
 @pytest.mark.thorough
 def test_stream_of_files_is_read_once_though_a_worker_is_killed_and_one_joins(tmp_path: Path) -> None:
     script, run = str(EXAMPLES / "16-streams" / "train.py"), tmp_path / "run"
-    # Several epochs: those that start take longer than one, where much else runs.
+    # Several epochs: on a busy machine, a worker takes longer than one of them to start.
     command = ("elasticflow", "run", "--nproc-per-node=2", f"--run-dir={run}", script, "--epochs=4")
     process = subprocess.Popen(command, cwd=tmp_path, env=environment())
     try:

@@ -106,7 +106,7 @@ def test_agent_without_a_door_looks_until_somebody_leads(agents: Agents, caplog:
     assert agents.find(("h1", 9), THERE, door=None) == THERE
     assert caplog.messages == [
         "nobody answers at h1:9, h2:2000; waiting",
-        "nobody answers at h1:9, h2:2000; waiting for 65 s by now",
+        "nobody answers at h1:9, h2:2000; still waiting after 65 s",
     ]
 
 

@@ -288,11 +288,11 @@ def test_patience_says_each_minute_for_what_it_waits(clock: Clock, caplog: pytes
     patience, quiet = Patience(), Patience(quiet_s=5.0)
     for why in ("it rains", "it rains", "it rains", "it snows"):
         patience.wait(why, counts=False, pause_s=50.0)
-    assert caplog.messages == ["it rains; waiting", "it rains; waiting for 100 s by now", "it snows; waiting"]
+    assert caplog.messages == ["it rains; waiting", "it rains; still waiting after 100 s", "it snows; waiting"]
     caplog.clear()
     for why in ("it rains", "it snows", "it hails"):
         quiet.wait(why, counts=False, pause_s=40.0)
-    assert caplog.messages == ["it rains; waiting", "it hails; waiting for 280 s by now"]
+    assert caplog.messages == ["it rains; waiting", "it hails; still waiting after 280 s"]
 
 
 def test_patience_counts_only_what_lasts(clock: Clock) -> None:
