@@ -290,7 +290,7 @@ def test_patience_says_each_minute_for_what_it_waits(clock: Clock, caplog: pytes
         patience.wait(why, counts=False, pause_s=50.0)
     assert caplog.messages == ["it rains; waiting", "it rains; still waiting after 100 s", "it snows; waiting"]
     caplog.clear()
-    for why in ("it rains", "it snows", "it hails"):
+    for why in ("it rains", "it snows", "it hails", "it rains"):
         quiet.wait(why, counts=False, pause_s=40.0)
     assert caplog.messages == ["it rains; waiting", "it hails; still waiting after 280 s"]
 
