@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Generator, Iterator
+from multiprocessing.util import Finalize
 from typing import Any
 
 import pytest
@@ -23,22 +25,15 @@ settings.register_profile("tests", settings(), deadline=None, suppress_health_ch
 settings.load_profile("tests")
 
 
-_FOLDER = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """What killed processes leave behind goes with a folder. pytest's own folder stays, to look at failures."""
     if not hasattr(config, "workerinput"):
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
-        folder = tempfile.TemporaryDirectory(prefix="ef-", ignore_cleanup_errors=True)
-        config.stash[_FOLDER] = folder
-        os.environ["TMPDIR"] = tempfile.tempdir = folder.name
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    if folder := config.stash.get(_FOLDER, None):
-        folder.cleanup()
+        os.environ["TMPDIR"] = tempfile.tempdir = folder = tempfile.mkdtemp(prefix="ef-")
+        Finalize(
+            None, shutil.rmtree, (folder, True), exitpriority=-200
+        )  # after multiprocessing's folder, which is there
 
 
 @pytest.hookimpl(tryfirst=True)

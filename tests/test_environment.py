@@ -5,6 +5,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
+
 from tests.environment import clean
 from tests.sources import ROOT
 
@@ -19,17 +21,20 @@ def test_clean_environment_keeps_where_things_are_and_drops_what_a_scheduler_has
     assert not environ.keys() & set(dropped)
 
 
-def test_what_a_test_leaves_among_temporary_files_goes_with_the_tests(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [(), ("-n", "1")], ids=["alone", "workers"])
+def test_what_a_test_leaves_among_temporary_files_goes_with_the_tests(options: tuple[str, ...], tmp_path: Path) -> None:
     test = tmp_path / "test_leaves.py"
     test.write_text(
-        "import tempfile\n\n\n"
+        "import tempfile\nfrom multiprocessing.util import get_temp_dir\n\n\n"
         "def test_leaves(tmp_path):\n"
         f"    with open({str(tmp_path / 'found')!r}, 'w') as found:\n"
         "        print(tempfile.mkdtemp(), tmp_path, sep='\\n', file=found)\n"
+        "    assert get_temp_dir().startswith(tempfile.gettempdir())\n"
     )
-    command = (sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", f"--rootdir={tmp_path}", "-n", "1")
+    command = (sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", f"--rootdir={tmp_path}", *options)
     done = subprocess.run([*command, str(test)], cwd=ROOT, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert not done.stderr
     left, kept = map(Path, (tmp_path / "found").read_text().splitlines())
     assert left.parent.name.startswith("ef-")
     assert left.parent.parent == Path(tempfile.gettempdir())
