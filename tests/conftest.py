@@ -31,9 +31,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
         os.environ["TMPDIR"] = tempfile.tempdir = folder = tempfile.mkdtemp(prefix="ef-")
-        Finalize(
-            None, shutil.rmtree, (folder, True), exitpriority=-200
-        )  # after multiprocessing's folder, which is there
+        # It goes after the folder of multiprocessing, which is in it.
+        Finalize(None, shutil.rmtree, (folder, True), exitpriority=-200)
 
 
 @pytest.hookimpl(tryfirst=True)
