@@ -8,7 +8,7 @@ that time.
 The limit is learned from the run, because nobody knows in advance how long a step takes. There are three kinds of
 computing spans:
 
-* STEP: from the dealing of a batch to the end of its reduction, ``max(60 s, 10 × longest STEP, 2 × longest FIRST)``;
+* STEP: from the dealing of a batch to the end of its reduction, ``max(90 s, 10 × longest STEP, 2 × longest FIRST)``;
 * FIRST: the same, in the first steps of a worker, where kernels are compiled and caches are filled;
 * OTHER: everything else (evaluations, checkpoints, callbacks).
 
@@ -46,7 +46,7 @@ class Progress:
         longest_first_s: The same for the kind FIRST.
         longest_other_s: The same for the kind OTHER.
         num_samples: Samples trained in steps of the kind STEP so far, as far as these steps show how fast it is.
-        computing_s: Time that these steps took, without waiting.
+        computing_s: Time that these steps took, without waiting. A single step that stood still counts less.
         waiting_s: Time spent waiting in them.
         evicts_stragglers: Its user wants stragglers to be replaced.
     """

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from ef_common.core.progress import BOUNDARY, FIRST, OTHER, SETTLING, STEP, Progress
 
 NUM_FIRST = 3
 """Number of steps that count as first ones."""
+STANDSTILL_S = 15.0
+"""A step that stood still, for storage or for a collector of garbage, counts no longer than that in the sums.
+
+They fade in 20 s, and a worker that is slow for 30 s is a straggler (:mod:`ef_common.core.stragglers`): a single step of a
+minute would make one of a worker that is as fast as the others.
+"""
+_JUMP = 4
+"""A step that takes longer has stood still if a sample of it took so many times as long as one of the step before."""
 
 
 class ProgressTracker:
@@ -34,6 +43,7 @@ class ProgressTracker:
         self._step_waiting_s = 0.0
         self._longest = {STEP: 0.0, FIRST: 0.0, OTHER: 0.0}
         self._sums = (0, 0.0, 0.0)
+        self._sample_s = math.inf  # of the newest step in the sums
         self._num_samples = 0
         self.evicts_stragglers = False
         self.rests = False
@@ -88,7 +98,9 @@ class ProgressTracker:
         self._kind = OTHER
         if kind == STEP and self._num_samples:
             num, computing_s, waiting_s = self._sums
-            self._sums = (num + self._num_samples, computing_s + took_s, waiting_s + self._step_waiting_s)
+            counted_s = min(took_s, max(STANDSTILL_S, _JUMP * self._num_samples * self._sample_s))
+            self._sample_s = took_s / self._num_samples
+            self._sums = (num + self._num_samples, computing_s + counted_s, waiting_s + self._step_waiting_s)
         self._now = (*self._now[:3], OTHER, now)
 
     def _end_span(self, kind: str) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from ef_common.core.progress import BOUNDARY, FIRST, OTHER, SETTLING, STEP, Progress
+from ef_common.core.stragglers import Pacing, StragglerReport, Track, judge_pace, noted
 from ef_common.session.progress_tracker import NUM_FIRST, ProgressTracker
 
 
@@ -144,3 +145,39 @@ def test_pace_adds_up_the_samples_of_an_accumulation() -> None:
     clock.tick(2.0)
     tracker.end_step()
     assert (read(tracker).num_samples, read(tracker).computing_s) == (16, 2.0)
+
+
+def stragglers_of(*spans_s: float) -> list[StragglerReport]:
+    """Two workers train for five minutes: in steps of 0.5 s, or of these spans for the last steps of one of them."""
+    pacing = Pacing()
+    workers = {"slow": past_the_first_steps(), "fast": past_the_first_steps()}
+    tracks: dict[str, Track] = {}
+    found: list[StragglerReport] = []
+    now = 0.0
+    for number, span_s in enumerate(([0.5] * 600 + list(spans_s) + [0.5] * 600), NUM_FIRST):
+        now += span_s
+        for name, (clock, tracker) in workers.items():
+            computing_s = span_s if name == "slow" else 0.5
+            step(clock, tracker, number, computing_s=computing_s, waiting_s=span_s - computing_s)
+            tracks[name] = noted(tracks.get(name), read(tracker), now, pacing)
+        after, reports = judge_pace(tracks, list(workers), now, pacing)
+        tracks |= after
+        found += reports
+    return found
+
+
+def test_worker_that_stands_still_in_one_step_is_no_straggler() -> None:
+    assert stragglers_of(60.0) == []
+    assert stragglers_of(14.0) == []
+
+
+def test_worker_whose_steps_are_long_from_now_on_is_a_straggler() -> None:
+    assert [report.slow for report in stragglers_of(*[20.0] * 3)] == [True, False]
+    assert [report.slow for report in stragglers_of(*[5.0] * 10)] == [True, False]
+
+
+def test_steps_that_are_always_long_count_as_they_are() -> None:
+    clock, tracker = started()
+    for number in range(NUM_FIRST + 3):
+        step(clock, tracker, number, computing_s=40.0, waiting_s=0.0)
+    assert read(tracker).computing_s == 40.0 * 3
