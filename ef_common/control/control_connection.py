@@ -19,7 +19,7 @@ from ef_common.tls import COORDINATOR, Channel, Tls, explain
 
 logger = logging.getLogger(__name__)
 
-_READ_BYTES = 65536
+_READ_BYTES = 16384
 _DEAD_AFTER_TIMEOUTS = 5
 """The connection ends after this many heartbeat timeouts without an acknowledgement: we are evicted by then."""
 
@@ -47,6 +47,7 @@ class ControlConnection:
         self._in_channel = threading.Lock()  # it never waits for the network
         self._data = data
         self._socket = sock
+        self._buffer = memoryview(bytearray(_READ_BYTES))
         self._outbox: deque[bytes] = deque()
         self._sending = threading.Lock()
         self._reading = threading.Lock()
@@ -97,7 +98,8 @@ class ControlConnection:
             data, self._data = self._data, b""
             while not data:
                 try:
-                    received = self._socket.recv(_READ_BYTES)
+                    # Into memory that stays: one piece of it for each read, cut to what has come, would leave holes in the heap.
+                    received = bytes(self._buffer[: self._socket.recv_into(self._buffer)])
                     data = self._decrypt(received) if received else b""
                 except TimeoutError:
                     raise
