@@ -114,7 +114,7 @@ class FitState:
             (key, memory)
             for key, callback in _by_kind(self._callbacks()).items()
             if isinstance(callback, OnRankZero) or not of_rank_zero
-            if (memory := memory_of(unwrapped(callback))) is not None
+            if (memory := _memory_of(callback)) is not None
         ]
 
     def remember(self, memories: Sequence[Memory]) -> None:
@@ -144,6 +144,10 @@ class FitState:
                 np.asarray(keras.ops.convert_to_numpy(variable)) for variable in hooks.shared_variables(self._model)
             ],
         }
+
+
+def _memory_of(callback: Any) -> dict[str, Any] | None:
+    return callback.memory if isinstance(callback, OnRankZero) else memory_of(callback)
 
 
 def _by_kind(callbacks: Sequence[Any]) -> dict[str, Any]:
