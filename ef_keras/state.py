@@ -129,9 +129,15 @@ class FitState:
             else:
                 restore(callback, memory)
 
-    def recall(self) -> None:
-        """Give a newcomer's callbacks the others' memories; call this when all of them have begun."""
-        memories, self._memories = self._memories, []
+    def recall(self, *, forget: bool = True) -> None:
+        """Give this worker's callbacks the memories that came with a state; call this when all of them have begun.
+
+        Args:
+            forget: They are not needed again.
+        """
+        memories = self._memories
+        if forget:
+            self._memories = []
         self.remember(memories)
 
     def _job(self) -> Checkpointer | None:
