@@ -326,10 +326,12 @@ class Fit:
         variables = [*hooks.shared_variables(self._model), *hooks.metric_variables(self._model)]
         values = list(map(_copy, variables))
         on_update, self._reducer.on_update = self._reducer.on_update, lambda contributors, loss: None
+        self._reducer.in_step = True
         if self._global is not None:
             self._global.warm_up(batch)
         else:
             self._step(self._batches_for_step(batch))
+        self._reducer.in_step = False
         self._reducer.on_update = on_update
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
@@ -368,6 +370,7 @@ class Fit:
 
     def _run_step(self, batches: Iterator[Any]) -> Any:
         """Run Keras's `train_function`; turn our own errors back that the framework has converted into its own."""
+        self._reducer.in_step = True
         try:
             logs = self._step(batches) if self._global is None else self._global.run(next(iter(batches)))
         except Exception:
@@ -375,6 +378,8 @@ class Fit:
             if error is not None:
                 raise error from None
             raise
+        finally:
+            self._reducer.in_step = False
         if self.data.dealer.progress.uncommitted:
             self.data.on_no_update()
         self._settle_schedules()

@@ -111,6 +111,35 @@ def refuse_replicas() -> str:
     return _message(lambda: model.fit(x, y, verbose=0, callbacks=ef_keras.callbacks()))
 
 
+class Inner(CustomStep):
+    """A model within it has an optimizer of its own, which makes the updates."""
+
+    def __init__(self, *, known: bool) -> None:
+        super().__init__()
+        self.inner.compile(keras.optimizers.SGD(0.1, name="within"))
+        if known:
+            self.others = {"inner": self.inner.optimizer}
+
+    def train_step(self, *args: Any) -> Any:
+        outer, self.optimizer = self.optimizer, self.inner.optimizer
+        try:
+            return super().train_step(*args)
+        finally:
+            self.optimizer = outer
+
+
+def refuse_optimizer_of_a_model_within() -> list[str]:
+    """What comes of a training whose step uses it, if nobody knows of it, and if it is in a dict of the model's."""
+    Failing.tell = lambda self, error: None  # type: ignore[method-assign]
+    found = []
+    for known in (False, True):
+        model = Inner(known=known)
+        model.compile(keras.optimizers.SGD(), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        found.append(_message(lambda: model.fit(*data(), verbose=0, callbacks=ef_keras.callbacks())))  # noqa: B023
+        found.append(str("apply" in vars(model.inner.optimizer)))
+    return found
+
+
 def _refusal(
     *fit: Any, deterministic: bool = False, size: Any = 32, model: Any = None, batch_size: int | None = 8, **kwargs: Any
 ) -> str:
