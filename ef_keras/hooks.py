@@ -560,7 +560,10 @@ class Arrays:
         def pick(sliceable: Any) -> Any:
             if sliceable is None:  # a leaf, since Keras 3.12
                 return None
-            return keras.ops.convert_to_tensor(getattr(sliceable, self._convert)(sliceable[indices]))
+            part = sliceable[indices]
+            if _backend() == "tensorflow" and hasattr(part, "row_splits"):
+                return part  # ragged, as in plain Keras; the conversion would fill its rows up with zeros
+            return keras.ops.convert_to_tensor(getattr(sliceable, self._convert)(part))
 
         return keras.tree.lists_to_tuples(keras.tree.map_structure(pick, self._inputs))
 
