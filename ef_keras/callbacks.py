@@ -308,6 +308,11 @@ class _Last(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         self._elastic.begin(self._others)
 
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        fit = self._elastic.running
+        if fit is not None:
+            fit.epoch_has_begun()
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         fit = self._elastic.running
         if fit is not None:

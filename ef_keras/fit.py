@@ -131,6 +131,7 @@ class Fit:
         self.data.on_dealt = self._begin_step
         self._before_padding: list[np.ndarray] = []
         self._remembers = False
+        self._taken_over: list[tuple[Any, np.ndarray]] = []
         self.compensation: FitCompensation | None = None
         self.columns: frozenset[str] = frozenset()
         self._meter = Meter(worker.session, self._autoscaler) if worker.elastic and settings.log_workers else None
@@ -323,12 +324,14 @@ class Fit:
     def _warm_up(self, batch: Any) -> None:
         """Make a step that leaves nothing behind: it traces graphs and touches memory while the others train."""
         variables = [*hooks.shared_variables(self._model), *hooks.metric_variables(self._model)]
-        values = [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
+        values = list(map(_copy, variables))
         on_update, self._reducer.on_update = self._reducer.on_update, lambda contributors, loss: None
+        self._reducer.in_step = True
         if self._global is not None:
             self._global.warm_up(batch)
         else:
             self._step(self._batches_for_step(batch))
+        self._reducer.in_step = False
         self._reducer.on_update = on_update
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
@@ -367,6 +370,7 @@ class Fit:
 
     def _run_step(self, batches: Iterator[Any]) -> Any:
         """Run Keras's `train_function`; turn our own errors back that the framework has converted into its own."""
+        self._reducer.in_step = True
         try:
             logs = self._step(batches) if self._global is None else self._global.run(next(iter(batches)))
         except Exception:
@@ -374,6 +378,8 @@ class Fit:
             if error is not None:
                 raise error from None
             raise
+        finally:
+            self._reducer.in_step = False
         if self.data.dealer.progress.uncommitted:
             self.data.on_no_update()
         self._settle_schedules()
@@ -434,13 +440,27 @@ class Fit:
         """An epoch begins; by now `fit` knows which one is the first."""
         hooks.start_at(self._model, None)
         self.data.epoch = epoch
+        if self.data.resumes:
+            self._taken_over = [(variable, _copy(variable)) for variable in hooks.shared_variables(self._model)]
         self._remember()
+
+    def epoch_has_begun(self) -> None:
+        """All callbacks have begun the epoch.
+
+        If the state that was taken over is one of the middle of this epoch, what they change there is already in it: a
+        `LearningRateScheduler` that multiplies the rate, for example, must not do so twice.
+        """
+        taken_over, self._taken_over = self._taken_over, []
+        for variable, value in taken_over:
+            if not np.array_equal(_copy(variable), value, equal_nan=True):
+                variable.assign(value)
+        self._state.recall()
 
     def _remember(self) -> None:
         """Restore the callbacks' memories, because all callbacks have begun and forgotten them."""
         if not self._remembers:
             self._remembers = True
-            self._state.recall()
+            self._state.recall(forget=not self.data.resumes)
 
     def _merge_metrics(self) -> None:
         """At the end of an epoch, make metrics cover everything that the workers have seen."""
@@ -494,6 +514,11 @@ class Fit:
             variables = hooks.shared_variables(self._model)
             arrays = (np.ascontiguousarray(keras.ops.convert_to_numpy(variable)) for variable in variables)
             self.data.dealer.log_weights(array.tobytes() for array in arrays)
+
+
+def _copy(variable: Any) -> np.ndarray:
+    """What a variable holds."""
+    return np.array(keras.ops.convert_to_numpy(variable))
 
 
 def _is_number(value: Any) -> bool:

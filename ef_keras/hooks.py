@@ -239,12 +239,30 @@ def uses_nnx() -> bool:
 
 
 def optimizers(model: Any) -> list[Any]:
-    """The model's optimizers: the compiled one, and those that a custom `train_step` keeps in attributes."""
+    """The model's optimizers: the compiled one, and those that a custom `train_step` keeps in attributes.
+
+    An attribute may also be a list or a dict of them.
+    """
     found = {id(model.optimizer): model.optimizer} if model.optimizer is not None else {}
     for value in vars(model).values():
-        if isinstance(value, keras.optimizers.Optimizer):
-            found[id(value)] = value
+        for part in _parts_of_attribute(value):
+            if isinstance(part, keras.optimizers.Optimizer):
+                found[id(part)] = part
     return list(found.values())
+
+
+def _parts_of_attribute(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list | tuple) else (value,)
+
+
+def optimizers_within(model: Any) -> list[Any]:
+    """Those of compiled models within the model, unless they are its own, too."""
+    known = {id(optimizer) for optimizer in optimizers(model)}
+    inner = [layer for layer in model._flatten_layers(include_self=False) if isinstance(layer, keras.Model)]
+    found = {id(one.optimizer): one.optimizer for one in inner if getattr(one, "optimizer", None) is not None}
+    return [optimizer for number, optimizer in found.items() if number not in known]
 
 
 def inner_optimizer(optimizer: Any) -> Any:
@@ -542,7 +560,10 @@ class Arrays:
         def pick(sliceable: Any) -> Any:
             if sliceable is None:  # a leaf, since Keras 3.12
                 return None
-            return keras.ops.convert_to_tensor(getattr(sliceable, self._convert)(sliceable[indices]))
+            part = sliceable[indices]
+            if _backend() == "tensorflow" and hasattr(part, "row_splits"):
+                return part  # ragged, as in plain Keras; the conversion would fill its rows up with zeros
+            return keras.ops.convert_to_tensor(getattr(sliceable, self._convert)(part))
 
         return keras.tree.lists_to_tuples(keras.tree.map_structure(pick, self._inputs))
 

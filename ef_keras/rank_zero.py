@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from ef_common.session import Session
-from ef_keras.memories import restore
+from ef_keras.memories import memory_of, restore
 
 _KINDS = (
     "BackupAndRestore",
@@ -20,6 +20,14 @@ _KINDS = (
     "RemoteMonitor",
     "TensorBoard",
 )
+
+_ENDS = {
+    "on_train_begin": "on_train_end",
+    "on_epoch_begin": "on_epoch_end",
+    "on_test_begin": "on_test_end",
+    "on_predict_begin": "on_predict_end",
+}
+"""Hooks that begin something, and the hooks at its end."""
 
 
 def only_on_rank_zero(callbacks: Any, session: Session, *, hidden: Callable[[], Collection[str]] = frozenset) -> None:
@@ -43,34 +51,61 @@ def unwrapped(callback: Any) -> Any:
 class OnRankZero:
     """Stands in for a callback that runs only in rank 0. If this worker becomes rank 0, the callback begins then.
 
+    It then sees the beginning of all that has begun and has not ended yet: of the training, the epoch and a validation.
+
     Attributes:
         wrapped: The callback.
-        memory: Fields of rank 0's callback, as this worker has last heard of them.
     """
 
     def __init__(self, wrapped: Any, session: Session, hidden: Callable[[], Collection[str]] = frozenset) -> None:
         self._hidden = hidden
         self.wrapped = wrapped
-        self.memory: dict[str, Any] = {}
         self._session = session
-        self._in_fit = False
-        self._has_begun = False
+        self._open: dict[str, Callable[[], object]] = {}
+        self._runs = False
+        self._memory: dict[str, Any] = {}
+
+    @property
+    def memory(self) -> dict[str, Any] | None:
+        """What rank 0's callback remembers, as this worker has last heard of it; None if it remembers nothing."""
+        return memory_of(self.wrapped) if self._runs or not self._memory else self._memory
+
+    @memory.setter
+    def memory(self, memory: dict[str, Any]) -> None:
+        self._memory = memory
+        if self._runs:
+            restore(self.wrapped, memory)
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.wrapped, name)
         return partial(self._call, name, found) if name.startswith("on_") else found
 
     def _call(self, name: str, hook: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        self._in_fit = self._in_fit or name == "on_train_begin"
-        if self._session.rank != 0 or self._session.newcomer:
-            return
-        if self._in_fit and not self._has_begun and name != "on_train_begin":
-            if isinstance(self.wrapped, keras.callbacks.CSVLogger):
-                self.wrapped.append = True  # the rank 0 before this one has begun the file
-            self.wrapped.on_train_begin()
-            restore(self.wrapped, self.memory)
-        self._has_begun = self._in_fit
-        if name == "on_epoch_end" and isinstance(self.wrapped, keras.callbacks.ProgbarLogger) and len(args) == 2:
-            epoch, logs = args  # as Keras passes them
-            args = epoch, {name: value for name, value in (logs or {}).items() if name not in self._hidden()}
-        hook(*args, **kwargs)
+        runs = self._session.rank == 0 and not self._session.newcomer
+        if runs and not self._runs:
+            self._take_over()
+        self._runs = runs
+        if name in _ENDS:
+            self._open[name] = partial(hook, *args, **kwargs)
+        if runs:
+            if name == "on_epoch_end" and isinstance(self.wrapped, keras.callbacks.ProgbarLogger) and len(args) == 2:
+                epoch, logs = args  # as Keras passes them
+                args = epoch, {name: value for name, value in (logs or {}).items() if name not in self._hidden()}
+            hook(*args, **kwargs)
+        for begin in [begin for begin in self._open if _ENDS[begin] == name]:
+            del self._open[begin]
+
+    def _take_over(self) -> None:
+        """Begin where the rank 0 before this one has ended."""
+        if "on_train_begin" in self._open and isinstance(self.wrapped, keras.callbacks.CSVLogger):
+            self.wrapped.append = True  # the file has been begun
+        for name, begin in self._open.items():
+            if name == "on_train_begin":
+                self._begin_training(begin)
+            else:
+                begin()
+
+    def _begin_training(self, begin: Callable[[], object]) -> None:
+        if not isinstance(self.wrapped, keras.callbacks.BackupAndRestore):  # which would go back to what it has saved
+            begin()
+        restore(self.wrapped, self._memory)

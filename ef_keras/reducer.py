@@ -12,6 +12,7 @@ import numpy as np
 
 from ef_common.collectives.gradients.arrays import ArrayBuckets, ArrayReduction, squared_norm
 from ef_common.core.view import View
+from ef_common.errors import UnsupportedError
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.session import Session
 from ef_keras import hooks
@@ -38,6 +39,7 @@ class Reducer(ABC):
         finds, heard: Asked before a reduction whether this worker has found the end of a shard in its next batch, and
             told how many members had; see :class:`~ef_common.data.stream_turns.StreamTurns`.
         error: The exception that ended a step within the framework's code, which may not pass it on.
+        in_step: A step is running.
     """
 
     def __init__(self, session: Session, model: Any, weights: Weights) -> None:
@@ -56,9 +58,11 @@ class Reducer(ABC):
         self.finds: Callable[[], bool] = lambda: False
         self.heard: Callable[[float], None] = lambda num_finds: None
         self.error: BaseException | None = None
+        self.in_step = False
         self._loss: Any = None
         self._values: ArrayBuckets | None = None
         self._attached: list[Any] = []
+        self._strangers: list[Any] = []
 
     @abstractmethod
     def reduce(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any] | None:
@@ -74,13 +78,17 @@ class Reducer(ABC):
                 optimizer.apply = _Apply(self, optimizer, optimizer.apply)
             optimizer.scale_loss = _ScaleLoss(self, optimizer.scale_loss, is_stateless=is_stateless)
             self._attached.append(optimizer)
+        name = "stateless_apply" if is_stateless else "apply"
+        for optimizer in hooks.optimizers_within(self.model):
+            setattr(optimizer, name, _Stranger(self, optimizer, getattr(optimizer, name)))
+            self._strangers.append(optimizer)
 
     def detach(self) -> None:
         """Remove the reducer."""
-        for optimizer in self._attached:
+        for optimizer in (*self._attached, *self._strangers):
             for name in ("apply", "stateless_apply", "scale_loss"):
                 vars(optimizer).pop(name, None)
-        self._attached = []
+        self._attached, self._strangers = [], []
 
     def original_of(self, optimizer: Any) -> Callable[..., Any]:
         """The function that makes an optimizer's update."""
@@ -183,6 +191,27 @@ class _StatelessApply:
             with self._reducer.applied(self._optimizer, reduced):
                 return self.original(optimizer_variables, reduced, trainable_variables)
         return self.original(optimizer_variables, grads, trainable_variables)
+
+
+class _Stranger:
+    """`optimizer.apply` of a model within the model, which a step must not call: nobody would reduce its gradients."""
+
+    def __init__(self, reducer: Reducer, optimizer: Any, original: Callable[..., Any]) -> None:
+        self._reducer = reducer
+        self._optimizer = optimizer
+        self._original = original
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._reducer.in_step:
+            self._reducer.guard(self._refuse)
+        return self._original(*args, **kwargs)
+
+    def _refuse(self) -> None:
+        raise UnsupportedError(
+            "the model's train_step makes an update with the optimizer of another model within it, whose gradients "
+            "would not be reduced. Keep that optimizer in an attribute of the model that fit() trains, too: "
+            f"self.second_optimizer = self.inner.optimizer. Received: {self._optimizer.name}"
+        )
 
 
 class _ScaleLoss:

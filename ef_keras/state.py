@@ -114,7 +114,7 @@ class FitState:
             (key, memory)
             for key, callback in _by_kind(self._callbacks()).items()
             if isinstance(callback, OnRankZero) or not of_rank_zero
-            if (memory := memory_of(unwrapped(callback))) is not None
+            if (memory := _memory_of(callback)) is not None
         ]
 
     def remember(self, memories: Sequence[Memory]) -> None:
@@ -129,9 +129,15 @@ class FitState:
             else:
                 restore(callback, memory)
 
-    def recall(self) -> None:
-        """Give a newcomer's callbacks the others' memories; call this when all of them have begun."""
-        memories, self._memories = self._memories, []
+    def recall(self, *, forget: bool = True) -> None:
+        """Give this worker's callbacks the memories that came with a state; call this when all of them have begun.
+
+        Args:
+            forget: They are not needed again.
+        """
+        memories = self._memories
+        if forget:
+            self._memories = []
         self.remember(memories)
 
     def _job(self) -> Checkpointer | None:
@@ -144,6 +150,10 @@ class FitState:
                 np.asarray(keras.ops.convert_to_numpy(variable)) for variable in hooks.shared_variables(self._model)
             ],
         }
+
+
+def _memory_of(callback: Any) -> dict[str, Any] | None:
+    return callback.memory if isinstance(callback, OnRankZero) else memory_of(callback)
 
 
 def _by_kind(callbacks: Sequence[Any]) -> dict[str, Any]:

@@ -107,6 +107,11 @@ class TrainingData:
         self._checksums: Checksums = []
         self._local_batch = source.batch_size
 
+    @property
+    def resumes(self) -> bool:
+        """Whether the next epoch has been begun before, by the others or in an earlier start."""
+        return self._resumed
+
     def batches(self) -> hooks.Batches:
         """An epoch, in the form that Keras needs."""
         if not self._resumed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def start(
     elastic = ef_keras.callbacks(checkpoint=checkpoint, global_batch_size=BATCH_SIZE)
     for callback in more:
         callback.elastic = elastic[0]
-    history = {}
+    history, callbacks = {}, make()
     try:
         history = made.fit(
             *data(NUM_SAMPLES),
@@ -115,7 +116,7 @@ def start(
             epochs=epochs,
             verbose=0,
             validation_data=data(20),
-            callbacks=[steps, *make(), *more, *elastic],
+            callbacks=[steps, *callbacks, *more, *elastic],
         ).history
         finished = True
     except BreaksOffError:
@@ -126,6 +127,7 @@ def start(
         "history": {name: [float(v) for v in values] for name, values in history.items()},
         "weights": [part.tolist() for part in made.get_weights()],
         "optimizer": [np.asarray(keras.ops.convert_to_numpy(v)).tolist() for v in made.optimizer.variables],
+        "best": [one.best for one in callbacks if isinstance(one, keras.callbacks.ModelCheckpoint)],
         "model": made,
     }
 
@@ -139,8 +141,27 @@ class Steps(keras.callbacks.Callback):
         self.made += 1
 
 
-def deciding() -> list[Any]:
+class Counts(keras.callbacks.Callback):
+    """Counts the epochs that have begun, and sets the rate by that."""
+
+    num = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.num += 1
+        self.model.optimizer.learning_rate = float(self.model.optimizer.learning_rate) * (1.0 + 0.1 * self.num)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"num": self.num}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.num = state["num"]
+
+
+def deciding(file: str) -> list[Any]:
     return [
+        keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
+        Counts(),
+        keras.callbacks.ModelCheckpoint(file, "loss", mode="max", save_best_only=True, save_weights_only=True),
         keras.callbacks.ReduceLROnPlateau("loss", patience=0, min_delta=10.0),
         keras.callbacks.EarlyStopping("val_loss", patience=50, restore_best_weights=True),
     ]
@@ -152,22 +173,24 @@ def adam() -> Any:
 
 def off(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
     """What differs."""
-    return [name for name in ("finished", "weights", "optimizer", "history") if found[name] != expected[name]]
+    names = ("finished", "weights", "optimizer", "history", "best")
+    return [name for name in names if found[name] != expected[name]]
 
 
 def started_again(folder: str) -> dict[str, Any]:
     """At each step, or at the end of an epoch."""
-    undisturbed = start(adam, None, make=deciding)
+    make = partial(deciding, f"{folder}/best.weights.h5")
+    undisturbed = start(adam, None, make=make)
     results: dict[str, Any] = {}
     settings = Checkpointing(f"{folder}/each-step", every_steps=1)
     num, found = 0, {"finished": False}
     while not found["finished"] and num < MOST_STARTS:
-        found = start(adam, settings, BreaksOffWhenSaved(), make=deciding)
+        found = start(adam, settings, BreaksOffWhenSaved(), make=make)
         num += 1
     results["each step"] = [num, off(found, undisturbed)]
     settings = Checkpointing(f"{folder}/epoch", every_steps=1)
-    broken = start(adam, settings, BreaksOffAtTheEndOfAnEpoch(), make=deciding)
-    results["end of an epoch"] = [broken["finished"], off(start(adam, settings, make=deciding), undisturbed)]
+    broken = start(adam, settings, BreaksOffAtTheEndOfAnEpoch(), make=make)
+    results["end of an epoch"] = [broken["finished"], off(start(adam, settings, make=make), undisturbed)]
     return results
 
 

@@ -145,6 +145,31 @@ def dictionary_of_inputs(run: Run) -> Any:
     return model, run.fit(model, {"a": x[:, :4], "b": x[:, 4:]}, y)
 
 
+class MeansOfRows(keras.Model):
+    """Of TensorFlow's ragged tensors, whose rows differ in length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = layers.Dense(2)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        import tensorflow as tf
+
+        return self.last(tf.reshape(tf.reduce_mean(x, axis=1), (-1, 1)))
+
+
+@feature
+def ragged_array(run: Run) -> Any:
+    if not IS_TENSORFLOW:
+        return net(), {}
+    import tensorflow as tf
+
+    x, y = data()
+    model = compiled(MeansOfRows())
+    rows = tf.ragged.constant([row[: 1 + number % 7].tolist() for number, row in enumerate(x)])
+    return model, run.fit(model, rows, y, batch_size=run.batch_size)
+
+
 class Batches(keras.utils.PyDataset):
     """Batches that can be asked for by their number."""
 

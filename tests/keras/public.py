@@ -39,8 +39,11 @@ def listen() -> dict[str, Any]:
     """Train while others come and go."""
     before = [ef_keras.rank(), ef_keras.world_size(), ef_keras.is_rank_zero()]
     listening, model = Listening(), compiled(net())
+    decaying = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.99)
+    backup = keras.callbacks.BackupAndRestore((read_environment().run_dir or Path()) / "backup", save_freq=3)
+    callbacks = [listening, decaying, backup]
     history = ef_keras.fit(
-        model, *data(64), batch_size=4, epochs=10_000, verbose=0, callbacks=[listening], log_workers=False
+        model, *data(64), batch_size=4, epochs=10_000, verbose=0, callbacks=callbacks, log_workers=False
     ).history
     return {
         "before": before,

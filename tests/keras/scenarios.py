@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -108,6 +109,35 @@ def refuse_replicas() -> str:
     if ef_keras.is_rank_zero():
         return _message(lambda: model.evaluate(x, y, verbose=0, callbacks=ef_keras.callbacks()))
     return _message(lambda: model.fit(x, y, verbose=0, callbacks=ef_keras.callbacks()))
+
+
+class Inner(CustomStep):
+    """A model within it has an optimizer of its own, which makes the updates."""
+
+    def __init__(self, *, known: bool) -> None:
+        super().__init__()
+        self.inner.compile(keras.optimizers.SGD(0.1, name="within"))
+        if known:
+            self.others = {"inner": self.inner.optimizer}
+
+    def train_step(self, *args: Any) -> Any:
+        outer, self.optimizer = self.optimizer, self.inner.optimizer
+        try:
+            return super().train_step(*args)
+        finally:
+            self.optimizer = outer
+
+
+def refuse_optimizer_of_a_model_within() -> list[str]:
+    """What comes of a training whose step uses it, if nobody knows of it, and if it is in a dict of the model's."""
+    Failing.tell = lambda self, error: None  # type: ignore[method-assign]
+    found = []
+    for known in (False, True):
+        model = Inner(known=known)
+        model.compile(keras.optimizers.SGD(), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        found.append(_message(lambda: model.fit(*data(), verbose=0, callbacks=ef_keras.callbacks())))  # noqa: B023
+        found.append(str("apply" in vars(model.inner.optimizer)))
+    return found
 
 
 def _refusal(
@@ -313,6 +343,62 @@ def become_rank_zero() -> dict[str, bool]:
         wrote[name] = path.exists()
         callback.memory, session.rank = {"best": 0.3}, 0  # as rank 0 had it, before it was lost
     return wrote
+
+
+class Notes(keras.callbacks.ProgbarLogger):
+    """Notes which of its hooks were called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+        for name in ("on_train_begin", "on_epoch_begin", "on_epoch_end", "on_test_begin", "on_test_end"):
+            setattr(self, name, lambda *args, name=name, logs=None: self.seen.append([name, *args]))
+
+
+def take_over() -> dict[str, Any]:
+    """What callbacks that write do in a worker that becomes rank 0 in the middle of an epoch."""
+    folder = read_environment().run_dir or Path()
+    model = compiled(net())
+    first, second = (SimpleNamespace(rank=rank, newcomer=False) for rank in (0, 1))
+
+    def on_rank_zero(callback: Any, session: Any) -> Any:
+        callback.set_model(model)
+        callback.set_params({"verbose": 0, "epochs": 9, "steps": 9})
+        return OnRankZero(callback, session)
+
+    def backup(session: Any) -> Any:
+        return on_rank_zero(keras.callbacks.BackupAndRestore(folder / "backup", save_freq=1), session)
+
+    lost, next_one = backup(first), backup(second)
+    path = folder / "{epoch}-{batch}.weights.h5"
+    saving = on_rank_zero(keras.callbacks.ModelCheckpoint(path, save_freq=1, save_weights_only=True), second)
+    noting = on_rank_zero(Notes(), second)
+    for callback in (lost, next_one, saving, noting):
+        callback.on_train_begin()
+        callback.on_epoch_begin(2)
+        callback.on_train_batch_end(0, {})
+        callback.on_epoch_end(2, {})
+        callback.on_epoch_begin(3)
+        callback.on_test_begin()
+    next_one.memory = lost.memory
+    model.set_weights([weight + 1.0 for weight in model.get_weights()])  # the training has gone on since it was saved
+    before = model.get_weights()
+    second.rank = 0
+    noting.on_test_end()
+    for callback in (next_one, saving):
+        callback.on_train_batch_end(5, {})
+    metadata = json.loads((folder / "backup" / "training_metadata.json").read_text())
+    best = on_rank_zero(keras.callbacks.ModelCheckpoint(path, save_freq=1, save_weights_only=True), first)
+    best.on_train_begin()
+    best.memory = {"best": 0.25}  # of a checkpoint
+    return {
+        "weights are kept": all(np.array_equal(*pair) for pair in zip(before, model.get_weights(), strict=True)),
+        "begins at": model._initial_epoch,
+        "backup": metadata,
+        "saved": sorted(file.name for file in folder.glob("*.weights.h5")),
+        "seen": noting.wrapped.seen,
+        "best": best.wrapped.best,
+    }
 
 
 def look_at_hooks() -> dict[str, Any]:

@@ -82,6 +82,20 @@ def test_worker_that_becomes_rank_0_knows_which_model_was_the_best(tmp_path: Pat
     assert wrote == {"another is rank 0": False, "worse": False, "better": True}
 
 
+@pytest.mark.parametrize("backend", ["torch", pytest.param("tensorflow", marks=pytest.mark.thorough)])
+def test_callbacks_of_a_worker_that_becomes_rank_0_begin_what_has_begun(tmp_path: Path, backend: str) -> None:
+    with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
+        found = job.start(call, backend, "take_over").result()
+    assert found == {
+        "weights are kept": True,
+        "begins at": None,
+        "backup": {"epoch": 3, "batch": 5},
+        "saved": ["4-6.weights.h5"],
+        "seen": [["on_train_begin"], ["on_epoch_begin", 3], ["on_test_begin"], ["on_test_end"]],
+        "best": 0.25,
+    }
+
+
 @pytest.mark.parametrize("backend", ["tensorflow", "torch", ON_JAX])
 def test_progress_is_shown_by_rank_0_alone(tmp_path: Path, backend: str) -> None:
     with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:

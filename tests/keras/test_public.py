@@ -33,7 +33,7 @@ def test_all_workers_hear_of_a_newcomer_and_of_a_loss_at_the_same_steps(tmp_path
     assert found["before"] == [1, 2, False]
     assert of_newcomer["before"][0] >= 1
     assert of_newcomer["before"][2] is False
-    assert found["columns"] == of_newcomer["columns"] == ["accuracy", "loss"]
+    assert found["columns"] == of_newcomer["columns"] == ["accuracy", "learning_rate", "loss"]
 
 
 @pytest.mark.parametrize("backend", ["torch", "tensorflow"])

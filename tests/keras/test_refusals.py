@@ -56,6 +56,19 @@ def check_that_all_refuse(tmp_path: Path, case: str, problem: str, remedy: str) 
 
 
 @pytest.mark.parametrize("backend", ["torch", "tensorflow"])
+def test_update_of_a_model_within_the_model_is_refused_unless_its_optimizer_is_known(
+    tmp_path: Path, backend: str
+) -> None:
+    with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
+        unknown, left, known, clean = job.start(call, backend, "refuse_optimizer_of_a_model_within").result()
+    assert "with the optimizer of another model within it" in unknown
+    assert unknown.startswith("UnsupportedError: the model's train_step")
+    assert unknown.endswith("self.second_optimizer = self.inner.optimizer. Received: within")
+    assert known == "nothing was raised"
+    assert left == clean == "False"
+
+
+@pytest.mark.parametrize("backend", ["torch", "tensorflow"])
 def test_exception_of_one_worker_ends_the_others(tmp_path: Path, backend: str) -> None:
     with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
         workers = job.start_world(2, call, backend, "raise_in_one_worker")

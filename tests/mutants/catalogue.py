@@ -379,8 +379,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="next-rank-zero-forgets-the-best",
         file="ef_keras/rank_zero.py",
-        old="            self.wrapped.on_train_begin()\n            restore(self.wrapped, self.memory)\n",
-        new="            self.wrapped.on_train_begin()\n",
+        old="            begin()\n        restore(self.wrapped, self._memory)\n",
+        new="            begin()\n",
         harm="When the first worker is lost, the ModelCheckpoint of the next one saves a worse model over the best.",
     ),
     Mutant(
