@@ -11,6 +11,7 @@ from torch.nn import Module, Parameter
 
 from ef_common.collectives.gradients.bucket_run import Confirmation, Weights
 from ef_common.collectives.gradients.buckets import BucketLayout
+from ef_common.collectives.gradients.module_buffers import ModuleBuffers
 from ef_common.collectives.gradients.pieces import Pieces
 from ef_common.collectives.gradients.reduction import Reduction, squared_norm
 from ef_common.collectives.gradients.sparse import sparse_parameters
@@ -65,6 +66,8 @@ class GradientReducer:
         buffers: Tensors of the module that take rank 0's values with each reduction; by default, its buffers.
 
     Attributes:
+        spares_equal: Buffers that have rank 0's values already are not written to, because further backward passes need
+            them; comparing takes time.
         fraction: Size of this worker's batch, as a part of a full one; its gradients weigh so much less.
         pieces: The global batch that the next gradients are of, if they are of one.
         wants_stop: Above 0 if this worker wants all to interrupt the training after the next reduction.
@@ -83,7 +86,9 @@ class GradientReducer:
         self._session = session
         self._module = module
         self._weights = weights
-        self._buffers = buffers
+        self._given_buffers = buffers
+        self._buffers: ModuleBuffers | None = None
+        self.spares_equal = False
         self.fraction = 1.0
         self.pieces: Pieces | None = None
         self.wants_stop = 0.0
@@ -125,8 +130,9 @@ class GradientReducer:
         if not chosen:
             self._layout = None
             return
-        buffers = list(self._module.buffers()) if self._buffers is None else list(self._buffers)
-        self._layout = BucketLayout(chosen, buffers, sparse_parameters(self._module))
+        self._buffers = ModuleBuffers(self._module) if self._given_buffers is None else None
+        buffers = self._given_buffers or () if self._buffers is None else self._buffers.tensors
+        self._layout = BucketLayout(chosen, list(buffers), sparse_parameters(self._module))
         self._handles = [hook(p, self._gradient_ready) for p in self._layout.hooked()]
 
     def _gradient_ready(self, parameter: Tensor) -> None:
@@ -143,6 +149,7 @@ class GradientReducer:
         self._take_in_new()
         if self._layout is None:
             return
+        self._follow_buffers(self._layout)
         if not self._layout.double_buffered:
             self._layout.own_gradients()
         self._reduction = Reduction(
@@ -163,6 +170,7 @@ class GradientReducer:
         reduction, self._reduction = self._reduction, None
         if reduction is None:
             return None
+        self._follow_buffers(reduction.layout)  # a backward pass with checkpoints runs code of forward passes
         reduction.wants_stop, reduction.finds = self.wants_stop, self.finds
         reduction.measures = self.measures()
         reduction.asks = self.asks() if reduction.measures else 0.0
@@ -183,7 +191,7 @@ class GradientReducer:
         if contributors.world_size > 1:
             if confirmation is not None:
                 self._session.run(confirmation)  # everybody has the result: the buckets may be changed
-            reduction.apply()
+            reduction.apply(spares_equal=self.spares_equal)
             if reduction.measures:
                 local = reduction.squared_norms / contributors.world_size
                 self.on_measured(local, squared_norm(reduction.layout), reduction.asked)
@@ -199,6 +207,11 @@ class GradientReducer:
         if self._reduction is not None:
             self._reduction.skipped = True
         return self.after_backward()
+
+    def _follow_buffers(self, layout: BucketLayout) -> None:
+        """The module's code may have put other tensors in the place of its buffers."""
+        if self._buffers is not None and self._buffers.follow():
+            layout.follow_buffers([tensor.detach() for tensor in self._buffers.tensors])
 
     def _take_in_new(self) -> None:
         if self._inventory is not None and not self._inventory.changed():

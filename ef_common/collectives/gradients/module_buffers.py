@@ -1,0 +1,63 @@
+"""A module's buffers by their places, since its code may put another tensor in the place of one.
+
+`self.center = 0.9 * self.center + 0.1 * mean` is such code: from then on the buffer is another tensor.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+
+class ModuleBuffers:
+    """The buffers that a module has now.
+
+    A tensor that takes the place of one of them counts as long as it has the same type, shape and device. One that has
+    not may be a worker's own, a table for longer sequences for example, and is left alone.
+
+    Args:
+        module: The module.
+
+    Attributes:
+        tensors: The buffers; each once, in the order of `module.buffers()`.
+    """
+
+    def __init__(self, module: Module) -> None:
+        places: dict[int, tuple[dict[str, Tensor | None], str, Tensor]] = {}
+        for owner in module.modules():
+            for name, tensor in owner._buffers.items():
+                if tensor is not None:
+                    places.setdefault(id(tensor), (owner._buffers, name, tensor))
+        self._places = [(entries, name) for entries, name, _ in places.values()]
+        self.tensors = [tensor for _, _, tensor in places.values()]
+
+    def follow(self) -> bool:
+        """Take the tensors that are in these places now. Returns whether there is a new one."""
+        found = False
+        for index, (entries, name) in enumerate(self._places):
+            tensor, known = entries.get(name), self.tensors[index]
+            if tensor is not known and tensor is not None and _is_alike(tensor, known):
+                if not _can_be_written(tensor):
+                    entries[name] = tensor = tensor.clone()
+                self.tensors[index], found = tensor, True
+        return found
+
+    def take_back(self) -> None:
+        """Put the known tensors in their places again, with the values that are there now."""
+        for (entries, name), known in zip(self._places, self.tensors, strict=True):
+            tensor = entries.get(name)
+            if tensor is not known and tensor is not None and _is_alike(tensor, known):
+                with torch.no_grad():
+                    known.copy_(tensor)
+                entries[name] = known
+
+
+def _is_alike(tensor: Tensor, known: Tensor) -> bool:
+    return tensor.dtype == known.dtype and tensor.shape == known.shape and tensor.device == known.device
+
+
+def _can_be_written(tensor: Tensor) -> bool:
+    """Whether values can be put into it: it was not made by `expand`, nor in an evaluation under `inference_mode`."""
+    expanded = any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
+    return not expanded and not tensor.is_inference()
