@@ -29,6 +29,7 @@ from ef_lightning.metrics import MetricSync, leaving_no_trace
 from ef_lightning.progress import TrainerProgress
 from ef_lightning.start import agree_on_trainer
 from ef_lightning.stream_evaluation import StreamEvaluationLoader
+from ef_lightning.throughput import ThroughputMonitors
 from ef_lightning.walk_evaluation import WalkEvaluationLoader
 from ef_lightning.walk_reading import has_no_positions, tell_cost
 
@@ -59,6 +60,7 @@ class Run:
         self.fit = Fit(strategy, worker, trainer, stays_one=self.stays_one) if self._fits else None
         self.logged: Logged | None = None
         self._progress = TrainerProgress(trainer, self._session)
+        self._throughput = ThroughputMonitors(trainer, self._session, self._host)
         self._logs: Logs | None = None
         self._metrics: MetricSync | None = None
         self._default_group: DefaultGroup | None = None
@@ -101,6 +103,7 @@ class Run:
         """What loggers receive from here on survives the loss of rank 0."""
         self._logs = Logs(self._trainer, self._session, self._host)
         self._logs.attach()
+        self._throughput.attach()
 
     def set_up(self) -> None:
         """The model is on its device."""
@@ -141,6 +144,7 @@ class Run:
         if self._metrics is not None:
             self._metrics.disconnect()
         self._progress.end()
+        self._throughput.detach()
         self._session.on_last_leave = None
         self._close_evaluation_loaders()
         hooks.release_loaders(self._trainer)
@@ -155,6 +159,7 @@ class Run:
         if self._logs is not None:
             self._logs.follow_ranks()
         self._progress.follow_ranks()
+        self._throughput.follow_view()
 
     def connect_metrics(self) -> None:
         """Connect metrics that may have been made since the setup."""
