@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from ef_common.collectives import torch_operations as operations
+from ef_common.collectives.gradients.module_buffers import ModuleBuffers
 from ef_common.collectives.torch_default_group import DefaultGroup, install, remove
 from ef_common.data.torch_loader import plain
 from ef_common.errors import UnsupportedError
@@ -125,7 +126,7 @@ class Run:
     def _agree_on_start(self) -> None:
         """Take over rank 0's weights and loggers in all workers."""
         module, session = self._trainer.lightning_module, self._session
-        first = operations.FirstRankValues([*module.parameters(), *module.buffers()], session)
+        first = operations.FirstRankValues([*module.parameters(), *ModuleBuffers(module).tensors], session)
         with leaving_cleanly(), torch.no_grad():
             session.run(first)
             if session.completed_in.world_size > 1:

@@ -253,6 +253,7 @@ class Replacing(nn.Module):
         self.register_buffer("center", torch.zeros(4))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
         self.register_buffer("table", torch.arange(3.0))
+        self.register_buffer("wide", torch.ones(1).expand(4))
 
     def forward(self, x: Tensor) -> Tensor:
         if self.kind == "attached":

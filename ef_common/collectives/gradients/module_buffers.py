@@ -30,7 +30,7 @@ class ModuleBuffers:
                 if tensor is not None:
                     places.setdefault(id(tensor), (owner._buffers, name, tensor))
         self._places = [(entries, name) for entries, name, _ in places.values()]
-        self.tensors = [tensor for _, _, tensor in places.values()]
+        self.tensors = [_writable(*place) for place in places.values()]
 
     def follow(self) -> bool:
         """Take the tensors that are in these places now. Returns whether there is a new one."""
@@ -38,9 +38,7 @@ class ModuleBuffers:
         for index, (entries, name) in enumerate(self._places):
             tensor, known = entries.get(name), self.tensors[index]
             if tensor is not known and tensor is not None and _is_alike(tensor, known):
-                if not _can_be_written(tensor):
-                    entries[name] = tensor = tensor.clone()
-                self.tensors[index], found = tensor, True
+                self.tensors[index], found = _writable(entries, name, tensor), True
         return found
 
     def take_back(self) -> None:
@@ -57,7 +55,12 @@ def _is_alike(tensor: Tensor, known: Tensor) -> bool:
     return tensor.dtype == known.dtype and tensor.shape == known.shape and tensor.device == known.device
 
 
-def _can_be_written(tensor: Tensor) -> bool:
-    """Whether values can be put into it: it was not made by `expand`, nor in an evaluation under `inference_mode`."""
+def _writable(entries: dict[str, Tensor | None], name: str, tensor: Tensor) -> Tensor:
+    """The tensor in a place, or a copy that replaces it.
+
+    Nobody can write into one that was made by `expand`, nor into one of an evaluation (under `inference_mode`).
+    """
     expanded = any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
-    return not expanded and not tensor.is_inference()
+    if expanded or tensor.is_inference():
+        entries[name] = tensor = tensor.clone()
+    return tensor
