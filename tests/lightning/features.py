@@ -190,10 +190,18 @@ def talking(pl: Any) -> Any:
 
 @feature
 def data_module(pl: Any) -> Any:
-    """`prepare_data` once on each node, before anybody's `setup`."""
-    path = (read_environment().run_dir or Path()) / "prepared"
+    """`prepare_data` once on each node, or once for all nodes, before anybody's `setup`."""
+    return [_prepared(pl, per_node=per_node) for per_node in (True, False)]
+
+
+def _prepared(pl: Any, *, per_node: bool) -> Any:
+    path = (read_environment().run_dir or Path()) / f"prepared-{per_node}"
 
     class Data(pl.LightningDataModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.prepare_data_per_node = per_node
+
         def prepare_data(self) -> None:
             assert not path.exists()
             path.write_text("29")
