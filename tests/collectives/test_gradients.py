@@ -284,6 +284,16 @@ def test_tensors_in_the_place_of_buffers_become_those_of_rank_0(kind: str) -> No
     assert [len(result["table"]) for result in results] == [12, 9]  # of which each has one of its own
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_modules_of_jit_are_reduced() -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))), nn.Linear(4, 2))
+
+    results = reduced(make, mean_loss, steps=2)
+    assert results[0].keys() == results[1].keys()
+    assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
+
+
 @pytest.mark.parametrize("spares_equal", [True, False])
 def test_equal_buffers_are_spared_for_another_backward_pass_of_the_same_graph(spares_equal: bool) -> None:
     def act(rank: int, group: Group) -> list[Tensor]:

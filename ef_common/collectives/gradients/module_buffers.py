@@ -5,6 +5,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import Module
@@ -26,29 +30,41 @@ class ModuleBuffers:
     def __init__(self, module: Module) -> None:
         places: dict[int, tuple[dict[str, Tensor | None], str, Tensor]] = {}
         for owner in module.modules():
-            for name, tensor in owner._buffers.items():
+            entries = owner._buffers
+            for name, tensor in entries.items():
                 if tensor is not None:
-                    places.setdefault(id(tensor), (owner._buffers, name, tensor))
-        self._places = [(entries, name) for entries, name, _ in places.values()]
+                    places.setdefault(id(tensor), (entries, name, tensor))
+        self._places = [(entries, finder(entries), name) for entries, name, _ in places.values()]
         self.tensors = [_writable(*place) for place in places.values()]
 
     def follow(self) -> bool:
         """Take the tensors that are in these places now. Returns whether there is a new one."""
         found = False
-        for index, (entries, name) in enumerate(self._places):
-            tensor, known = entries.get(name), self.tensors[index]
+        for index, (entries, find, name) in enumerate(self._places):
+            tensor, known = find(name), self.tensors[index]
             if tensor is not known and tensor is not None and _is_alike(tensor, known):
                 self.tensors[index], found = _writable(entries, name, tensor), True
         return found
 
     def take_back(self) -> None:
         """Put the known tensors in their places again, with the values that are there now."""
-        for (entries, name), known in zip(self._places, self.tensors, strict=True):
-            tensor = entries.get(name)
+        for (entries, find, name), known in zip(self._places, self.tensors, strict=True):
+            tensor = find(name)
             if tensor is not known and tensor is not None and _is_alike(tensor, known):
                 with torch.no_grad():
                     known.copy_(tensor)
                 entries[name] = known
+
+
+def finder(entries: Any) -> Callable[[str], Any]:
+    """What finds an entry of a module's by its name, or None. Modules of `torch.jit` keep theirs in no dict."""
+    return entries.get if isinstance(entries, dict) else partial(_found, entries)
+
+
+def _found(entries: Any, name: str) -> Any:
+    if name not in entries:
+        return None
+    return entries[name]
 
 
 def _is_alike(tensor: Tensor, known: Tensor) -> bool:

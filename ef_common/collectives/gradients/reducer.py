@@ -11,7 +11,7 @@ from torch.nn import Module, Parameter
 
 from ef_common.collectives.gradients.bucket_run import Confirmation, Weights
 from ef_common.collectives.gradients.buckets import BucketLayout
-from ef_common.collectives.gradients.module_buffers import ModuleBuffers
+from ef_common.collectives.gradients.module_buffers import ModuleBuffers, finder
 from ef_common.collectives.gradients.pieces import Pieces
 from ef_common.collectives.gradients.reduction import Reduction, squared_norm
 from ef_common.collectives.gradients.sparse import sparse_parameters
@@ -42,7 +42,8 @@ class Inventory:
     def __init__(self, module: Module) -> None:
         modules = list(module.modules())
         self._sizes = [(d, len(d)) for m in modules for d in (m._parameters, m._modules)]
-        self._parameters = [(m._parameters, name, p) for m in modules for name, p in m._parameters.items()]
+        owned = [m._parameters for m in modules]
+        self._parameters = [(finder(entries), name, p) for entries in owned for name, p in entries.items()]
         self._frozen = [p for p in module.parameters() if not p.requires_grad]
 
     def changed(self) -> bool:
@@ -50,8 +51,8 @@ class Inventory:
         for entries, size in self._sizes:
             if len(entries) != size:
                 return True
-        for entries, name, parameter in self._parameters:
-            if entries.get(name) is not parameter:
+        for find, name, parameter in self._parameters:
+            if find(name) is not parameter:
                 return True
         return any(parameter.requires_grad for parameter in self._frozen)
 
