@@ -68,6 +68,8 @@ def check_trainer(trainer: Any, host: LightningHost, *, elastic: bool, saved: bo
             "workers could come and go. Use training_step(batch, batch_idx)"
         )
     _check_parameters(module)
+    if elastic:
+        _check_buffers(module)
     if elastic or saved:
         _check_callbacks(trainer)
 
@@ -159,4 +161,13 @@ def _check_parameters(module: torch.nn.Module) -> None:
             raise UnsupportedError(
                 "a sharded parameter (FSDP2, tensor parallel) cannot be kept: ElasticFlow keeps the whole model "
                 f"in every worker. Leave out `fully_shard` or `parallelize_module`. Received: {name}"
+            )
+
+
+def _check_buffers(module: torch.nn.Module) -> None:
+    for name, buffer in module.named_buffers():
+        if buffer.layout != torch.strided:
+            raise UnsupportedError(
+                "a sparse buffer cannot be kept equal in all workers. Make it dense, or an attribute that is no buffer "
+                f"(`self.adjacency = …`, without `register_buffer`). Received: {name} of {buffer.layout}"
             )

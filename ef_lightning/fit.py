@@ -23,6 +23,7 @@ from ef_common.data import global_batches
 from ef_common.data.claiming import Claiming
 from ef_common.data.meter import Meter
 from ef_common.data.torch_determinism import Determinism
+from ef_common.data.torch_order import batch_size_of
 from ef_common.data.torch_walk import WalkedLoader
 from ef_common.data.workers import WorkersWatch, hook_of
 from ef_common.errors import UnsupportedError, UsageError
@@ -211,6 +212,7 @@ class Fit:
         trainer, session, strategy = self._trainer, self._session, self._strategy
         check_optimizers(strategy.optimizers)
         self.reducer = GradientReducer(session, trainer.lightning_module, weights=self.weights)
+        self.reducer.spares_equal = not trainer.lightning_module.automatic_optimization
         self._measure_noise(self.reducer)
         if not self._settings.deterministic:
             self.reducer.attach()
@@ -492,8 +494,7 @@ class Fit:
                 "it out, or combine the data sets, for example with torch.utils.data.StackDataset. "
                 f"Received: {len(dataloader.loaders)} training DataLoaders"
             )
-        # A loader without a batch size is refused where it is wrapped.
-        batch_size = dataloader.batch_size or size
+        batch_size = batch_size_of(dataloader)
         return global_batches.global_batch(size, batch_size, deterministic=self._settings.deterministic)
 
     def settle_length(self) -> None:

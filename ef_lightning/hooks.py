@@ -1286,6 +1286,12 @@ def _shown_stats(
         return {k: float(v) if isinstance(v, Tensor) else v for k, v in extract(trainer, interval).items()}
 
 
+def set_workers_measured(monitor: Any, world_size: int) -> None:
+    """Tell a ThroughputMonitor how many workers there are, by which it multiplies what it measures in its own."""
+    for throughput in monitor._throughputs.values():
+        throughput.world_size = world_size
+
+
 def prepare_batch(trainer: Any, batch: Any) -> Any:
     """Prepare a batch as the training loop does before a step."""
     batch = trainer.precision_plugin.convert_input(batch)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_max, dim_zero_min
 
 from ef_common.collectives import torch_operations as operations
 from ef_common.core.view import SOLO
@@ -39,6 +40,29 @@ def metrics_within(module: Module, attribute: str) -> list[str]:
 def state_of(metric: Metric) -> dict[str, Any]:
     """The accumulated state of a metric."""
     return dict(metric.metric_state)
+
+
+def extremes_of(module: Module) -> dict[str, dict[str, Any]]:
+    """State and number of updates of metrics that keep only largest or smallest values, such as `MaxMetric`, by name.
+
+    The best value of a whole training is kept in one. A worker that takes over such a state adds nothing to what all
+    workers have together.
+    """
+    return {
+        name: {"state": state_of(metric), "updates": metric.update_count}
+        for name, metric in metrics_of(module).items()
+        if metric._reductions and all(reduce in (dim_zero_max, dim_zero_min) for reduce in metric._reductions.values())
+    }
+
+
+def take_extremes(module: Module, extremes: dict[str, dict[str, Any]]) -> None:
+    """Take over these states of another worker."""
+    metrics = metrics_of(module)
+    for name in extremes.keys() & metrics.keys():
+        metric = metrics[name]
+        for key, value in extremes[name]["state"].items():
+            setattr(metric, key, value.to(metric.device, copy=True))
+        metric._update_count, metric._computed = extremes[name]["updates"], None
 
 
 class MetricSync:

@@ -135,6 +135,7 @@ LIGHTNING: tuple[Part, ...] = tuple(
         listed("fit_loop.epoch_loop", "_get_monitor_value(_)", "LoggingHooks", replaced=True),
         listed("host.callbacks.ModelCheckpoint", "_monitor_candidates(_)", "LoggingHooks", replaced=True),
         listed("host.callbacks.LearningRateMonitor", "_extract_stats(_, _)", "show_rates", replaced=True),
+        listed("throughput_monitor", "_throughputs", "set_workers_measured", dict),
         # ------------------------------------------------------------ checkpoints
         listed("trainer", "_checkpoint_connector", "load_checkpoint"),
         listed("trainer._checkpoint_connector", "_loaded_checkpoint", "load_checkpoint", dict),
@@ -203,6 +204,7 @@ _CLASSES = {
     "metadata": "trainer.connectors.logger_connector.result._Metadata",
     "sync": "trainer.connectors.logger_connector.result._Sync",
     "model_checkpoint": "callbacks.ModelCheckpoint",
+    "throughput_monitor": "callbacks.ThroughputMonitor",
     "csv_logger": "loggers.csv_logs.CSVLogger",
     "csv_writer": "loggers.csv_logs.ExperimentWriter",
     "tensorboard_logger": "loggers.tensorboard.TensorBoardLogger",

@@ -28,6 +28,7 @@ from ef_common.errors import ElasticFlowError
 from ef_lightning import hooks, own_files
 from ef_lightning.checkpoints import TrainerCheckpoints
 from ef_lightning.host import LightningHost
+from ef_lightning.metrics import extremes_of, take_extremes
 from ef_lightning.parameter_groups import follow, groups_of
 from ef_lightning.plain_checkpoint import CHECKPOINT_KEY
 from ef_lightning.random_state import random_state
@@ -234,6 +235,7 @@ class TrainerState:
             "fields": hooks.loop_fields(trainer),
             "metrics": hooks.metric_dicts(trainer),
             "logged": hooks.log_state(trainer),
+            "extremes": extremes_of(module),
             "checkpoint_callbacks": written_by(trainer, self._host),
             "loggers": hooks.logger_versions(trainer),
         }
@@ -298,6 +300,7 @@ class TrainerState:
             metrics.update(state["metrics"][name])
         self._adopted()
         hooks.load_log_state(trainer, self._host, state["logged"])
+        take_extremes(trainer.lightning_module, state.get("extremes", {}))
         if self._reducer is not None:
             self._reducer.attach(state["reduced"])
 

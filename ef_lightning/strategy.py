@@ -187,8 +187,18 @@ class ElasticMixin(CollectivesMixin):
 
     @property
     def node_rank(self) -> int:
-        """Nodes have no fixed rank; the worker's own rank serves."""
-        return self.global_rank
+        """Place of this worker's node in the current view; a newcomer's comes last.
+
+        The first node is one with a local rank 0: that worker alone prepares data if `prepare_data_per_node` is False.
+        """
+        if self._worker is None:
+            return 0
+        session = self._worker.session
+        if session.newcomer:
+            return session.rank
+        members = sorted(session.view.members, key=lambda member: member.local_rank > 0)
+        nodes = [*dict.fromkeys(member.node for member in members)]
+        return nodes.index(session.worker.node) if session.worker.node in nodes else len(nodes)
 
     @property
     def root_device(self) -> torch.device:

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from ef_common.collectives import torch_operations as operations
+from ef_common.collectives.gradients.module_buffers import ModuleBuffers
 from ef_common.collectives.torch_default_group import DefaultGroup, install, remove
 from ef_common.data.torch_loader import plain
 from ef_common.errors import UnsupportedError
@@ -29,6 +30,7 @@ from ef_lightning.metrics import MetricSync, leaving_no_trace
 from ef_lightning.progress import TrainerProgress
 from ef_lightning.start import agree_on_trainer
 from ef_lightning.stream_evaluation import StreamEvaluationLoader
+from ef_lightning.throughput import ThroughputMonitors
 from ef_lightning.walk_evaluation import WalkEvaluationLoader
 from ef_lightning.walk_reading import has_no_positions, tell_cost
 
@@ -59,6 +61,7 @@ class Run:
         self.fit = Fit(strategy, worker, trainer, stays_one=self.stays_one) if self._fits else None
         self.logged: Logged | None = None
         self._progress = TrainerProgress(trainer, self._session)
+        self._throughput = ThroughputMonitors(trainer, self._session, self._host)
         self._logs: Logs | None = None
         self._metrics: MetricSync | None = None
         self._default_group: DefaultGroup | None = None
@@ -101,6 +104,7 @@ class Run:
         """What loggers receive from here on survives the loss of rank 0."""
         self._logs = Logs(self._trainer, self._session, self._host)
         self._logs.attach()
+        self._throughput.attach()
 
     def set_up(self) -> None:
         """The model is on its device."""
@@ -122,7 +126,7 @@ class Run:
     def _agree_on_start(self) -> None:
         """Take over rank 0's weights and loggers in all workers."""
         module, session = self._trainer.lightning_module, self._session
-        first = operations.FirstRankValues([*module.parameters(), *module.buffers()], session)
+        first = operations.FirstRankValues([*module.parameters(), *ModuleBuffers(module).tensors], session)
         with leaving_cleanly(), torch.no_grad():
             session.run(first)
             if session.completed_in.world_size > 1:
@@ -141,6 +145,7 @@ class Run:
         if self._metrics is not None:
             self._metrics.disconnect()
         self._progress.end()
+        self._throughput.detach()
         self._session.on_last_leave = None
         self._close_evaluation_loaders()
         hooks.release_loaders(self._trainer)
@@ -155,6 +160,7 @@ class Run:
         if self._logs is not None:
             self._logs.follow_ranks()
         self._progress.follow_ranks()
+        self._throughput.follow_view()
 
     def connect_metrics(self) -> None:
         """Connect metrics that may have been made since the setup."""

@@ -63,7 +63,7 @@ class FirstRankValues(operations.FirstRank):
     def apply(self) -> None:
         """Write rank 0's values into the tensors."""
         for bucket in () if self.equal else self._buckets:
-            torch._foreach_copy_(bucket.sources, bucket.views)
+            bucket.write_values()
 
     def _contents(self) -> Iterator[Any]:
         for tensor in self._tensors:

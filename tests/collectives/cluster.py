@@ -6,6 +6,7 @@ A member that raises `Died` is lost: the others' groups break, and they get the 
 from __future__ import annotations
 
 import copy
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -82,7 +83,7 @@ class ThreadGroup:
         if complete:
             if isinstance(value, Tensor):
                 tensors = [meeting.values[rank] for rank in range(meeting.size)]
-                total = torch.stack(tensors).sum(0).to(value.dtype)
+                total = functools.reduce(torch.add, tensors)  # as Gloo does: two negative zeros make one
                 for tensor in tensors:
                     tensor.copy_(total)
             meeting.done.set()

@@ -243,6 +243,85 @@ def test_buffers_of_every_type_become_those_of_rank_0() -> None:
     assert results[1]["scale"].tolist() == [1.0, 1.0, 1.0]
 
 
+class Replacing(nn.Module):
+    """Puts other tensors in the place of its buffers, as a running mean often does."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.net = nn.Linear(4, 4)
+        self.register_buffer("center", torch.zeros(4))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("table", torch.arange(3.0))
+        self.register_buffer("wide", torch.ones(1).expand(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "attached":
+            self.center = 0.5 * self.center.detach() + self.net(x).mean(0)
+        elif self.kind == "expanded":
+            self.center = x.detach().mean().expand(4)
+        else:
+            with torch.inference_mode(self.kind == "inference"):
+                self.center = 0.5 * self.center + x.mean(0)
+        self.count = self.count + len(x)
+        self.table = torch.arange(float(len(self.table) + len(x)))
+        found: Tensor = self.net(x)
+        return found
+
+
+@pytest.mark.parametrize("kind", ["plain", "attached", "expanded", "inference"])
+def test_tensors_in_the_place_of_buffers_become_those_of_rank_0(kind: str) -> None:
+    def loss(module: nn.Module, rank: int) -> Tensor:
+        found: Tensor = module(batch(rank)[: 3 - rank]).square().mean()
+        return found
+
+    def make() -> nn.Module:
+        return Replacing(kind)
+
+    results = reduced(make, loss, steps=3)
+    assert torch.equal(results[0]["center"], results[1]["center"])
+    assert [int(result["count"]) for result in results] == [9, 9]
+    assert [len(result["table"]) for result in results] == [12, 9]  # of which each has one of its own
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_modules_of_jit_are_reduced() -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))), nn.Linear(4, 2))
+
+    results = reduced(make, mean_loss, steps=2)
+    assert results[0].keys() == results[1].keys()
+    assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
+
+
+@pytest.mark.parametrize("spares_equal", [True, False])
+def test_equal_buffers_are_spared_for_another_backward_pass_of_the_same_graph(spares_equal: bool) -> None:
+    def act(rank: int, group: Group) -> list[Tensor]:
+        module = seeded(small)
+        module.register_buffer("scale", torch.tensor([-0.0, 1.0]))
+        module.register_buffer("mask", torch.tensor([True, False]))
+        module.register_buffer("own", torch.tensor([0.0, -0.0]) if rank else torch.tensor([-0.0, 0.0]))
+        session: Any = OneView(rank, group, 2)
+        reducer = GradientReducer(session, module, weights=weights)
+        reducer.spares_equal = spares_equal
+        reducer.attach()
+        found = (module(batch(rank)) * module.scale).masked_fill(module.mask, 1.0)
+        for value in (found.sum(), found.square().sum()):
+            reducer.before_backward()
+            value.backward(retain_graph=True)
+            reducer.after_backward()
+        group.all_gather(b"")
+        return [module.own, module.scale]
+
+    if not spares_equal:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            in_world(2, act)
+        return
+    for own, scale in in_world(2, act):
+        assert own.signbit().tolist() == [True, False]
+        assert scale.signbit().tolist() == [True, False]
+
+
 def test_gradient_of_weight_zero_may_be_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{__name__}.WEIGHTS", (1.0, 0.0))
 

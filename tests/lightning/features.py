@@ -117,6 +117,49 @@ def buffers_are_those_of_rank_0(pl: Any) -> Any:
 
 
 @feature
+def buffers_that_are_replaced(pl: Any) -> Any:
+    """A running mean that is another tensor after each step, and a mask that `expand` has made."""
+
+    class Centered(training.regression(pl)):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("center", torch.zeros(4))
+            self.register_buffer("mask", torch.ones(1).expand(4))
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            index, features, target = batch
+            self.center = 0.9 * self.center + 0.1 * features.mean(0)
+            return super().training_step((index, (features - self.center) * self.mask, target), batch_idx)
+
+    module = Centered()
+    fit(pl, module)
+    return training.weights(module)
+
+
+@feature
+def two_losses_of_one_forward_pass(pl: Any) -> Any:
+    """By hand, with a BatchNorm layer that is frozen: its statistics are needed by both backward passes."""
+
+    class Twice(training.regression(pl)):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+            self.net.insert(1, nn.BatchNorm1d(8))
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            self.net[1].eval()
+            found = self.net(batch[1])
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward((found - batch[2]).square().mean(), retain_graph=True)
+            self.manual_backward(found.abs().mean())
+            optimizer.step()
+
+    module = Twice()
+    return [fit(pl, module).global_step, training.weights(module)]
+
+
+@feature
 def talking(pl: Any) -> Any:
     """Collectives that users call, in a step and outside."""
 
@@ -147,10 +190,18 @@ def talking(pl: Any) -> Any:
 
 @feature
 def data_module(pl: Any) -> Any:
-    """`prepare_data` once on each node, before anybody's `setup`."""
-    path = (read_environment().run_dir or Path()) / "prepared"
+    """`prepare_data` once on each node, or once for all nodes, before anybody's `setup`."""
+    return [_prepared(pl, per_node=per_node) for per_node in (True, False)]
+
+
+def _prepared(pl: Any, *, per_node: bool) -> Any:
+    path = (read_environment().run_dir or Path()) / f"prepared-{per_node}"
 
     class Data(pl.LightningDataModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.prepare_data_per_node = per_node
+
         def prepare_data(self) -> None:
             assert not path.exists()
             path.write_text("29")

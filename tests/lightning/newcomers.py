@@ -380,3 +380,28 @@ def picky(pl: Any) -> dict[str, Any]:
 
     refuses = [Picky()]
     return {"module": refuses[0], "callbacks": [Remembering()]}
+
+
+@program
+def best(pl: Any) -> dict[str, Any]:
+    """Keeps the best value of the whole training, which is that of its first epoch."""
+    from torchmetrics import MaxMetric
+
+    class Best(base(pl)):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.best = MaxMetric()
+
+        def on_train_start(self) -> None:
+            self.best.reset()  # of what the sanity check has left
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            pass
+
+        def on_validation_epoch_end(self) -> None:
+            self.best.update(10.0 - self.current_epoch)
+
+        def on_train_end(self) -> None:
+            self.notes.append(float(self.best.compute()))
+
+    return {"module": Best(), "loaders": [training.loader(LENGTH), training.loader(9)]}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
+from ef_common.core.view import Member, View
 from ef_lightning import strategy_for
 from tests.lightning import training
 from tests.lightning.conftest import HOSTS
@@ -48,3 +50,27 @@ def test_strategy_answers_as_lightnings_own_before_a_fit_and_after_it(host: str,
         return before, answers(trainer, tmp_path / "after.ckpt")
 
     assert before_and_after(strategy_for(host)()) == before_and_after("auto")
+
+
+@pytest.mark.parametrize(
+    ("places", "expected"),
+    [
+        (["a 1", "a 0", "b 0", "b 1"], [0, 0, 1, 1]),  # local ranks come in any order
+        (["a 1", "b 1", "b 0"], [1, 0, 0]),  # one of the first node is lost
+        (["a 1", "b 1"], [0, 1]),
+    ],
+)
+def test_one_worker_prepares_data_for_all_nodes(places: list[str], expected: list[int]) -> None:
+    named = [(f"w{rank}", *place.split()) for rank, place in enumerate(places)]
+    members = tuple(Member(name, node, "127.0.0.1", int(local), 2) for name, node, local in named)
+    found = []
+    for member in members:
+        strategy = strategy_for(HOSTS[0])()
+        strategy._worker = cast(Any, SimpleNamespace(session=SimpleNamespace(newcomer=False, rank=0)))
+        vars(strategy._worker.session).update(worker=member, view=View(1, members))
+        found.append(strategy.node_rank)
+        strategy._worker.session.newcomer, strategy._worker.session.rank = True, len(members)
+        assert strategy.node_rank == len(members)
+    assert found == expected
+    preparing = [rank == member.local_rank == 0 for rank, member in zip(found, members, strict=True)]
+    assert sum(preparing) == any(member.local_rank == 0 for member in members)

@@ -37,7 +37,7 @@ def test_features_of_a_world_of_two(run: Callable[..., list[Any]], host: str) ->
         "world": 2,
         "zero": True,
     }
-    assert first["data_module"][0] == 8
+    assert [steps for steps, _ in first["data_module"]] == [8, 8]
     assert first["own_sampler"][0] == 2 * 32
     assert first["validation_schedules"] == {  # the sanity check is the first 0
         "fraction": [0, 2, 4, 6, 8],

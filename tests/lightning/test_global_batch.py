@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
 
 from ef_common.data.sample import Sample
 from ef_common.data.torch_loader import PlannedLoader
@@ -58,6 +58,14 @@ def test_no_forward_pass_is_larger_than_a_batch_of_the_loader(deterministic: boo
     assert (trainer.global_step, trainer.num_training_batches) == (3, 3)
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_loader_with_a_batch_sampler_of_torch_reads_each_sample(deterministic: bool) -> None:
+    module, data = Watched(), training.data(24)
+    trainer = training.trainer(pl, strategy(global_batch_size=8, deterministic=deterministic), max_epochs=1)
+    trainer.fit(module, DataLoader(data, batch_sampler=BatchSampler(SequentialSampler(data), 4, drop_last=False)))
+    assert module.sizes == [4] * 6
+
+
 def test_value_of_a_step_is_that_of_its_first_pass() -> None:
     class Seeing(pl.Callback):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
@@ -90,6 +98,33 @@ def test_what_is_logged_is_that_of_the_whole_batch() -> None:
     theirs.fit(plain, training.loader(29, 12))
     assert ours.callback_metrics["seen"] == 29
     torch.testing.assert_close(ours.callback_metrics["loss_epoch"], theirs.callback_metrics["loss_epoch"])
+
+
+class Centered(Regression):  # type: ignore[misc, valid-type]
+    """Subtracts a running mean, which is written into its buffer, or takes its place."""
+
+    def __init__(self, *, replaces: bool) -> None:
+        super().__init__()
+        self.replaces = replaces
+        self.register_buffer("center", torch.zeros(4))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        index, features, target = batch
+        if self.replaces:
+            self.center = 0.5 * self.center + features.mean(0)
+        else:
+            self.center.mul_(0.5).add_(features.mean(0))
+        return self.loss((index, features - self.center, target))
+
+
+def test_tensors_in_the_place_of_buffers_have_the_same_bits() -> None:
+    weights = []
+    for replaces in (False, True):
+        module = Centered(replaces=replaces)
+        trainer = training.trainer(pl, strategy(global_batch_size=8, deterministic=True), max_epochs=1)
+        trainer.fit(module, training.loader())
+        weights.append(training.weights(module))
+    assert weights[0] == weights[1]
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])

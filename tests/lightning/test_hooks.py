@@ -108,6 +108,7 @@ def others(host: str) -> dict[str, Any]:
         "parallel_strategy": importlib.import_module(f"{host}.strategies").DDPStrategy(),
         "csv_logger": pl.loggers.CSVLogger("unwritten"),
         "model_checkpoint": pl.callbacks.ModelCheckpoint("unwritten"),
+        "throughput_monitor": pl.callbacks.ThroughputMonitor(batch_size_fn=len),
         "recorder": recorder,
         "metric": metric,
         "loader": loader,

@@ -88,6 +88,16 @@ def test_layers_that_are_unfrozen_are_alike_in_newcomers_that_take_over(job: Job
     job.audit()
 
 
+def test_best_value_of_a_training_outlives_those_who_have_seen_it(job: Job) -> None:
+    (founder,) = job.start_world(1, partial(newcomers.train, stays=True), "best")
+    job.wait_for("epoch", epoch=JOINS)
+    newcomer = job.start(newcomers.train, "best")
+    job.wait_for("admitted")
+    founder.kill()
+    assert newcomer.result()["notes"] == [10.0]
+    job.audit()
+
+
 def test_parameters_that_user_code_has_added_are_added_by_a_newcomer(job: Job) -> None:
     found = results(job, "added")
     assert found[0]["notes"] == found[2]["notes"]

@@ -142,6 +142,12 @@ class Split(Regression):  # type: ignore[misc, valid-type]
         self.split = Sharded(torch.zeros(3))
 
 
+class Graph(Regression):  # type: ignore[misc, valid-type]
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("adjacency", torch.eye(3).to_sparse())
+
+
 def callback(name: str, **kwargs: Any) -> dict[str, Any]:
     return {"callbacks": [getattr(pl.callbacks, name)(**kwargs)]}
 
@@ -163,6 +169,7 @@ TRAINERS: dict[str, tuple[dict[str, Any], Any, str]] = {
     "fetching_step": ({}, Fetching, r"training_step\(batch, batch_idx\)"),
     "lazy_parameter": ({}, Lazy, "configure_model"),
     "sharded_parameter": ({}, Split, "whole model"),
+    "sparse_buffer": ({}, Graph, "Make it dense"),
     "weight_averaging": (callback("StochasticWeightAveraging", swa_lrs=0.1), Regression, "EMAWeightAveraging"),
     "rate_finder": (callback("LearningRateFinder"), Regression, "python train.py"),
     "batch_size_finder": (callback("BatchSizeFinder"), Regression, 'strategy="auto"'),

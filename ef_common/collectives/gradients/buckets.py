@@ -88,7 +88,20 @@ class Bucket:
             if own:
                 view.copy_(source)
             else:
-                view.zero_()
+                view.fill_(-0.0)  # with which a sum has the same bits
+
+    def write_values(self, *, spares_equal: bool = False) -> None:
+        """Copy the values out again.
+
+        Args:
+            spares_equal: Leave sources alone that have these values. To autograd, what is written to has changed.
+        """
+        if not spares_equal:
+            torch._foreach_copy_(self.sources, self.views)
+            return
+        for source, view in zip(self.sources, self.views, strict=True):
+            if not torch.equal(_bits(source), _bits(view.to(source.dtype))):
+                source.copy_(view)
 
 
 def by_kind(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
@@ -97,6 +110,16 @@ def by_kind(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     for tensor in tensors:
         groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
     return list(groups.values())
+
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """A tensor as integers, among which the two zeros differ and everything is equal to itself."""
+    parts = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    kind = _INTEGERS.get(parts.element_size()) if parts.is_floating_point() else None
+    return parts if kind is None else parts.view(kind)
 
 
 def _touched(numel: int, like: Tensor) -> Tensor:
@@ -167,6 +190,11 @@ class BucketLayout:
         """
         last = len(self.buckets) - 1
         return [p for p in self.parameters if self.place_of[id(p)][0] < last or is_copied_early(p)]
+
+    def follow_buffers(self, module_buffers: Sequence[Tensor]) -> None:
+        """The module has these buffers now: as many, in the same order, and each of the same type and shape."""
+        for bucket, group in zip(self.buckets, by_kind(module_buffers), strict=False):
+            bucket.sources = group
 
     def check_first_gradients(self) -> None:
         """Refuse, in a world of one, gradients that cannot be reduced; once, because it takes time.

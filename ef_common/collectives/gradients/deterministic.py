@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from ef_common.collectives.gradients.canonical import CanonicalReduction
+from ef_common.collectives.gradients.module_buffers import ModuleBuffers
 from ef_common.collectives.gradients.pieces import Pieces
 from ef_common.collectives.gradients.reducer import hook
 from ef_common.collectives.gradients.shared import Array, SumMemory
@@ -44,6 +45,7 @@ class DeterministicReducer:
         self._module = module
         self._parameters: list[Parameter] = []
         self._sparse: set[int] = set()
+        self._places: ModuleBuffers | None = None
         self._buffers: list[Tensor] = []
         self._sizes: list[int] = []
         self._room: SumMemory | None = None
@@ -62,6 +64,7 @@ class DeterministicReducer:
     def begin(self, pieces: Pieces) -> None:
         """A step on this global batch begins."""
         room = self._prepare()
+        self._take_back()
         self._starts = [buffer.detach().clone() for buffer in self._buffers]
         self._used = set()
         self._reduction = CanonicalReduction(room, self._session, pieces, self._flags)
@@ -69,6 +72,7 @@ class DeterministicReducer:
 
     def before_pass(self) -> None:
         """Before the forward pass of a piece, reset the buffers to the start of the step."""
+        self._take_back()
         with torch.no_grad():
             for buffer, start in zip(self._buffers, self._starts, strict=True):
                 buffer.copy_(start)
@@ -86,6 +90,7 @@ class DeterministicReducer:
     def after_pass(self, piece: int, share: float) -> None:
         """After the backward pass, take the gradients of this piece, which is this part of the batch."""
         array, self._array = self._array, None
+        self._take_back()
         if array is None or self._reduction is None:
             return
         with torch.no_grad():
@@ -96,6 +101,11 @@ class DeterministicReducer:
                     view.copy_(source.grad)
         self.drop()
         self._reduction.insert(piece, array)
+
+    def _take_back(self) -> None:
+        """The module's code may have put other tensors in the place of its buffers."""
+        if self._places is not None:
+            self._places.take_back()
 
     def drop(self) -> None:
         """Discard the gradients, whatever they are."""
@@ -148,7 +158,8 @@ class DeterministicReducer:
             self._parts = {}
             self._parameters = parameters
             self._sparse = sparse_parameters(self._module)
-            self._buffers = list(self._module.buffers())
+            self._places = ModuleBuffers(self._module)
+            self._buffers = self._places.tensors
             self._handles = [hook(parameter, self._gradient_ready) for parameter in parameters]
             self._sizes = [tensor.numel() for tensor in (*self._parameters, *self._buffers)]
             is_double = any(tensor.dtype == torch.float64 for tensor in (*self._parameters, *self._buffers))

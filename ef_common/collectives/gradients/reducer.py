@@ -11,6 +11,7 @@ from torch.nn import Module, Parameter
 
 from ef_common.collectives.gradients.bucket_run import Confirmation, Weights
 from ef_common.collectives.gradients.buckets import BucketLayout
+from ef_common.collectives.gradients.module_buffers import ModuleBuffers, finder
 from ef_common.collectives.gradients.pieces import Pieces
 from ef_common.collectives.gradients.reduction import Reduction, squared_norm
 from ef_common.collectives.gradients.sparse import sparse_parameters
@@ -41,7 +42,8 @@ class Inventory:
     def __init__(self, module: Module) -> None:
         modules = list(module.modules())
         self._sizes = [(d, len(d)) for m in modules for d in (m._parameters, m._modules)]
-        self._parameters = [(m._parameters, name, p) for m in modules for name, p in m._parameters.items()]
+        owned = [m._parameters for m in modules]
+        self._parameters = [(finder(entries), name, p) for entries in owned for name, p in entries.items()]
         self._frozen = [p for p in module.parameters() if not p.requires_grad]
 
     def changed(self) -> bool:
@@ -49,8 +51,8 @@ class Inventory:
         for entries, size in self._sizes:
             if len(entries) != size:
                 return True
-        for entries, name, parameter in self._parameters:
-            if entries.get(name) is not parameter:
+        for find, name, parameter in self._parameters:
+            if find(name) is not parameter:
                 return True
         return any(parameter.requires_grad for parameter in self._frozen)
 
@@ -65,6 +67,8 @@ class GradientReducer:
         buffers: Tensors of the module that take rank 0's values with each reduction; by default, its buffers.
 
     Attributes:
+        spares_equal: Buffers that have rank 0's values already are not written to, because further backward passes need
+            them; comparing takes time.
         fraction: Size of this worker's batch, as a part of a full one; its gradients weigh so much less.
         pieces: The global batch that the next gradients are of, if they are of one.
         wants_stop: Above 0 if this worker wants all to interrupt the training after the next reduction.
@@ -83,7 +87,9 @@ class GradientReducer:
         self._session = session
         self._module = module
         self._weights = weights
-        self._buffers = buffers
+        self._given_buffers = buffers
+        self._buffers: ModuleBuffers | None = None
+        self.spares_equal = False
         self.fraction = 1.0
         self.pieces: Pieces | None = None
         self.wants_stop = 0.0
@@ -125,8 +131,9 @@ class GradientReducer:
         if not chosen:
             self._layout = None
             return
-        buffers = list(self._module.buffers()) if self._buffers is None else list(self._buffers)
-        self._layout = BucketLayout(chosen, buffers, sparse_parameters(self._module))
+        self._buffers = ModuleBuffers(self._module) if self._given_buffers is None else None
+        buffers = self._given_buffers or () if self._buffers is None else self._buffers.tensors
+        self._layout = BucketLayout(chosen, list(buffers), sparse_parameters(self._module))
         self._handles = [hook(p, self._gradient_ready) for p in self._layout.hooked()]
 
     def _gradient_ready(self, parameter: Tensor) -> None:
@@ -143,6 +150,7 @@ class GradientReducer:
         self._take_in_new()
         if self._layout is None:
             return
+        self._follow_buffers(self._layout)
         if not self._layout.double_buffered:
             self._layout.own_gradients()
         self._reduction = Reduction(
@@ -163,6 +171,7 @@ class GradientReducer:
         reduction, self._reduction = self._reduction, None
         if reduction is None:
             return None
+        self._follow_buffers(reduction.layout)  # a backward pass with checkpoints runs code of forward passes
         reduction.wants_stop, reduction.finds = self.wants_stop, self.finds
         reduction.measures = self.measures()
         reduction.asks = self.asks() if reduction.measures else 0.0
@@ -183,7 +192,7 @@ class GradientReducer:
         if contributors.world_size > 1:
             if confirmation is not None:
                 self._session.run(confirmation)  # everybody has the result: the buckets may be changed
-            reduction.apply()
+            reduction.apply(spares_equal=self.spares_equal)
             if reduction.measures:
                 local = reduction.squared_norms / contributors.world_size
                 self.on_measured(local, squared_norm(reduction.layout), reduction.asked)
@@ -199,6 +208,11 @@ class GradientReducer:
         if self._reduction is not None:
             self._reduction.skipped = True
         return self.after_backward()
+
+    def _follow_buffers(self, layout: BucketLayout) -> None:
+        """The module's code may have put other tensors in the place of its buffers."""
+        if self._buffers is not None and self._buffers.follow():
+            layout.follow_buffers([tensor.detach() for tensor in self._buffers.tensors])
 
     def _take_in_new(self) -> None:
         if self._inventory is not None and not self._inventory.changed():

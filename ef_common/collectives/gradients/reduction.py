@@ -104,12 +104,16 @@ class Reduction(BucketRun):
         self.squared_norms, self.asked, self.num_finds = self._flags[6:NUM_FIXED_FLAGS]
         return float(self._flags[0])
 
-    def apply(self) -> None:
-        """Put the reduced gradients into `param.grad` and the buffers into the module; after `read_flags`."""
+    def apply(self, *, spares_equal: bool = False) -> None:
+        """Put the reduced gradients into `param.grad` and the buffers into the module; after `read_flags`.
+
+        Args:
+            spares_equal: Leave buffers alone that have rank 0's values already.
+        """
         used = dict(zip(self.layout.ids, self._flags[NUM_FIXED_FLAGS:], strict=True))
         for index, bucket in enumerate(self.layout.buckets):
             if index < self.layout.num_value_buckets:
-                torch._foreach_copy_(bucket.sources, bucket.views)
+                bucket.write_values(spares_equal=spares_equal)
             elif self.layout.double_buffered:
                 _copy_gradients(bucket, used)
             else:
