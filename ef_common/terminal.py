@@ -107,29 +107,32 @@ def can_print(text: str) -> bool:
 def outlive_reader() -> None:
     """Continue without output when its reader is gone, as after Ctrl-C in `elasticflow run … | tee log`.
 
-    Else what is printed next would raise BrokenPipeError in the middle of a training, or of its last checkpoint.
+    Or when its terminal is closed. Else what is printed next would raise an error in the middle of a training, or of
+    its last checkpoint.
     """
-    pipes = [fd for fd in (1, 2) if _is_pipe(fd)]
-    if pipes:
+    outputs = [fd for fd in (1, 2) if _has_reader(fd)]
+    if outputs:
         job = "replaces an output that nobody reads"
-        threads.start(partial(_replace_broken, pipes), name="elasticflow-output", job=job)
+        threads.start(partial(_replace_broken, outputs), name="elasticflow-output", job=job)
 
 
-def _is_pipe(fd: int) -> bool:
+def _has_reader(fd: int) -> bool:
+    """Whether an output is a pipe, a socket or a terminal."""
     try:
-        return stat.S_ISFIFO(os.fstat(fd).st_mode)
+        mode = os.fstat(fd).st_mode
     except OSError:
         return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(fd)
 
 
-def _replace_broken(pipes: list[int]) -> None:
+def _replace_broken(outputs: list[int]) -> None:
     poll = select.poll()
-    for fd in pipes:
+    for fd in outputs:
         poll.register(fd, 0)  # an error alone: the reader is gone
-    while pipes:
+    while outputs:
         for fd, _ in poll.poll():
             poll.unregister(fd)
-            pipes.remove(fd)
+            outputs.remove(fd)
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, fd)
             os.close(nowhere)

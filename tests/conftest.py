@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from multiprocessing.util import Finalize
 from typing import Any
 
@@ -63,6 +63,19 @@ def hangup_not_ignored() -> Iterator[None]:
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
+
+
+@pytest.fixture
+def set_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Sets the clock, as far as psutil sees it: all processes have then begun an hour later than before."""
+
+    def change() -> None:
+        from psutil import _pslinux
+
+        boot_time = _pslinux.boot_time()
+        monkeypatch.setattr(_pslinux, "boot_time", lambda: boot_time + 3600.0)
+
+    return change
 
 
 @pytest.hookimpl(tryfirst=True)

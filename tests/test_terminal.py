@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -15,16 +16,32 @@ from tests.waiting import poll_until
 @pytest.fixture
 def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
     """The two ends of a pipe, which stands in for standard output."""
-    reads, writes = os.pipe()
-    replace = terminal._replace_broken
-    monkeypatch.setattr(terminal, "_is_pipe", lambda fd: fd == 1)
-    monkeypatch.setattr(terminal, "_replace_broken", lambda pipes: replace([writes]))
+    yield from _standing_in(os.pipe, monkeypatch)
+
+
+@pytest.fixture(params=["pipe", "terminal", "socket"])
+def output(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
+    """The two ends of each kind of output that may lose its reader."""
+    made = {"pipe": os.pipe, "terminal": os.openpty, "socket": _socket_pair}
+    yield from _standing_in(made[request.param], monkeypatch)
+
+
+def _socket_pair() -> tuple[int, int]:
+    reads, writes = socket.socketpair()
+    return reads.detach(), writes.detach()
+
+
+def _standing_in(make: Callable[[], tuple[int, int]], patch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
+    reads, writes = make()
+    has_reader, replace = terminal._has_reader, terminal._replace_broken
+    patch.setattr(terminal, "_has_reader", lambda fd: fd == 1 and has_reader(writes))
+    patch.setattr(terminal, "_replace_broken", lambda outputs: replace([writes]))
     yield reads, writes
     os.close(writes)
 
 
-def test_output_without_a_reader_is_replaced(pipe: tuple[int, int]) -> None:
-    reads, writes = pipe
+def test_output_without_a_reader_is_replaced(output: tuple[int, int]) -> None:
+    reads, writes = output
     terminal.outlive_reader()
     os.close(reads)
     poll_until(lambda: os.path.samestat(os.fstat(writes), os.stat(os.devnull)))
@@ -45,3 +62,9 @@ def test_output_that_cannot_be_replaced_stays_and_nothing_else_ends(
         poll_until(lambda: "the thread that replaces an output that nobody reads has failed: OSError" in caplog.text)
     with pytest.raises(BrokenPipeError):
         os.write(writes, b"x")
+
+
+def test_file_has_no_reader_to_lose() -> None:
+    with open(os.devnull, "w") as nothing:
+        assert not terminal._has_reader(nothing.fileno())
+    assert not terminal._has_reader(1 << 20)  # it is closed

@@ -120,7 +120,10 @@ def report(run: Path | None, output: Path | None, png: Path | None, audits: bool
         reporting.write(snapshot, output or place / "report.html", whole=output is None, png=png, as_json=as_json)
 
 
-@main.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
+# What is behind the script is the script's: a `--` there, too.
+@main.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}, add_help_option=False
+)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, shell_complete=_complete_file)
 def run(arguments: tuple[str, ...]) -> None:
     """Run a training script elastically: `elasticflow run --nproc-per-node 4 train.py`.

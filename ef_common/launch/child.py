@@ -16,6 +16,8 @@ import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
 
+SAFE_PATH: tuple[str, ...] = ("-P",) if hasattr(sys.flags, "safe_path") else ()
+"""Keeps Python from looking for modules in the working directory: the user's `secrets.py` is not the library's."""
 _PR_SET_PDEATHSIG = 1
 _AGAIN_S = 0.5
 
@@ -31,7 +33,7 @@ class Child:
 
     def __init__(self, arguments: Sequence[str], *, output: int, environ: Mapping[str, str] | None = None) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(os.getpid()), *arguments],
+            [sys.executable, *SAFE_PATH, "-m", __name__, str(os.getpid()), *arguments],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths()), **(environ or {})},
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NoReturn
 
 from ef_common.errors import CoordinatorLost, JobFinished, UsageError
@@ -105,7 +104,7 @@ def add_options(made: argparse.ArgumentParser) -> None:
     ours.add_argument(
         "--run-dir",
         metavar="DIR",
-        type=Path,
+        type=hosts_options.path,
         help="directory of the event log (default: a new one in ./elasticflow-runs)",
     )
     ours.add_argument(

@@ -19,6 +19,7 @@ from typing import Any
 from ef_common.control.coordinator import Coordinator
 from ef_common.core.membership import Settings
 from ef_common.errors import CoordinatorLost
+from ef_common.launch.child import SAFE_PATH
 from ef_common.protocol.addresses import Address, is_loopback
 from ef_common.protocol.auth import Token
 from ef_common.tls import Credentials
@@ -104,7 +105,7 @@ def start_coordinator(
     )
     with (log or Path(os.devnull)).open("ab") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
+            [sys.executable, *SAFE_PATH, "-m", __name__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,

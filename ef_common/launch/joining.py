@@ -64,6 +64,9 @@ def write(run_dir: Path, args: argparse.Namespace, command: list[str], *, local:
         command: The script and its arguments.
         local: The whole job is on this machine.
         token: One that its launcher has made, so that nobody knows it, and that its workers know; "" for none.
+
+    Raises:
+        UsageError: Nothing can be written there.
     """
     known = {name: os.environ[name] for name in _SHARED if name in os.environ}
     job = JobOptions(
@@ -80,7 +83,12 @@ def write(run_dir: Path, args: argparse.Namespace, command: list[str], *, local:
         directory=os.getcwd(),
         host=socket.gethostname() if local else "",
     )
-    write_whole(run_dir / _FILE, json.dumps(asdict(job)).encode(), mode=0o600)
+    try:
+        write_whole(run_dir / _FILE, json.dumps(asdict(job)).encode(), mode=0o600)
+    except OSError as error:
+        raise UsageError(
+            f"the run directory cannot be written: {error.strerror}. Use another --run-dir. Received: {run_dir}"
+        ) from None
 
 
 def read(run_dir: Path) -> JobOptions:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from ef_common.errors import UsageError
 from ef_common.launch import pmi
+from ef_common.launch.child import SAFE_PATH
 from ef_common.launch.environment import TOKEN
 from ef_common.launch.finding import own_host
 from ef_common.protocol.addresses import LOOPBACK
@@ -113,7 +114,7 @@ def hosts_of(rank: Rank, environ: Mapping[str, str]) -> Hosts:
 
 
 def _ask_pmix(rank: Rank) -> list[str]:
-    command = [sys.executable, "-m", "ef_common.launch.pmix", str(rank.size)]
+    command = [sys.executable, *SAFE_PATH, "-m", "ef_common.launch.pmix", str(rank.size)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S)
         return list(dict.fromkeys(map(str, json.loads(done.stdout))))

@@ -42,6 +42,7 @@ from ef_common.launch.command import LEFT, REFUSED
 from ef_common.launch.coordinator_process import start_coordinator
 from ef_common.launch.departure import SIGNAL
 from ef_common.launch.hosts import options as hosts_options
+from ef_common.launch.launcher_file import LauncherFile
 from ef_common.launch.mpi import rank_in
 from ef_common.launch.nnodes import DEFAULT_NNODES
 from ef_common.launch.rendezvous_options import BACKEND, config_of, joined_conf, names_token, options_of_a_local_job
@@ -557,6 +558,7 @@ class _Supervisor:
         self._run_dir = run_dir
         self._agents = agents
         self._launcher = launcher
+        self._file = LauncherFile(run_dir)
         self._signals = signals
 
     def run(self) -> int:
@@ -610,7 +612,7 @@ class _Supervisor:
             self._follow_orders()
 
     def _follow_orders(self) -> None:
-        order = run_directory.read_order(self._run_dir)
+        order = self._file.order()
         if order is not None and order.number > self._launcher.order:
             training = self._agents.training
             for _ in range(order.num_workers - len(training) - len(self._agents.lost)):
@@ -624,7 +626,7 @@ class _Supervisor:
 
     def _tell(self, **changes: object) -> None:
         self._launcher = replace(self._launcher, num_workers=len(self._agents.training), **changes)  # type: ignore[arg-type]
-        run_directory.write_launcher(self._run_dir, self._launcher)
+        self._file.write(self._launcher)
 
     @property
     def _outcome(self) -> str:

@@ -23,13 +23,14 @@ import secrets
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import psutil
 
 from ef_common.errors import UsageError
 from ef_common.files import write_whole
+from ef_common.launch.process_name import process_name
 
 PLACE = Path("elasticflow-runs")
 """Below the working directory: where runs are that were given no other place."""
@@ -43,7 +44,7 @@ class Launcher:
 
     Args:
         pid: Its process.
-        began: When that has begun, in seconds since the epoch: another one may get the same number.
+        began: When that has begun, in seconds since the epoch.
         command: The script and its arguments.
         num_workers: Workers that are to train, as far as it has started them.
         max_workers: Maximal number of workers that it starts.
@@ -52,6 +53,7 @@ class Launcher:
         order: Number of the newest order of `elasticflow scale` that it has followed.
         outcome: The outcome of the job in words, once it has ended.
         host: Name of its machine; "" for this one.
+        process: Name of its process: another one may get the same number. "" if an earlier version has written this.
     """
 
     pid: int
@@ -64,6 +66,7 @@ class Launcher:
     order: int = 0
     outcome: str = ""
     host: str = ""
+    process: str = ""
 
     @property
     def file(self) -> str:
@@ -78,14 +81,17 @@ class Launcher:
     @property
     def alive(self) -> bool:
         """Whether the launcher runs on this machine."""
-        if not self.is_here:
-            return False
+        return self.is_here and self.state != "ended" and self._is_there
+
+    @property
+    def _is_there(self) -> bool:
+        if self.process:
+            return process_name(self.pid) == self.process
         try:
             process = psutil.Process(self.pid)
-            same = process.create_time() == self.began and process.status() != psutil.STATUS_ZOMBIE
+            return bool(process.create_time() == self.began and process.status() != psutil.STATUS_ZOMBIE)
         except psutil.NoSuchProcess:
             return False
-        return same and self.state != "ended"
 
     @property
     def over(self) -> bool:
@@ -100,9 +106,9 @@ class Launcher:
 
 def this_launcher(command: list[str], *, max_workers: int, local: bool) -> Launcher:
     """This process as a launcher; see :class:`Launcher`."""
-    began = psutil.Process().create_time()
-    host = socket.gethostname()
-    return Launcher(os.getpid(), began, command, num_workers=0, max_workers=max_workers, local=local, host=host)
+    pid, began = os.getpid(), psutil.Process().create_time()
+    made = Launcher(pid, began, command, num_workers=0, max_workers=max_workers, local=local)
+    return replace(made, host=socket.gethostname(), process=process_name(pid))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +140,9 @@ def create(script: str, place: Path | None = None, *, local: bool = True, joins:
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"the run directory cannot be made: {error.strerror}. Received: {place}") from None
+        raise UsageError(
+            f"the run directory cannot be made: {error.strerror}. Use another --run-dir. Received: {place}"
+        ) from None
     for found in read_launchers(place):
         if found.alive and not joins and (local or found.local):
             raise UsageError(
@@ -185,13 +193,20 @@ def stop(run_dir: Path, *, kill: bool = False) -> None:
         kill: At once, without a checkpoint.
 
     Raises:
-        UsageError: There is no such launcher.
+        UsageError: There is no such launcher, or it is another user's.
     """
     _at_work(run_dir)
     at_work = [launcher for launcher in read_launchers(run_dir) if launcher.alive]
     for launcher in at_work:
-        with contextlib.suppress(psutil.NoSuchProcess):
+        try:
             psutil.Process(launcher.pid).terminate()
+        except psutil.NoSuchProcess:
+            continue
+        except psutil.AccessDenied:
+            raise UsageError(
+                f"only the user who has started that run can stop it: its process is {launcher.pid}. "
+                f"Received: {run_dir}"
+            ) from None
     for launcher in at_work:
         with contextlib.suppress(psutil.NoSuchProcess):
             _wait_for_end(run_dir / launcher.file, launcher, kill=kill)
@@ -259,7 +274,7 @@ def order(run_dir: Path, num_workers: int, *, num_spares: int = 0) -> ScaleOrder
         num_spares: How many of them may be spares, which the maximal number of workers does not count.
 
     Raises:
-        UsageError: There is no such launcher, or it cannot start that many workers.
+        UsageError: There is no such launcher, it cannot start that many workers, or the order cannot be written.
     """
     launcher = _at_work(run_dir)
     if not launcher.local:
@@ -273,10 +288,15 @@ def order(run_dir: Path, num_workers: int, *, num_spares: int = 0) -> ScaleOrder
             f"this run can have 1 to {launcher.max_workers} workers (the number behind the colon of --nnodes). "
             f"Received: {num_workers}"
         )
-    with locked(run_dir):  # of two orders at the same time, the launcher follows both, one after the other
-        before = read_order(run_dir)
-        made = ScaleOrder((before.number if before else 0) + 1, num_workers)
-        write_json(run_dir / _WANTED, asdict(made))
+    try:
+        with locked(run_dir):  # of two orders at the same time, the launcher follows both, one after the other
+            before = read_order(run_dir)
+            made = ScaleOrder((before.number if before else 0) + 1, num_workers)
+            write_json(run_dir / _WANTED, asdict(made))
+    except OSError as error:
+        raise UsageError(
+            f"the order cannot be left in the run directory: {error.strerror}. Received: {run_dir}"
+        ) from None
     return made
 
 

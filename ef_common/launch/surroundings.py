@@ -25,6 +25,8 @@ _TASKS = {
     "Flux": ("FLUX_JOB_SIZE", "FLUX_TASK_RANK"),
 }
 """Who starts the same command several times: the variables of how often, and of which one this is."""
+_RANKS = "a launcher that sets RANK and WORLD_SIZE"
+"""Such as those of DeepSpeed and Azure ML: each process is told for torch.distributed who it is. So does torchrun."""
 _POD = "a pod of Kubernetes"
 _NUM_DOORS = 5
 """Hosts of a step at which its tasks meet; more than half of them must be there, and each is asked by all."""
@@ -163,12 +165,25 @@ def _task_in(environ: Mapping[str, str]) -> _Task | None:
     return None
 
 
+def _rank_for_torch_in(environ: Mapping[str, str]) -> _Task | None:
+    """Which process this is of a launcher that knows no more than what `torch.distributed` needs."""
+    size, number = environ.get("WORLD_SIZE", "").strip(), environ.get("RANK", "").strip()
+    told = size.isdecimal() and number.isdecimal() and "TORCHELASTIC_RUN_ID" not in environ
+    return _Task(_RANKS, int(size), number) if told and int(number) < int(size) > 1 else None
+
+
 def _one_of_several(environ: Mapping[str, str]) -> kubeflow.KubeflowPod | Rank | _Task | tf_config.Task | None:
     """What this process is if it was started several times; None if it was started once.
 
-    Ranks come before tasks, as Slurm may have started MPI's daemons.
+    Ranks come before tasks, as Slurm may have started MPI's daemons; what says least comes last.
     """
-    return kubeflow.pod_in(environ) or rank_in(environ) or _task_in(environ) or tf_config.task_in(environ)
+    return (
+        kubeflow.pod_in(environ)
+        or rank_in(environ)
+        or _task_in(environ)
+        or tf_config.task_in(environ)
+        or _rank_for_torch_in(environ)
+    )
 
 
 def check_alone(environ: Mapping[str, str]) -> None:
@@ -219,7 +234,7 @@ def place_in(environ: Mapping[str, str]) -> StartingPlace:
     try:
         meeting = meeting_in(environ)
     except UsageError as error:
-        task = _task_in(environ)
+        task = _task_in(environ) or _rank_for_torch_in(environ)
         if task is not None:
             start = "each task would run a training of its own, unless all are told where they meet"
             command = "elasticflow run --rdzv-endpoint=file:///shared/folder train.py"

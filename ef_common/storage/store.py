@@ -38,6 +38,8 @@ PART_BYTES = 16 << 20
 NUM_READERS = 8
 """How many parts of an object are read at once: one connection to an object store is slow."""
 
+_PATTERN = frozenset("*?[")
+"""With one of these, `rm` takes a path for the pattern of others, except in the local file system."""
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
 
 Way = Literal["ranges", "parts"]
@@ -67,7 +69,8 @@ class Store:
     wait should call them. They can be called from any thread.
 
     Args:
-        url: ``s3://bucket/run``, ``gs://bucket/run``, ``file:///mnt/shared/run``, a path, or any URL of fsspec.
+        url: ``s3://bucket/run``, ``gs://bucket/run``, ``file:///mnt/shared/run``, a path (``~`` is the home
+            directory), or any URL of fsspec.
         storage_options: For fsspec's filesystem of that kind: keys, endpoint, timeouts.
 
     Raises:
@@ -83,7 +86,8 @@ class Store:
     def __init__(self, url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> None:
         self._url = os.fspath(url)
         if ":" not in self._url:
-            self._url = os.path.abspath(self._url)  # whatever the working directory is later
+            # A shell leaves the ~ of `--checkpoint=~/run` alone. And the working directory may be another one later.
+            self._url = os.path.abspath(os.path.expanduser(self._url))
         self._options = dict(storage_options or {})
         self._secrets = secrets_of(self._options)
         self._filesystem: Any = None
@@ -282,7 +286,11 @@ class Store:
 
         def remove(fs: Any) -> None:
             fs.invalidate_cache()
-            fs.rm(self._path(name), recursive=True)
+            path = self._path(name)
+            if not self._is_local and not _PATTERN.isdisjoint(path):
+                _remove_each(fs, path)
+            else:
+                fs.rm(path, recursive=True)
 
         with contextlib.suppress(NotFound):
             self._run(f"delete {name}", remove)
@@ -432,6 +440,19 @@ def _make_parents(fs: Any, folder: str) -> None:
         _make_parents(fs, fs._parent(folder))
         with contextlib.suppress(FileExistsError):
             fs.mkdir(folder, create_parents=False)
+
+
+def _remove_each(fs: Any, folder: str) -> None:
+    """Remove a folder and its contents by their own names, which are patterns to nobody."""
+    for info in fs.ls(folder, detail=True):
+        path = info["name"].rstrip("/")
+        if info["type"] != "directory":
+            with contextlib.suppress(FileNotFoundError):  # another one removes it, too
+                fs.rm_file(path)
+        elif path != folder:  # object stores may list the folder itself
+            _remove_each(fs, path)
+    with contextlib.suppress(FileNotFoundError, FileExistsError):  # a folder of an object store is its contents
+        fs.rmdir(folder)
 
 
 def _descriptor(file: Any) -> int | None:

@@ -91,6 +91,14 @@ def test_misuse_exits_2(arguments: list[str]) -> None:
     assert _elasticflow(*arguments).exit_code == 2
 
 
+def test_run_hands_on_what_it_is_given_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[str] = []
+    monkeypatch.setattr("ef_common.launch.command.main", lambda arguments: given.extend(arguments) or 0)
+    line = ["--nnodes", "1:2", "-m", "train", "a", "--", "-b", "--help", "", "--", "--version"]
+    assert _elasticflow("run", *line).exit_code == 0
+    assert given == line
+
+
 def test_version_is_printed() -> None:
     result = _elasticflow("--version")
     assert result.exit_code == 0
@@ -110,6 +118,23 @@ def test_module_runs_on_a_terminal_of_any_encoding(tmp_path: Path, encoding: str
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{mark} samples: ")
+
+
+def test_what_a_terminal_has_no_character_for_ends_no_command(tmp_path: Path) -> None:
+    with EventLog(tmp_path, "a") as log:
+        for generation, members in ((1, ["a", "b"]), (2, ["a", "b", "c"])):
+            view = {"generation": generation, "members": members, "rank": 0, "world_size": len(members)}
+            log.write("view", **view, reason="", pause_s=0.0)
+    done = subprocess.run(
+        [sys.executable, "-m", "ef_common.cli", "logs", str(tmp_path)],
+        cwd=ROOT,
+        env={"PYTHONIOENCODING": "latin-1"},
+        capture_output=True,
+        encoding="latin-1",
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2 ? 3 workers" in done.stdout
 
 
 def test_version_imports_neither_numpy_nor_torch_nor_what_a_job_needs() -> None:

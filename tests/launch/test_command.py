@@ -34,6 +34,13 @@ def test_job_on_hosts_is_read_as_torchrun_reads_it(argv: list[str]) -> None:
     assert vars(args) == {name: full[name] for name in vars(args)}
 
 
+def test_path_of_an_option_may_begin_in_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    args = of_hosts(["--hosts=~/hosts.txt", "--run-dir=~/run", "train.py"])
+    assert args is not None
+    assert [str(args.hosts), str(args.run_dir)] == ["/home/me/hosts.txt", "/home/me/run"]
+
+
 def test_each_usual_option_is_one_of_torchruns() -> None:
     full = {name: action for action in parser()._actions for name in action.option_strings}
     for action in usual()._actions:

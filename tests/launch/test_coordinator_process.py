@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from ef_common.control.coordinator import Coordinator
 from ef_common.core.membership import Settings
 from ef_common.core.view import Member
 from ef_common.errors import AuthenticationError
+from ef_common.launch.child import SAFE_PATH
 from ef_common.launch.coordinator_process import CoordinatorOrder, serve, start_coordinator
 from ef_common.protocol.auth import Token
 
@@ -23,7 +25,13 @@ TOKEN = Token("secret")
 
 
 @pytest.mark.processes
-def test_coordinator_is_nobodys_child_and_serves_who_knows_the_token(tmp_path: Path) -> None:
+def test_coordinator_is_nobodys_child_and_serves_who_knows_the_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.chdir(tmp_path)
+    if SAFE_PATH:  # not before Python 3.11
+        (tmp_path / "secrets.py").write_text("API_KEY = 'the user has such files'\n")
     limits = {"heartbeat_timeout_s": 7.0, "hang_timeout_s": None}
     address, pid = start_coordinator("127.0.0.1", TOKEN, Settings(last_call_s=0.0), **limits, log=tmp_path / "log")
     (process,) = [p for p in psutil.process_iter() if listens(p, address[1])]

@@ -503,6 +503,12 @@ def test_job_on_this_machine_is_joined_with_its_token(monkeypatch: pytest.Monkey
     assert [options.torchrun.training_script, *options.torchrun.training_script_args] == ["mine.py", "--lr=1"]
 
 
+def test_run_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    args = launcher.parser().parse_args(["mine.py"])
+    with pytest.raises(UsageError, match=r"cannot be written: No such file or directory\. Use another --run-dir"):
+        joining.write(tmp_path / "gone", args, ["mine.py"], local=True, token="")
+
+
 def test_option_of_the_script_that_is_named_as_one_of_ours_is_the_scripts() -> None:
     options = launcher.Options.parse(["mine.py", "--join"])
     assert (options.torchrun.join, options.torchrun.training_script_args) == (None, ["--join"])

@@ -41,6 +41,7 @@ OPEN_MPI = {
 }
 SEVERAL = OPEN_MPI | {"ELASTICFLOW_TOKEN": "secret"}
 ONE_MACHINE = OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "8"}
+RANKS = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 ARRAY = {"SLURM_JOB_ID": "15", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "8"}
 
 
@@ -137,6 +138,7 @@ def test_run_in_a_task_of_a_slurm_step_is_one_node_of_at_most_as_many(monkeypatc
         ({"MV2_COMM_WORLD_SIZE": "3", "MV2_COMM_WORLD_RANK": "1"}, "this is task 1 of 3 of MVAPICH"),
         ({"JSM_NAMESPACE_SIZE": "3", "JSM_NAMESPACE_RANK": "1"}, "this is task 1 of 3 of jsrun"),
         ({"FLUX_JOB_SIZE": "3", "FLUX_TASK_RANK": "1"}, "this is task 1 of 3 of Flux"),
+        (RANKS, "this is task 1 of 2 of a launcher that sets RANK and WORLD_SIZE"),
         (KUBEFLOW | {"PET_MASTER_PORT": "http"}, "PET_MASTER_ADDR must be HOST:PORT"),
         (WITHOUT_SECRET, "this is a pod of Kubeflow.*set ELASTICFLOW_TOKEN.*token_file=FILE"),
         (TF_WITHOUT_SECRET, "this is worker 1 of TF_CONFIG.*set ELASTICFLOW_TOKEN.*token_file=FILE"),
@@ -158,6 +160,8 @@ def test_tasks_that_would_train_apart_are_refused(environ: dict[str, str], messa
         (KUBEFLOW, "a pod of Kubeflow"),
         (PYTORCH_JOB, "one of several pods"),
         (TF, "worker 1 of TF_CONFIG"),
+        (TF | RANKS, "worker 1 of TF_CONFIG"),
+        (RANKS, "task 1 of 2 of a launcher that sets RANK and WORLD_SIZE"),
     ],
 )
 def test_script_that_was_started_several_times_without_elasticflow_run_is_refused(
@@ -167,7 +171,14 @@ def test_script_that_was_started_several_times_without_elasticflow_run_is_refuse
         check_alone(environ)
 
 
-@pytest.mark.parametrize("environ", [{}, ARRAY, {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}, {"PMI_SIZE": "1"}])
+@pytest.mark.parametrize(
+    "environ",
+    [
+        *({}, ARRAY, {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}, {"PMI_SIZE": "1"}),
+        *({"RANK": "0", "WORLD_SIZE": "1"}, {"WORLD_SIZE": "8"}, {"RANK": "", "WORLD_SIZE": "2"}),
+        RANKS | {"TORCHELASTIC_RUN_ID": "none"},  # of which torchrun's agent takes care
+    ],
+)
 def test_script_that_was_started_once_may_train_alone(environ: dict[str, str]) -> None:
     check_alone(environ)
 
@@ -267,6 +278,7 @@ def test_place_of_a_rank_without_a_secret_lacks_it() -> None:
     [
         ({"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2"}, "task 2 of 4 of a Slurm step"),
         ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, "task 0 of 2 of an MPI job"),
+        (RANKS, "task 1 of 2 of a launcher that sets RANK and WORLD_SIZE"),
     ],
 )
 def test_place_of_one_of_several_tasks_lacks_an_endpoint(environ: dict[str, str], name: str) -> None:

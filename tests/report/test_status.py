@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -9,11 +10,13 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
@@ -335,11 +338,36 @@ def test_orders_are_numbered_and_checked(tmp_path: Path) -> None:
         ({"state": "stopping"}, "about to end"),
         ({"state": "ended"}, "at work there"),
         ({"pid": 2**22 + 1}, "at work there"),
-        ({"began": 1.0}, "at work there"),  # another process has its number
+        ({"process": "1"}, "at work there"),  # another process has its number
+        ({"process": "", "began": 1.0}, "at work there"),  # the same, as an earlier version has written it
     ]:
         launcher(**changes)  # type: ignore[arg-type]
         with pytest.raises(UsageError, match=message):
             run_directory.order(tmp_path, 3)
+
+
+def test_run_of_another_user_is_neither_stopped_nor_scaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(process: psutil.Process) -> None:
+        raise psutil.AccessDenied(process.pid)
+
+    def cannot_write(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    run_directory.write_launcher(tmp_path, run_directory.this_launcher(["x"], max_workers=8, local=True))
+    monkeypatch.setattr("psutil.Process.terminate", refuse)
+    monkeypatch.setattr(run_directory, "write_json", cannot_write)
+    with pytest.raises(UsageError, match="only the user who has started that run can stop it"):
+        run_directory.stop(tmp_path)
+    with pytest.raises(UsageError, match="cannot be left in the run directory: Permission denied"):
+        run_directory.order(tmp_path, 3)
+
+
+def test_launcher_is_still_at_work_after_the_clock_was_set(tmp_path: Path, set_clock: Callable[[], None]) -> None:
+    run_directory.write_launcher(tmp_path, run_directory.this_launcher(["x"], max_workers=8, local=True))
+    set_clock()
+    assert run_directory.order(tmp_path, 3).num_workers == 3
+    with pytest.raises(UsageError, match="another run is active there"):
+        run_directory.create("x.py", tmp_path)
 
 
 def test_node_of_a_larger_job_takes_no_orders(tmp_path: Path) -> None:

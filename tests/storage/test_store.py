@@ -194,6 +194,22 @@ def test_delete_removes_only_what_it_names_and_may_be_repeated(make: Callable[[]
         assert make().entries("a") == [Entry("bc", None), Entry("four", 1)]
 
 
+def test_folder_whose_name_is_a_pattern_is_removed_and_none_that_matches_it(place: Place) -> None:
+    """Sweeps name their folders after settings: `lr=[0.1]`."""
+    url, options = place
+    store, other = Store(f"{url}/[12]*?", options), Store(f"{url}/1ab", options)
+    for one in (store, other):
+        for name in ("a/x/1", "a/x/deep/2", "a/y"):
+            one.create(name, b"1")
+    store.delete_folder("a/x")
+    assert [entry.name for entry in store.entries("a")] == ["y"]
+    assert [entry.name for entry in other.entries("a")] == ["x", "y"]
+    store.delete_folder("a/x")  # it is gone
+    store.delete("a/y")
+    assert store.entries("a") == []
+    assert other.read("a/x/deep/2") == b"1"
+
+
 def test_entries_leaves_out_the_marker_of_an_empty_folder(moto: dict[str, Any]) -> None:
     import s3fs
 
@@ -431,6 +447,13 @@ def test_relative_path_is_that_of_the_start(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path / "elsewhere")
     store.create("a", b"1")
     assert (tmp_path / "run" / "a").read_bytes() == b"1"
+
+
+def test_path_in_the_home_directory_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    Store("~/store").create("a", b"1")
+    assert (tmp_path / "home" / "store" / "a").read_bytes() == b"1"
 
 
 def test_unknown_kind_of_store_is_misuse() -> None:

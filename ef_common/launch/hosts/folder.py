@@ -23,11 +23,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from ef_common.errors import UsageError
 from ef_common.files import write_whole
 from ef_common.launch.hosts.lines import OUTPUT
+from ef_common.launch.process_name import process_name
 from ef_common.launch.run_directory import locked
 
 _ORDER, _KEEPER, _TOLD, _STATUS, _RUN = "order", "keeper", "told", "status", "run"
@@ -101,8 +100,8 @@ class HostFolder:
 
     def keep(self, life: str) -> None:
         """This process is the keeper from now on."""
-        process = psutil.Process()
-        self._write(_KEEPER, {"pid": process.pid, "began": process.create_time(), "life": life})
+        pid = os.getpid()
+        self._write(_KEEPER, {"pid": pid, "process": process_name(pid), "life": life})
 
     @property
     def life(self) -> str:
@@ -113,13 +112,7 @@ class HostFolder:
     def is_kept(self) -> bool:
         """Whether the keeper runs."""
         keeper = self._read(_KEEPER)
-        if keeper is None:
-            return False
-        try:
-            process = psutil.Process(keeper["pid"])
-            return bool(process.create_time() == keeper["began"] and process.status() != psutil.STATUS_ZOMBIE)
-        except psutil.NoSuchProcess:
-            return False
+        return keeper is not None and process_name(keeper["pid"]) == keeper["process"]
 
     # ------------------------------------------------------------ what the launcher says, and how the node ends
 

@@ -63,14 +63,16 @@ _NOT_FOR_NODES_PREFIXES = ("SSH_", "XDG_", "DBUS_", "BASH_FUNC_", "SUDO_", "SLUR
 
 def _for_nodes(args: argparse.Namespace, argv: Sequence[str]) -> list[str]:
     """The options of the command line that are meant for the nodes, as they are."""
-    number = len(args.training_script_args) + 1
+    options = list(argv[: len(argv) - len(args.training_script_args)])
+    while options.pop() != args.training_script:  # a `--` behind it is no argument of the script
+        pass
     ours = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in (
         *("hosts", "host-discovery-script", "ssh-command", "remote-python", "launcher-timeout", "run-dir"),
         *("local-addr", "nnodes", "nproc-per-node", "rdzv-endpoint", "rdzv-conf", "left-status"),
     ):
         ours.add_argument(f"--{name}", f"--{name.replace('-', '_')}")
-    return ours.parse_known_args(list(argv[:-number]))[1]
+    return ours.parse_known_args(options)[1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from ef_common.core.hosts import FAILED, REFUSED, Host, HostState, HostStates, HostsVerdict
+from ef_common.errors import UsageError
 from ef_common.launch import environment, run_directory
 from ef_common.launch.hosts.lines import (
     BEAT_S,
@@ -28,6 +29,7 @@ from ef_common.launch.hosts.lines import (
 from ef_common.launch.hosts.link import HostLink
 from ef_common.launch.hosts.list import HostList
 from ef_common.launch.hosts.records import Records
+from ef_common.launch.launcher_file import LauncherFile
 from ef_common.launch.signals import GENTLE
 from ef_common.terminal import say
 
@@ -71,6 +73,7 @@ class HostsLauncher:
         self._signals, self._failure = signals, failure
         self._hosts = HostStates(patience_s=patience_s, now=time.monotonic())
         self._launcher = run_directory.this_launcher(command, max_workers=0, local=True)
+        self._file = LauncherFile(run_dir)
         self._links: dict[str, HostLink] = {}
         self._records: dict[str, Records] = {}
         self._news: SimpleQueue[tuple[str, HostLink, Answer | None]] = SimpleQueue()
@@ -151,7 +154,7 @@ class HostsLauncher:
         self._hosts.want(hosts)
 
     def _follow_order(self) -> None:
-        order = run_directory.read_order(self._run_dir)
+        order = self._file.order()
         if order is not None and order.number > self._launcher.order:
             self._hosts.limit(order.num_workers)
             self._tell(order=order.number)
@@ -165,7 +168,7 @@ class HostsLauncher:
         now = replace(self._launcher, **numbers, **changes)  # type: ignore[arg-type]
         if now != self._launcher:
             self._launcher = now
-            run_directory.write_launcher(self._run_dir, now)
+            self._file.write(now)
 
     # ------------------------------------------------------------ connections
 
@@ -232,11 +235,18 @@ class HostsLauncher:
     def _order_nodes(self, nodes: int) -> None:
         """Order the workers of the first hosts of the list; more hosts than there are cannot be had."""
         slots = [host.slots for host in self._list.hosts]
-        if self._launcher.state == "running":
-            run_directory.order(self._run_dir, sum(slots[: max(1, nodes)]))
+        if self._launcher.state != "running":
+            return
+        num_workers = sum(slots[: max(1, nodes)])
+        try:
+            run_directory.order(self._run_dir, num_workers)
+        except UsageError:  # the directory is lost, or does not say yet how long the list has become
+            self._hosts.limit(num_workers)
+            self._beat_at = 0.0
 
     def _end(self, name: str, link: HostLink, status: int) -> None:
         del self._links[name]
+        self._records[name].end()
         if not self._hosts.leaves(name) and status > FAILED:
             self._problems.setdefault(name, f"status {status}")
             what = "has left" if status == os.EX_TEMPFAIL else f"has ended with status {status}"

@@ -88,7 +88,7 @@ def file_of_hosts(path: Path) -> Callable[[], str]:
 
     def read() -> str:
         try:
-            return path.read_text()
+            return path.read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is no text"
             raise UsageError(f"the file of hosts cannot be read: {reason}. Received: --hosts={path}") from None

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
 ORPHAN_S = 300.0
 """A node leaves when it has heard nothing of its launcher for this long, unless the user says otherwise."""
+
+
+def path(text: str) -> Path:
+    """A path on the command line; shells leave the ``~`` of ``--option=~/path`` alone."""
+    return Path(os.path.expanduser(text))
 
 
 def add_options(made: argparse.ArgumentParser) -> None:
@@ -16,7 +22,7 @@ def add_options(made: argparse.ArgumentParser) -> None:
     ours.add_argument(
         "--hosts",
         metavar="FILE",
-        type=Path,
+        type=path,
         help="run the job on these hosts: lines `host` or `host slots=N`, which may change while it runs",
     )
     ours.add_argument(

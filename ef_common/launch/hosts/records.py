@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from ef_common.launch.hosts.lines import OUTPUT, Data
-from ef_common.terminal import is_json
+from ef_common.terminal import is_json, say
 
 _MAX_LINE_BYTES = 1 << 16
 
@@ -27,14 +27,22 @@ class Records:
     def __init__(self, host: str, run_dir: Path) -> None:
         self.life = ""
         self.known: dict[str, int] = {}
+        self._host = host
         self._prefix = b"" if is_json() else f"{host}: ".encode()
         self._events = run_dir / "events"
         self._rest = b""
+        self._dropping = False
 
     def begin(self, life: str) -> None:
         """The node runs. In a new life it begins all its files anew."""
         if life != self.life:
-            self.life, self.known, self._rest = life, {}, b""
+            self.end()
+            self.life, self.known, self._rest, self._dropping = life, {}, b"", False
+
+    def end(self) -> None:
+        """The node writes no more: show the last line even if it is not whole."""
+        if self._rest:
+            self._show(b"\n")
 
     def keep(self, data: Data) -> None:
         """Keep a part of a file, unless it has come before."""
@@ -46,9 +54,21 @@ class Records:
         if data.file == OUTPUT:
             self._show(content)
             return
-        self._events.mkdir(exist_ok=True)
-        with (self._events / data.file).open("ab", buffering=0) as log:
-            log.write(content)
+        if not self._dropping:
+            self._log(data.file, content)
+
+    def _log(self, file: str, content: bytes) -> None:
+        """Add to an event log. As in a worker, no job dies of it, and no more is added after a failure."""
+        try:
+            self._events.mkdir(exist_ok=True)
+            with (self._events / file).open("ab", buffering=0) as log:
+                written = log.write(content)
+                if written != len(content):
+                    raise OSError(f"only {written} of {len(content)} bytes were written")
+        except OSError as error:
+            self._dropping = True
+            text = f"events of host {self._host} are no longer logged in {self._events} ({error.strerror or error})"
+            say(f"{text}. The job goes on", color="yellow", event="log_lost", host=self._host)
 
     def _show(self, content: bytes) -> None:
         """Show whole lines; of one that a progress bar has drawn again and again, its last state."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,15 @@ def test_node_has_the_options_of_the_job_and_those_of_its_host() -> None:
     assert parsed.run_dir is None
     assert made.directory == os.getcwd()
     assert not any(option.startswith("--hosts") for option in options)
+
+
+@pytest.mark.parametrize("between", [[], ["--"]])
+def test_arguments_behind_dashes_are_the_scripts(between: list[str]) -> None:
+    made = order("--max-restarts=7", "train.py", *between, "train.py", "--", "-x")
+    assert made.arguments[0] == "--max-restarts=7"
+    assert made.arguments[-4:] == ["train.py", "train.py", "--", "-x"]
+    parsed = parser().parse_args(["--rdzv-endpoint=launcher:29401", *made.arguments])
+    assert (parsed.training_script, parsed.training_script_args) == ("train.py", ["train.py", "--", "-x"])
 
 
 def test_node_gets_the_variables_of_the_shell_without_those_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,6 +194,35 @@ def test_parts_of_files_are_kept_once_and_in_order(tmp_path: Path, capfd: pytest
     assert capfd.readouterr().out == "node1: 99%\nnode1: next\nnode1: again\n"
 
 
+def test_last_line_of_a_node_is_shown_without_its_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    records = Records("node1", tmp_path)
+    records.begin("first")
+    records.keep(Data("output", 0, b"one\nkilled in the mid"))
+    records.begin("second")
+    records.keep(Data("output", 0, b"accuracy: 0.9"))
+    records.end()
+    records.end()
+    assert capfd.readouterr().out == "node1: one\nnode1: killed in the mid\nnode1: accuracy: 0.9\n"
+
+
+def test_events_that_cannot_be_kept_end_no_job(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "events").write_text("not a folder")
+    records = Records("node1", tmp_path)
+    records.begin("first")
+    for data in (Data("a.jsonl", 0, b"one\n"), Data("a.jsonl", 4, b"two\n"), Data("output", 0, b"hello\n")):
+        records.keep(data)
+    assert records.known == {"a.jsonl": 8, "output": 6}
+    said = capfd.readouterr()
+    assert said.out == "node1: hello\n"
+    assert said.err.count("events of host node1 are no longer logged") == 1
+    (tmp_path / "events").unlink()
+    records.keep(Data("a.jsonl", 8, b"three\n"))
+    assert not (tmp_path / "events").exists()  # there would be a gap
+    records.begin("second")
+    records.keep(Data("b.jsonl", 0, b"one\n"))
+    assert (tmp_path / "events" / "b.jsonl").read_text() == "one\n"
+
+
 # ---------------------------------------------------------------- the folder of a node
 
 
@@ -207,10 +246,17 @@ def test_node_whose_keeper_is_gone_was_killed(tmp_path: Path) -> None:
     folder.keep("first")
     assert (folder.life, folder.is_kept, folder.status) == ("first", True, None)
     record = (tmp_path / "keeper").read_text()
-    (tmp_path / "keeper").write_text(record.replace('"began": ', '"began": 1'))
+    (tmp_path / "keeper").write_text(record.replace('"process": "', '"process": "1'))
     assert (folder.is_kept, folder.status) == (False, 137)
     folder.end(3)
     assert folder.status == 3
+
+
+def test_node_is_not_taken_for_killed_when_the_clock_is_set(tmp_path: Path, set_clock: Callable[[], None]) -> None:
+    folder = HostFolder(tmp_path)
+    folder.keep("first")
+    set_clock()
+    assert (folder.is_kept, folder.status) == (True, None)
 
 
 def test_other_version_is_refused() -> None:

@@ -92,6 +92,8 @@ def test_list_that_is_bad_at_the_start_is_refused() -> None:
 def test_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "hosts.txt").write_text("a")
     assert file_of_hosts(tmp_path / "hosts.txt")() == "a"
+    (tmp_path / "windows.txt").write_bytes(b"\xef\xbb\xbfnode1\r\nnode2 slots=2 # big\r\n")
+    assert read(file_of_hosts(tmp_path / "windows.txt")()) == {"node1": 1, "node2": 2}
     with pytest.raises(UsageError, match=r"cannot be read: No such file or directory. Received: --hosts=.*missing"):
         file_of_hosts(tmp_path / "missing")()
 
