@@ -12,7 +12,7 @@ NUM_FIRST = 3
 STANDSTILL_S = 15.0
 """A step that stood still, for storage or for a collector of garbage, counts no longer than that in the sums.
 
-They fade in 20 s, and a worker that is slow for 30 s is a straggler (:mod:`ef_common.core.stragglers`): a single step of a
+They fade in 20 s, and a worker that is slow for 30 s is a straggler (:mod:`ef_common.core.stragglers`): one step of a
 minute would make one of a worker that is as fast as the others.
 """
 _JUMP = 4
