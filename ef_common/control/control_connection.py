@@ -98,7 +98,7 @@ class ControlConnection:
             data, self._data = self._data, b""
             while not data:
                 try:
-                    # Into memory that stays: a piece for each read, cut to what has come, would leave holes in the heap.
+                    # Into memory that stays: a piece for each read, cut to what has come, leaves holes in the heap.
                     received = bytes(self._buffer[: self._socket.recv_into(self._buffer)])
                     data = self._decrypt(received) if received else b""
                 except TimeoutError:

@@ -49,10 +49,10 @@ _OPTIONS = {"length": 2403, "batch_size": 8, "val_length": 53, "step_sleep_s": 0
 KEPT_LIMIT_BYTES = 2560
 """By so much the memory of a process may grow with each fault, in the second half of the time.
 
-It is to be 1 kB. In 491 faults, two survivors grew by 1.3 and 1.7 kB with each of the second half, and by 0.8 and 0.9 kB
-with each of the last hundred; a coordinator by 0.6 kB. Groups alone leave 0.94 kB each, of which torch keeps 0.51 kB. The
-rest rises to ceilings: malloc keeps 130 to 190 kB for each of the threads that live at the same time, about ten, and
-CPython the names of attributes that were looked up (0.3 MB).
+It is to be 1 kB. In 491 faults, two survivors grew by 1.3 and 1.7 kB with each of the second half, and by 0.8 and
+0.9 kB with each of the last hundred; a coordinator by 0.6 kB. Groups alone leave 0.94 kB each, of which torch keeps
+0.51 kB. The rest rises to ceilings: malloc keeps 130 to 190 kB for each of the threads that live at the same time,
+about ten, and CPython the names of attributes that were looked up (0.3 MB).
 """
 WINDOW = 100
 """Faults in each part of the time for which the growth is told."""
