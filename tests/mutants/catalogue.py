@@ -510,4 +510,27 @@ MUTANTS: tuple[Mutant, ...] = (
         new='_rule("", ["services", "secrets"], ["get", "create"])',
         harm="Whoever takes over the controller reads the secrets of all namespaces.",
     ),
+    Mutant(
+        name="replaced-buffers-stay-each-workers-own",
+        file="ef_common/collectives/gradients/module_buffers.py",
+        old="                self.tensors[index], found = _writable(entries, name, tensor), True\n",
+        new="                continue\n",
+        harm="A running mean that a module replaces in each step, as in `self.center = 0.9 * self.center + …`, is each "
+        "worker's own, and so are soon the weights.",
+    ),
+    Mutant(
+        name="epoch-begins-twice-in-a-newcomer",
+        file="ef_keras/fit.py",
+        old="            if not np.array_equal(_copy(variable), value, equal_nan=True):\n",
+        new="            if variable is None:\n",
+        harm="A LearningRateScheduler that multiplies the rate does so twice in a newcomer, whose weights drift from "
+        "those of the others.",
+    ),
+    Mutant(
+        name="one-standstill-makes-a-straggler",
+        file="ef_common/session/progress_tracker.py",
+        old="counted_s = min(took_s, max(STANDSTILL_S, _JUMP * self._num_samples * self._sample_s))",
+        new="counted_s = took_s",
+        harm="A worker that stands still once for a minute, as TensorFlow may, is replaced as one that is always slow.",
+    ),
 )
