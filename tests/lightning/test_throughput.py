@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import importlib
 import signal
 from typing import Any
 
@@ -32,7 +33,7 @@ def test_monitor_goes_on_measuring_when_rank_0_is_lost(job: Job, where: str) -> 
 
 
 def test_only_lightnings_own_hooks_are_replaced_and_put_back() -> None:
-    pl = training.use(HOSTS[0])
+    pl = importlib.import_module(HOSTS[0])
     called: list[str] = []
 
     class Own(pl.callbacks.ThroughputMonitor):  # type: ignore[misc, name-defined]
