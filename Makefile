@@ -122,7 +122,7 @@ test-matrix: .venv-oldest/.installed .venv-newest/.installed
 	@echo "Installing the $* releases into .venv-$*"
 	@test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
 	@.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-input $(CONSTRAINTS) --editable \
-		'.[lightning,pytorch-lightning,keras,s3,testing]' setuptools tensorflow-cpu pytest pytest-timeout pytest-xdist
+		'.[lightning,pytorch-lightning,keras,s3,tls,testing]' setuptools tensorflow-cpu pytest pytest-timeout pytest-xdist
 	@touch $@
 
 chaos: $(HOROVOD)

@@ -285,6 +285,7 @@ def test_tensors_in_the_place_of_buffers_become_those_of_rank_0(kind: str) -> No
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")
 def test_modules_of_jit_are_reduced() -> None:
     def make() -> nn.Module:
         return nn.Sequential(torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))), nn.Linear(4, 2))
