@@ -72,13 +72,14 @@ def _travels(dtype: np.dtype[Any]) -> bool:
     return dtype.kind in "biufc" or dtype.name == "bfloat16"
 
 
-def type_of_numbers(name: str) -> np.dtype[Any]:
+def type_of_numbers(name: object) -> np.dtype[Any]:
     """A NumPy type, by its name.
 
     Raises:
         TypeError: It is not a type of numbers.
     """
-    found = np.dtype(np.sctypeDict.get(name, object))  # NumPy would parse another name, as a list of fields, say
+    # NumPy would parse another name, as a list of fields, say; and NumPy 1 knows types by numbers, too.
+    found = np.dtype(np.sctypeDict.get(name, object) if isinstance(name, str) else object)
     if not _travels(found):
         raise TypeError(f"arrays of this type do not travel. Received: {name!r}")
     return found
