@@ -324,7 +324,7 @@ class Fit:
     def _warm_up(self, batch: Any) -> None:
         """Make a step that leaves nothing behind: it traces graphs and touches memory while the others train."""
         variables = [*hooks.shared_variables(self._model), *hooks.metric_variables(self._model)]
-        values = list(map(_copy, variables))
+        values = list(map(hooks.copied, variables))
         on_update, self._reducer.on_update = self._reducer.on_update, lambda contributors, loss: None
         self._reducer.in_step = True
         if self._global is not None:
@@ -441,7 +441,7 @@ class Fit:
         hooks.start_at(self._model, None)
         self.data.epoch = epoch
         if self.data.resumes:
-            self._taken_over = [(variable, _copy(variable)) for variable in hooks.shared_variables(self._model)]
+            self._taken_over = [(variable, hooks.copied(variable)) for variable in hooks.shared_variables(self._model)]
         self._remember()
 
     def epoch_has_begun(self) -> None:
@@ -452,7 +452,7 @@ class Fit:
         """
         taken_over, self._taken_over = self._taken_over, []
         for variable, value in taken_over:
-            if not np.array_equal(_copy(variable), value, equal_nan=True):
+            if not np.array_equal(hooks.copied(variable), value, equal_nan=True):
                 variable.assign(value)
         self._state.recall()
 
@@ -514,11 +514,6 @@ class Fit:
             variables = hooks.shared_variables(self._model)
             arrays = (np.ascontiguousarray(keras.ops.convert_to_numpy(variable)) for variable in variables)
             self.data.dealer.log_weights(array.tobytes() for array in arrays)
-
-
-def _copy(variable: Any) -> np.ndarray:
-    """What a variable holds."""
-    return np.array(keras.ops.convert_to_numpy(variable))
 
 
 def _is_number(value: Any) -> bool:

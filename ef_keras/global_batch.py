@@ -135,8 +135,8 @@ class GlobalReducer(Reducer):
         kind = CanonicalReduction if self._deterministic else SharedReduction
         self._reduction = reduction = kind(self._room, self.session, pieces, self._flags)
         reduction.start()
-        self._starts = [_value(variable).astype(self._room.dtype) for variable in self._statistics]
-        self._seeds = [_value(state) for state in self._generators]
+        self._starts = [hooks.copied(variable).astype(self._room.dtype) for variable in self._statistics]
+        self._seeds = [hooks.copied(state) for state in self._generators]
         self._used[:] = 0
         self._batch_loss = 0.0
         pieces.compute = partial(self._make_up, pieces)
@@ -196,7 +196,7 @@ class GlobalReducer(Reducer):
         views = self._split(array)
         self._train(pieces, some, batch, views)
         for variable, start, view in zip(self._statistics, self._starts, views[len(self._variables) :], strict=True):
-            np.subtract(_value(variable), start, out=view, casting="same_kind")
+            np.subtract(hooks.copied(variable), start, out=view, casting="same_kind")
             view *= share
         if self._pass_loss is None or self._batch_loss is None:
             self._batch_loss = None
@@ -284,8 +284,3 @@ def _shapes_of(batch: Any) -> tuple[Any, ...]:
 
 def _size(shape: Sequence[int]) -> int:
     return int(np.prod(shape, dtype=int))
-
-
-def _value(variable: Any) -> np.ndarray:
-    """A copy of what a variable holds."""
-    return np.array(keras.ops.convert_to_numpy(variable))

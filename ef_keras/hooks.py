@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 import keras
+import numpy as np
 
 from ef_common.errors import UnsupportedError
 
@@ -173,6 +174,11 @@ def state_variables(model: Any) -> list[Any]:
         if id(variable) not in skipped:
             found[id(variable)] = variable
     return list(found.values())
+
+
+def copied(variable: Any) -> np.ndarray:
+    """What a variable holds now, in memory of its own."""
+    return np.array(keras.ops.convert_to_numpy(variable))
 
 
 def shared_variables(model: Any) -> list[Any]:

@@ -13,7 +13,7 @@ from ef_common.terminal import say
 
 
 class LauncherFile:
-    """The file of one launcher. What cannot be written or read is said once.
+    """The file of one launcher. What cannot be written or read is said once, and again if it could be meanwhile.
 
     Args:
         run_dir: Directory of the run.
@@ -21,13 +21,13 @@ class LauncherFile:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        self._problem = ""
+        self._said: set[str] = set()
 
     def write(self, launcher: Launcher) -> None:
         """Tell the state, if that is possible now."""
         try:
             run_directory.write_launcher(self._run_dir, launcher)
-            self._problem = ""
+            self._said.clear()
         except OSError as error:
             self._say(f"cannot be written ({error.strerror}): the job goes on, but `elasticflow status` cannot see it")
 
@@ -40,6 +40,6 @@ class LauncherFile:
             return None
 
     def _say(self, problem: str) -> None:
-        if problem != self._problem:
-            self._problem = problem
+        if problem not in self._said:
+            self._said.add(problem)
             say(f"the run directory {self._run_dir} {problem}", color="yellow", event="run_directory_lost")

@@ -283,14 +283,24 @@ class Store:
 
     def delete_folder(self, name: str) -> None:
         """Remove a folder and its contents; it is no error if it is gone already."""
+        if self._is_local or _PATTERN.isdisjoint(self._path(name)):
+            self._remove(name, lambda fs: fs.rm(self._path(name), recursive=True))
+            return
+        for entry in self.entries(name):
+            (self.delete_folder if entry.size is None else self.delete)(f"{name}/{entry.name}")
+
+        def remove_empty(fs: Any) -> None:
+            with contextlib.suppress(FileNotFoundError, FileExistsError):  # a folder of an object store is its contents
+                fs.rmdir(self._path(name))
+
+        self._remove(name, remove_empty)
+
+    def _remove(self, name: str, act: Callable[[Any], object]) -> None:
+        """Remove it so, unless it is gone already."""
 
         def remove(fs: Any) -> None:
             fs.invalidate_cache()
-            path = self._path(name)
-            if not self._is_local and not _PATTERN.isdisjoint(path):
-                _remove_each(fs, path)
-            else:
-                fs.rm(path, recursive=True)
+            act(fs)
 
         with contextlib.suppress(NotFound):
             self._run(f"delete {name}", remove)
@@ -440,19 +450,6 @@ def _make_parents(fs: Any, folder: str) -> None:
         _make_parents(fs, fs._parent(folder))
         with contextlib.suppress(FileExistsError):
             fs.mkdir(folder, create_parents=False)
-
-
-def _remove_each(fs: Any, folder: str) -> None:
-    """Remove a folder and its contents by their own names, which are patterns to nobody."""
-    for info in fs.ls(folder, detail=True):
-        path = info["name"].rstrip("/")
-        if info["type"] != "directory":
-            with contextlib.suppress(FileNotFoundError):  # another one removes it, too
-                fs.rm_file(path)
-        elif path != folder:  # object stores may list the folder itself
-            _remove_each(fs, path)
-    with contextlib.suppress(FileNotFoundError, FileExistsError):  # a folder of an object store is its contents
-        fs.rmdir(folder)
 
 
 def _descriptor(file: Any) -> int | None:

@@ -44,3 +44,19 @@ def test_order_that_makes_no_sense_is_none_and_told_of_once(
     file = LauncherFile(tmp_path)
     assert [file.order(), file.order()] == [None, None]
     assert capsys.readouterr().err.count("it cannot be scaled") == 1
+
+
+def test_two_problems_at_a_time_are_told_of_once_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(run_directory, "write_launcher", fail)
+    monkeypatch.setattr(run_directory, "read_order", fail)
+    file = LauncherFile(tmp_path)
+    launcher = run_directory.this_launcher(["train.py"], max_workers=2, local=True)
+    for _ in range(3):
+        file.write(launcher)
+        assert file.order() is None
+    assert len(capsys.readouterr().err.splitlines()) == 2

@@ -521,7 +521,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="epoch-begins-twice-in-a-newcomer",
         file="ef_keras/fit.py",
-        old="            if not np.array_equal(_copy(variable), value, equal_nan=True):\n",
+        old="            if not np.array_equal(hooks.copied(variable), value, equal_nan=True):\n",
         new="            if variable is None:\n",
         harm="A LearningRateScheduler that multiplies the rate does so twice in a newcomer, whose weights drift from "
         "those of the others.",

@@ -131,8 +131,10 @@ class GradientReducer:
         if not chosen:
             self._layout = None
             return
-        self._buffers = ModuleBuffers(self._module) if self._given_buffers is None else None
-        buffers = self._given_buffers or () if self._buffers is None else self._buffers.tensors
+        buffers = self._given_buffers
+        if buffers is None:
+            self._buffers = ModuleBuffers(self._module)
+            buffers = self._buffers.tensors
         self._layout = BucketLayout(chosen, list(buffers), sparse_parameters(self._module))
         self._handles = [hook(p, self._gradient_ready) for p in self._layout.hooked()]
 
