@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from ef_common.collectives.gradients import buckets
 from ef_common.collectives.gradients.bucket_run import Confirmation
 from ef_common.collectives.gradients.buckets import BucketLayout
+from ef_common.collectives.gradients.module_buffers import ModuleBuffers
 from ef_common.collectives.gradients.reducer import GradientReducer
 from ef_common.collectives.gradients.reduction import Reduction
 from ef_common.core.view import View
@@ -282,6 +283,16 @@ def test_tensors_in_the_place_of_buffers_become_those_of_rank_0(kind: str) -> No
     assert torch.equal(results[0]["center"], results[1]["center"])
     assert [int(result["count"]) for result in results] == [9, 9]
     assert [len(result["table"]) for result in results] == [12, 9]  # of which each has one of its own
+
+
+def test_buffers_that_nobody_can_write_into_are_replaced_by_copies() -> None:
+    module = nn.Module()
+    with torch.inference_mode():
+        module.register_buffer("evaluated", torch.ones(2))
+    module.register_buffer("wide", torch.ones(1).expand(2))
+    for buffer in ModuleBuffers(module).tensors:
+        buffer[0] = 0.0
+    assert [buffer.tolist() for buffer in module.buffers()] == [[0.0, 1.0], [0.0, 1.0]]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -37,6 +37,7 @@ def test_only_lightnings_own_hooks_are_replaced_and_put_back() -> None:
     called: list[str] = []
 
     class Own(pl.callbacks.ThroughputMonitor):  # type: ignore[misc, name-defined]
+        @pl.utilities.rank_zero_only  # type: ignore[untyped-decorator]
         def on_train_batch_end(self, *args: Any) -> None:
             called.append("own")
 
@@ -46,6 +47,7 @@ def test_only_lightnings_own_hooks_are_replaced_and_put_back() -> None:
     monitors.attach()
     monitor.on_train_batch_end()
     assert called == ["own"]
+    assert "on_train_batch_end" not in vars(monitor)  # it runs where its author wants it to
     assert isinstance(vars(monitor)["on_train_start"], functools.partial)
     monitors.detach()
     assert "on_train_start" not in vars(monitor)
