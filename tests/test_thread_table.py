@@ -28,6 +28,10 @@ WITNESSES = {
         CONTROL + "test_reader_that_fails_tells_the_main_thread_and_ends_the_line",
         CONTROL + "test_failure_of_the_reader_in_a_call_that_another_thread_does_for_it_ends_the_line",
     ],
+    "elasticflow-downlink": [
+        CONTROL + "test_reader_of_the_downlink_that_fails_tells_the_main_thread_and_ends_the_line",
+        CONTROL + "test_worker_that_can_have_no_more_threads_does_without_a_downlink",
+    ],
     "elasticflow-heartbeat": [CONTROL + "test_heartbeats_that_fail_tell_the_main_thread_and_end_the_line"],
     "elasticflow-watchdog": [
         "tests/launch/test_hung.py::test_process_ends_whatever_keeps_it_from_telling_where",

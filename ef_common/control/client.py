@@ -57,7 +57,9 @@ _LOOK_AGAIN_S = 1.0  # waiting in slices lets Ctrl-C through on every platform
 
 
 class CoordinatorClient:
-    """Runs a :class:`~ef_common.protocol.client.Client` with two threads: one connects and reads, one keeps the time.
+    """Runs a :class:`~ef_common.protocol.client.Client` with threads: one connects and reads, one keeps the time.
+
+    A third one reads the second connection to a coordinator, as long as there is one.
 
     Each call, message or deadline is taken in under one lock, by the thread that has it; what follows is done after
     the lock has been let go. A signal handler that interrupts its own thread in there leaves its call to it.
@@ -111,7 +113,7 @@ class CoordinatorClient:
         self._caller: int | None = None  # the thread that is in the protocol
         self._connections: dict[CoordinatorLink, ControlConnection] = {}
         self._connects: SimpleQueue[Connect | None] = SimpleQueue()
-        self._connecting = False  # the reader waits for an answer, and nothing can wake it
+        self._connecting: set[threading.Thread] = set()  # they wait for an answer, and nothing can wake them
 
     @property
     def member(self) -> Member:
@@ -300,6 +302,13 @@ class CoordinatorClient:
 
     def _carry_out(self, output: ClientOutput) -> None:
         match output:
+            case Connect(beside=True):
+                self._threads = [thread for thread in self._threads if thread.is_alive()]
+                try:
+                    self._spawn("elasticflow-downlink", "hears the coordinator", partial(self._read, output))
+                except ThreadFailed as error:  # there can be no more threads, and it can do without
+                    problem = str(error)
+                    self._do(lambda: self._protocol.unreached(output.link, problem, time.monotonic()))
             case Connect():
                 for other in list(self._connections.values()):
                     other.give_up()  # so that the reader has time
@@ -375,7 +384,7 @@ class CoordinatorClient:
 
     def _join(self, seconds: float) -> None:
         for thread in self._threads:
-            if thread is not threading.current_thread() and not self._connecting:
+            if thread is not threading.current_thread() and thread not in self._connecting:
                 thread.join(seconds)
 
     def _spawn(self, name: str, job: str, run: Callable[[], None]) -> None:
@@ -388,15 +397,15 @@ class CoordinatorClient:
     def _read_all(self) -> None:
         """Connect where the protocol wants it, and read, one connection after the other."""
         while (connect := self._connects.get()) is not None:
-            self._read(connect.link, connect.timeout_s)
+            self._read(connect)
 
-    def _read(self, link: CoordinatorLink, timeout_s: float) -> None:
-        protocol = self._protocol
+    def _read(self, connect: Connect) -> None:
+        protocol, link, thread = self._protocol, connect.link, threading.current_thread()
         try:
-            self._connecting = True
-            connection = ControlConnection.connect(link.address, timeout_s, tls=self._tls)
+            self._connecting.add(thread)
+            connection = ControlConnection.connect(link.address, connect.timeout_s, tls=self._tls)
         except (OSError, AuthenticationError) as error:
-            self._connecting = False
+            self._connecting.discard(thread)
             problem: str | AuthenticationError
             if isinstance(error, AuthenticationError):
                 problem = error
@@ -404,7 +413,7 @@ class CoordinatorClient:
                 problem = error.strerror or str(error) or type(error).__name__
             self._do(lambda: protocol.unreached(link, problem, time.monotonic()))
             return
-        self._connecting = False
+        self._connecting.discard(thread)
         self._connections[link] = connection
         self._do(lambda: protocol.connected(link, time.monotonic()))
         while data := connection.read():

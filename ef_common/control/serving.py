@@ -187,9 +187,11 @@ class ServerLoop:
                     if stream.num_unsent:
                         stream.abort()
                         self.server.end(peer, End.UNSENT, self._loop.time())
-            case Close(peer, last_words):
+            case Close(peer, last_words, resets):
                 stream = self._streams.get(peer)
                 if stream is not None:
+                    if resets:
+                        reset_at_close(stream.socket)
                     stream.close(last_words)
             case Probe(member):
                 if self._num_probes < _PROBES_AT_ONCE:

@@ -60,7 +60,7 @@ def reset_at_close(sock: socket.socket) -> None:
 
 
 def raise_file_limit() -> None:
-    """Raise the soft limit of open files to the hard one: each worker is one connection."""
+    """Raise the soft limit of open files to the hard one: each worker is two connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:

@@ -23,6 +23,9 @@ tells it where the worker stands (:mod:`ef_common.core.resume_state`)::
     SEARCHING → OVER        for too long; the job has ended or failed; `stop`, `break_off`
     RETURNING → OVER        the job has failed; `stop`, `break_off`
     OUTSIDE → OVER          `stop`
+
+With its first heartbeat to a coordinator, the client connects to it once more, for the *downlink*
+(:mod:`~ef_common.protocol.wire`). From then on, what comes there counts, and the link ends when that one does.
 """
 
 from __future__ import annotations
@@ -81,6 +84,9 @@ logger = logging.getLogger(__name__)
 _ABOVE_ALL = 1 << 60  # a generation that is newer than any view
 _IN_FLIGHT_S = 0.5
 """After a failure of the job, collectives that one worker has completed come to their end in the others, too."""
+
+_DOWNLINK_S = 1.0
+"""How long it may take to connect once more, and what may lie between the ends of both connections."""
 
 _MESSAGES: Mapping[str, Callable[[str, int], membership.Event | wire.Bye]] = {
     "ready": lambda worker, training: membership.Ready(worker, max(1, training)),
@@ -161,6 +167,9 @@ class Client:
         self._link: CoordinatorLink | None = None  # to the coordinator that has taken it
         self._old: CoordinatorLink | None = None  # the one before, until the first attempt to come back has ended
         self._trying: CoordinatorLink | None = None
+        self._downlink: CoordinatorLink | None = None  # a second connection to the coordinator that it has
+        self._hears_downlink = False  # the coordinator speaks there alone
+        self._give_up_at: float | None = None  # as the first connection has ended, and the second one has not
         self._search = CoordinatorSearch(
             address, member.standby, timeout_s=connect_timeout_s, chance=chance or random.Random()
         )
@@ -176,7 +185,7 @@ class Client:
     @property
     def deadline(self) -> float | None:
         """When :meth:`tick` is to be called, or None; it may be called earlier, too."""
-        times = (self._heartbeats.due, self._search.due, self._replace_at, self._claims.due)
+        times = (self._heartbeats.due, self._search.due, self._replace_at, self._claims.due, self._give_up_at)
         return None if self.stopped else min((time for time in times if time is not None), default=None)
 
     @property
@@ -303,6 +312,7 @@ class Client:
         no other coordinator any more.
         """
         link, self._link = self._link, None
+        self._drop_downlink()
         self._finish(error)
         if link is not None:
             self.outputs.append(Disconnect(link))
@@ -317,6 +327,8 @@ class Client:
         if self._trying is not None:
             self.outputs.append(Disconnect(self._trying))
             self._trying = None
+        if not self._hears_downlink:
+            self._drop_downlink()
         self._leave_old()
 
     # ------------------------------------------------------------ what happens
@@ -325,7 +337,7 @@ class Client:
         """A connection is there; the coordinator speaks first."""
         self._now = link.heard = now
         link.reached = True
-        if link is not self._trying:  # that took too long
+        if link not in (self._trying, self._downlink):  # that took too long
             self.outputs.append(Disconnect(link))
 
     def unreached(self, link: CoordinatorLink, problem: str | AuthenticationError, now: float) -> None:
@@ -336,18 +348,28 @@ class Client:
                 self._refuse(link, problem)
             else:
                 self._fail_attempt(link, problem)
+        elif link is self._downlink:
+            self._drop_downlink()  # the next heartbeat tries it again
 
     def receive(self, link: CoordinatorLink, data: bytes, now: float) -> None:
         """Bytes have come."""
         self._now = link.heard = now
+        if link is self._downlink and self._hears_downlink and self._link is not None:
+            self._link.heard = now
         link.introduction.lines.feed(data)
-        while (link is self._link or link is self._trying) and self._take(link):
+        self._take_all(link)
+
+    def _take_all(self, link: CoordinatorLink) -> None:
+        while link in (self._link, self._trying, self._downlink) and self._take(link):
             pass
 
     def _take(self, link: CoordinatorLink) -> bool:
         """Take the next line; returns whether there was one."""
+        introduced = link.introduction.answer is not None
+        if link is self._downlink and introduced and not self._hears_downlink:
+            return False  # what the coordinator has said on the first connection comes before that
         try:
-            if link is self._link:
+            if introduced:
                 line = link.introduction.lines.next()
                 message = None if line is None else wire.decode_from_coordinator(line)
             else:
@@ -355,7 +377,7 @@ class Client:
         except (ProtocolError, AuthenticationError) as error:
             self._refuse(link, error)
             return False
-        if link is self._link:
+        if introduced:
             if message is not None:
                 self._hear(message)
             return message is not None
@@ -367,13 +389,20 @@ class Client:
 
     def ended(self, link: CoordinatorLink, *, in_order: bool, now: float) -> None:
         """A connection has ended; `in_order`: by the coordinator, after all that it had to say."""
-        self._now = now
+        self._now, link.ended = now, in_order
         if link is self._trying:
             self._fail_attempt(link, "it closed the connection")
-        elif link is self._link:
-            self._lose(
-                link, f"the connection to the coordinator at {format_address(link.address)} has ended", over=in_order
-            )
+        elif link is self._downlink and link.introduction.answer is None and not self._hears_downlink:
+            self._drop_downlink()
+        elif link is self._link and self._hears_downlink and not self.stopped:
+            self._give_up_at = now + _DOWNLINK_S
+        elif link is self._link or (link is self._downlink and self._hears_downlink):
+            self._lose_ended(over=in_order and link.introduction.answer is not None)
+
+    def _lose_ended(self, *, over: bool) -> None:
+        if self._link is not None:
+            where = format_address(self._link.address)
+            self._lose(self._link, f"the connection to the coordinator at {where} has ended", over=over)
 
     def claimed(self, bid: Bid, named: tuple[str, ...] | None, now: float) -> None:
         """The store has said who has a claim; None: it has not said, and is asked again."""
@@ -394,8 +423,11 @@ class Client:
             return
         if self._search.due is not None and now >= self._search.due:
             self._search_on()
+        if self._give_up_at is not None and now >= self._give_up_at:
+            self._lose_ended(over=False)
         if (heartbeat := self._heartbeats.beat(now)) is not None:
             self._say(heartbeat)
+            self._ask_for_downlink()
         self.outputs.extend(map(AskForClaim, self._claims.again(now)))
         link = self._link
         if link is None:
@@ -414,6 +446,7 @@ class Client:
     def _lose(self, link: CoordinatorLink, why: str, *, over: bool) -> None:
         """The link has ended, or is given up; `over`: the coordinator has ended it."""
         self._link = None
+        self._drop_downlink()
         if self.state is not ClientState.SERVED or not self._search.can_return(self.resume_state):
             self.outputs.append(Disconnect(link))
             self._finish(CoordinatorLost(why))
@@ -425,6 +458,31 @@ class Client:
         if self._search.sent_away:
             self._leave_old()
         self._try(self._search.lose(self.resume_state, since=link.since, now=self._now))
+
+    def _ask_for_downlink(self) -> None:
+        """Connect to the coordinator once more, to hear it there; this can wait until it has taken up all workers."""
+        link = self._link
+        if link is None or self._downlink is not None or self.state is not ClientState.SERVED:
+            return
+        if self.member.standby or self.resume_state.successors:  # else no other coordinator takes this worker anyway
+            introduction = Introduction(self.member, self._token, key=self._key, address=link.address, downlink=True)
+            self._downlink = CoordinatorLink(link.address, introduction, self._now)
+            self.outputs.append(Connect(self._downlink, _DOWNLINK_S, beside=True))
+
+    def _hear_downlink(self) -> None:
+        """All that the coordinator has said on the first connection has been heard."""
+        downlink, self._hears_downlink = self._downlink, True
+        if downlink is not None:
+            self._take_all(downlink)
+        if downlink is None or downlink.ended is not None:  # given up too early, or the coordinator has ended since
+            self._lose_ended(over=downlink is not None and bool(downlink.ended))
+
+    def _drop_downlink(self) -> None:
+        """There is no second connection any more."""
+        downlink, self._downlink = self._downlink, None
+        self._hears_downlink, self._give_up_at = False, None
+        if downlink is not None:
+            self.outputs.append(Disconnect(downlink))
 
     def _leave_old(self) -> None:
         """The coordinator that this worker had does not take it back."""
@@ -474,9 +532,12 @@ class Client:
         """A peer says what no coordinator says."""
         if link is None:
             return
-        if link is self._link:
+        if link is self._downlink and not self._hears_downlink:
+            self._drop_downlink()
+        elif link in (self._link, self._downlink) and self._link is not None:
             where = format_address(link.address)
-            self._lose(link, f"the coordinator at {where} sent what the protocol does not allow: {error}", over=False)
+            why = f"the coordinator at {where} sent what the protocol does not allow: {error}"
+            self._lose(self._link, why, over=False)
         elif self._begins:  # the user's settings must be wrong
             self._finish(error)
         else:
@@ -489,7 +550,12 @@ class Client:
 
     def _heed(self, link: CoordinatorLink, answer: Answer) -> None:
         """A coordinator has answered to the introduction."""
-        if isinstance(answer, wire.Welcome):
+        if link is self._downlink:
+            if isinstance(answer, wire.Welcome):
+                self.outputs.append(TrustLeader(link, answer.heartbeat_timeout_s))
+            else:
+                self._drop_downlink()
+        elif isinstance(answer, wire.Welcome):
             self._take_up(link, answer)
         elif isinstance(answer, wire.Redirect):
             if self._begins and not self.member.standby:
@@ -545,6 +611,8 @@ class Client:
         match message:
             case wire.NewView():
                 self._hear_view(message)
+            case wire.Downlink():
+                self._hear_downlink()
             case wire.Recall(digests):
                 self._say(wire.Told(tuple(self._named[digest] for digest in digests if digest in self._named)))
             case wire.Relayed():

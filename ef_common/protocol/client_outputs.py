@@ -21,6 +21,7 @@ class CoordinatorLink:
     Attributes:
         heard: When something came last.
         reached: The connection was made.
+        ended: Whether it has ended in order; None as long as it has not ended.
     """
 
     def __init__(self, address: Address, introduction: Introduction, now: float) -> None:
@@ -28,14 +29,22 @@ class CoordinatorLink:
         self.introduction = introduction
         self.since = self.heard = now
         self.reached = False
+        self.ended: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Connect to a coordinator, within some seconds; report how that ends, what comes, and the end."""
+    """Connect to a coordinator, within some seconds; report how that ends, what comes, and the end.
+
+    Args:
+        link: The connection.
+        timeout_s: How long it may take.
+        beside: Another connection is open, and is read on.
+    """
 
     link: CoordinatorLink
     timeout_s: float
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ class Introduction:
         key: The member's own secret (:func:`~ef_common.protocol.auth.new_nonce`), the same whenever it connects.
         address: Where the coordinator is, for messages.
         returning: Whether the member has been in the job before.
+        downlink: Whether it is connected already, and this connection is to be its downlink.
 
     Attributes:
         returning: The same.
@@ -44,10 +45,18 @@ class Introduction:
     """
 
     def __init__(
-        self, member: Member, token: Token | None, *, key: str, address: Address, returning: bool = False
+        self,
+        member: Member,
+        token: Token | None,
+        *,
+        key: str,
+        address: Address,
+        returning: bool = False,
+        downlink: bool = False,
     ) -> None:
         self.answer: Answer | None = None
         self.returning = returning
+        self._downlink = downlink
         self.lines = Lines(wire.MAX_STRANGER_BYTES)
         self._member = member
         self._token = token
@@ -85,7 +94,7 @@ class Introduction:
                 key=self._key,
                 member=self._member,
             )
-            return wire.encode(wire.Hello(self._member, self._nonce, self._key, proof, self.returning))
+            return wire.encode(wire.Hello(self._member, self._nonce, self._key, proof, self.returning, self._downlink))
         self._check(message, self._challenge)
         return b""
 

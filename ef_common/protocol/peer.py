@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import Enum, auto
 
 from ef_common.core.view import Member, View
@@ -69,6 +70,9 @@ class Peer:
         self.since = now
         self.heard = now  # time of the last sign of life
         self.may_lead = True  # it has not proved to be a worker, which no coordinator is
+        self.downlink: Peer | None = None  # the connection on which we speak to this worker, if it is not this one
+        self.uplink: Peer | None = None  # likewise, the one of which this is the downlink
+        self.deaf_since = math.inf  # when the downlink of this worker has ended
         self.moved = False  # it lives, and has gone to another coordinator
         self.dropped = False  # nothing of this peer counts any more
         self.lines = Lines(wire.MAX_STRANGER_BYTES)

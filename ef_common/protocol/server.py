@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from math import inf
 
@@ -33,7 +33,7 @@ from ef_common.protocol.peer import Coming, End, Peer, PeerRefusal
 from ef_common.protocol.relay import Relaying
 from ef_common.protocol.returns import Returns
 from ef_common.protocol.room_news import RoomNews
-from ef_common.protocol.server_outputs import Close, Output, Probe, Write
+from ef_common.protocol.server_outputs import Close, Output, Probe, Write, WriteOrReset
 from ef_common.protocol.sessions import Sessions
 from ef_common.protocol.ticks import Probes, Ticks
 
@@ -139,7 +139,9 @@ class CoordinatorServer:
     def end(self, peer: Peer, how: End, now: float) -> None:
         """A connection has ended, so its worker is gone. How it ended decides whether its process is, too."""
         self._now = now
-        if self._sessions.discard(peer):
+        if peer.uplink is not None:
+            self._end_downlink(peer, peer.uplink, how)
+        elif self._sessions.discard(peer):
             self._emit([Close(peer)])
             if how is End.CLOSED and peer.worker not in self.workers and not peer.moved:
                 self._submit(membership.Gone(str(peer.worker), "its process ended"), None)
@@ -148,17 +150,26 @@ class CoordinatorServer:
             # of a worker that cannot say that it goes to another one, or of what lies between.
             proves = how is End.CLOSED and self.liveness.is_attentive(now) and not peer.returning
             why = "its connection was reset" if how is End.UNSENT else "its connection ended"
-            self._depart(peer, why, silent=not proves)
+            self._depart(peer, why, silent=not proves, resets=how is not End.CLOSED)
+
+    def _end_downlink(self, downlink: Peer, peer: Peer, how: End) -> None:
+        """A worker is no longer spoken to. If that is the end of its process, the end of its connection follows."""
+        self._emit([Close(downlink)])
+        peer.deaf_since = min(peer.deaf_since, self._now)
+        if how is End.UNSENT:
+            self.end(peer, how, self._now)
 
     def distrust(self, peer: Peer, why: str, now: float) -> None:
         """A connection is not safe: the peer does not prove who it is, or what it sent was changed."""
         self._now = now
         if not peer.dropped:
-            self._refuse(peer, "no TLS", why)
+            # Words on its downlink would be believed, and the worker would end.
+            self._refuse(peer, "no TLS", why, tells=peer.downlink is None)
 
     def overflow(self, peer: Peer, num_bytes: int, now: float) -> None:
         """A peer does not read what it is sent."""
         self._now = now
+        peer = peer.uplink or peer
         if not peer.dropped:
             self._refuse(peer, "slow reader", f"it left {num_bytes} bytes unread")
 
@@ -220,7 +231,7 @@ class CoordinatorServer:
                 self.outputs.append(output)
             elif not output.peer.dropped:
                 output.peer.dropped = isinstance(output, Close)
-                self.outputs.append(output)
+                self.outputs.extend(_by_downlink(output, output.peer.downlink))
 
     def _write(self, peer: Peer, message: wire.FromCoordinator) -> None:
         self._emit([Write(peer, wire.encode(message))])
@@ -248,17 +259,21 @@ class CoordinatorServer:
         except PeerRefusal as refusal:
             self._refuse(peer, refusal.kind, refusal.why, code=refusal.code)
 
-    def _refuse(self, peer: Peer, kind: str, why: str, *, code: str = "protocol") -> None:
+    def _refuse(self, peer: Peer, kind: str, why: str, *, code: str = "protocol", tells: bool = True) -> None:
         """Drop a peer that breaks the rules; training is not affected."""
         who = peer.address if peer.worker is None else f"worker {peer.worker}"
         self._journal.notice(kind, "dropped the connection of %s (%s): %s", who, kind, why)
         # It may not read our last words, and go on with another coordinator.
-        self._depart(peer, f"{kind}: {why}", last_words=wire.encode(wire.Error(code, why)), silent=True)
+        last_words = wire.encode(wire.Error(code, why)) if tells else b""
+        self._depart(peer, f"{kind}: {why}", last_words=last_words, silent=True, resets=not tells)
 
     def _introduce(self, peer: Peer, message: wire.FromWorker) -> None:
-        if not isinstance(message, wire.Hello):
+        if not isinstance(message, wire.Hello) or peer.uplink is not None:
             raise PeerRefusal("no introduction", f"expected hello, got {type(message).__name__}")
         proof = self._admission.prove(peer.nonce, message)
+        if message.downlink:
+            self._take_downlink(peer, message.member.id, proof)
+            return
         self._sessions.check_room(message.member)
         member = replace(message.member, address=message.member.address or peer.address)
         self.standbys.note((member,), self.workers, self.state)
@@ -275,6 +290,17 @@ class CoordinatorServer:
         else:
             self._ticks.arrived(self.state, self._now)
             self._submit(membership.Arrived(member), peer)
+
+    def _take_downlink(self, downlink: Peer, worker: str, proof: str) -> None:
+        """Speak to a worker on a connection on which it says nothing from now on."""
+        peer = self.workers.get(worker)
+        if peer is None or peer.downlink is not None:  # it has gone since it has set out
+            self._close(downlink)
+            return
+        accept = membership.Accept(worker, warm_up=False)
+        self._write(downlink, wire.Welcome(accept, self.liveness.timeout_s, proof, ()))
+        self._write(peer, wire.Downlink())
+        self._sessions.attach(downlink, peer)
 
     def _hear(self, peer: Peer, worker: str, message: wire.FromWorker) -> None:
         match message:
@@ -355,10 +381,17 @@ class CoordinatorServer:
     # ------------------------------------------------------------ workers that go
 
     def _depart(
-        self, peer: Peer, why: str, *, last_words: bytes = b"", goodbye: bool = False, silent: bool = False
+        self,
+        peer: Peer,
+        why: str,
+        *,
+        last_words: bytes = b"",
+        goodbye: bool = False,
+        silent: bool = False,
+        resets: bool = False,
     ) -> None:
         """End the connection of a stranger, or of a worker, which is gone."""
-        if self._close(peer, last_words):
+        if self._close(peer, last_words, resets=resets):
             self._submit(membership.Gone(str(peer.worker), clip(why), goodbye=goodbye, silent=silent), None)
 
     def _evict(self, peer: Peer, why: str, *, hung: bool = False) -> None:
@@ -379,10 +412,10 @@ class CoordinatorServer:
         if peer is not None:
             self._close(peer, wire.encode(wire.Redirect(self.leader, peer.proof)))
 
-    def _close(self, peer: Peer, last_words: bytes = b"") -> bool:
+    def _close(self, peer: Peer, last_words: bytes = b"", *, resets: bool = False) -> bool:
         """End a connection, and remove it from the books; returns whether it was a worker's."""
         present = self._forget(peer)
-        self._emit([Close(peer, last_words)])
+        self._emit([Close(peer, last_words, resets)])
         return present
 
     def _forget(self, peer: Peer) -> bool:
@@ -475,6 +508,8 @@ class CoordinatorServer:
         silent, longest_s = self.liveness.silent(self.workers.values(), now)
         if silent:
             self._suspend(silent, f"silent for {longest_s:.1f} s")
+        for peer in self._sessions.deaf(now):
+            self._depart(peer, "its connection for news ended", silent=True, resets=True)
         self._look_for_hung(now)
         self._look_for_stragglers(now)
         for peer in self._sessions.overdue(now, self.liveness.timeout_s):
@@ -514,3 +549,14 @@ class CoordinatorServer:
         slowest = slow[0] if slow else ""
         if slowest != state.replacement.straggler and self.liveness.evicts_stragglers(view.ids):
             self._submit(membership.Straggler(slowest), None)
+
+
+def _by_downlink(output: Write | WriteOrReset | Close, downlink: Peer | None) -> Iterator[Output]:
+    """What is to be done if the worker is spoken to on its downlink; once that is gone, nothing is said any more."""
+    if downlink is not None and not downlink.dropped:
+        downlink.dropped = isinstance(output, Close)
+        yield replace(output, peer=downlink)
+    if downlink is None:
+        yield output
+    elif isinstance(output, Close):
+        yield Close(output.peer)

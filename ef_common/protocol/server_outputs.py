@@ -36,10 +36,17 @@ class WriteOrReset:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """End a connection. Last words get a moment to be read; without any, it ends at once."""
+    """End a connection. Last words get a moment to be read; without any, it ends at once.
+
+    Args:
+        peer: Whose.
+        last_words: What it is told before.
+        resets: It must not take the end for one in order, because others may go on without it, and it lives.
+    """
 
     peer: Peer
     last_words: bytes = b""
+    resets: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ MAX_STRANGERS = 512
 """Maximal number of unauthenticated connections; one more closes the oldest."""
 MAX_WORKERS = 8192
 """Maximal number of authenticated connections; one more is refused."""
+_DEAF_S = 1.0
+"""How long a worker may live whose downlink has ended: if its process has, the end of its connection comes soon."""
 STRANGER_S = 2.0
 """How long a stranger may take to introduce itself, at least."""
 
@@ -25,6 +27,7 @@ class Sessions:
 
         stranger → worker    `adopt`: it has proved that it is this worker
         stranger → gone      `forget`
+        stranger → downlink  `attach`: it has proved that it is the second connection of a worker
         worker → gone        `forget`; likewise `evict` and `suspend`, if its node has no standby
         worker → out         `forget` and `evict`, if its node has a standby
         worker → suspended   `forget` and `suspend`, if its node has a standby
@@ -91,6 +94,15 @@ class Sessions:
         peer.lines.max_bytes = wire.MAX_LINE_BYTES
         self.workers[member.id] = peer
         self._members_bytes += fields.size_of(member)
+
+    def attach(self, downlink: Peer, peer: Peer) -> None:
+        """A stranger has proved that it is the downlink of this worker."""
+        self._strangers.pop(downlink, None)
+        downlink.uplink, peer.downlink = peer, downlink
+
+    def deaf(self, now: float) -> list[Peer]:
+        """The workers that speak, and cannot be spoken to."""
+        return [peer for peer in self.workers.values() if now - peer.deaf_since > _DEAF_S]
 
     def forget(self, peer: Peer) -> bool:
         """A connection no longer counts; returns whether it was that of a worker."""

@@ -13,6 +13,11 @@ Any other input raises `ProtocolError`, and nothing else. Texts are printable, s
       |  <------ view, announce, ...  |
 
 A worker that comes from another coordinator says so in its hello, and reports its resume state in `return`.
+
+Where nodes keep standbys, a worker soon connects once more, and introduces itself with `downlink`: after `downlink` on
+the first connection, the coordinator speaks on the second one alone, on which the worker says nothing. If the process
+of either ends, its system resets a connection on which it has left something unread, and what it had sent may be lost;
+so where only one side speaks, the end of its process is an end in order.
 A coordinator introduces itself to another one in the same way, and continues with `follow`. A standby answers a hello
 with `redirect`.
 """
@@ -36,7 +41,7 @@ from ef_common.protocol import fields
 from ef_common.protocol.objects import brief, kind_of, layout_of, parse
 from ef_common.protocol.view_patch import ViewName, ViewPatch
 
-VERSION = 11
+VERSION = 12
 MAX_STRANGER_BYTES = 4 * 1024
 """Longest line of a peer that has not proved that it knows the token."""
 MAX_LINE_BYTES = 2 * 1024 * 1024
@@ -64,6 +69,7 @@ class Hello(WorkerMessage):
 
     `key`: a secret of this worker, by which the coordinator knows it again: nobody else can come in its name.
     `returning`: it has been with another coordinator, or with this one; more follows.
+    `downlink`: it is connected already, and will say nothing here, but hear all.
     """
 
     member: Annotated[Member, fields.MEMBER]
@@ -71,6 +77,7 @@ class Hello(WorkerMessage):
     key: Annotated[str, fields.DIGEST]
     proof: Annotated[str, fields.PROOF]
     returning: bool
+    downlink: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +195,11 @@ class NewView(CoordinatorMessage):
 
 
 @dataclass(frozen=True, slots=True)
+class Downlink(CoordinatorMessage):
+    """The last message on this connection: what follows comes on the worker's downlink."""
+
+
+@dataclass(frozen=True, slots=True)
 class Recall(CoordinatorMessage):
     """Tell these views, which you have named by their digests."""
 
@@ -291,6 +303,7 @@ _FROM_WORKER: Mapping[str, type[FromWorker]] = {
 _FROM_COORDINATOR: Mapping[str, type[FromCoordinator]] = {
     "challenge": Challenge,
     "welcome": Welcome,
+    "downlink": Downlink,
     "view": NewView,
     "recall": Recall,
     "announce": membership.Announce,

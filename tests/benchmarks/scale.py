@@ -176,9 +176,10 @@ class Worker:
 
     def _do(self, output: outputs.ClientOutput) -> None:
         match output:
-            case outputs.Connect(link):
+            case outputs.Connect(link, _, beside):
                 self.crowd.callers[link] = self
-                self._waits_since = time.monotonic()
+                if not beside:
+                    self._waits_since = time.monotonic()
             case outputs.TrustLeader(link):
                 self.crowd.greeting.discard(link)
             case outputs.Send(link, data):

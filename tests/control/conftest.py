@@ -89,9 +89,14 @@ class Worker:
 
 
 def connection_of(client: CoordinatorClient) -> ControlConnection:
-    """The socket of a client's connection."""
-    (connection,) = client._connections.values()
-    return connection
+    """The socket of the connection on which a client speaks."""
+    return next(iter(client._connections.values()))
+
+
+def break_connections(client: CoordinatorClient) -> None:
+    """Nothing more comes to a client on any of its connections."""
+    for connection in list(client._connections.values()):
+        connection.give_up()
 
 
 def fall_silent(client: CoordinatorClient) -> None:

@@ -24,7 +24,7 @@ from ef_common.protocol.client import Client
 from ef_common.protocol.server import CoordinatorServer
 from ef_common.protocol.server_outputs import Write
 from ef_common.session.crash_record import CrashRecord
-from tests.control.conftest import connection_of, in_loop
+from tests.control.conftest import break_connections, connection_of, in_loop
 from tests.control.test_failover import job, leader  # noqa: F401  (a fixture)
 from tests.waiting import poll_until
 
@@ -58,7 +58,7 @@ def fail(*args: object, **kwargs: object) -> None:
 
 def words_for(coordinator: Coordinator, client: CoordinatorClient) -> Write:
     """Something that the coordinator says to a worker."""
-    return Write(coordinator._server.workers[client.member.id], b'{"v":11,"t":"alive"}\n' * 2)
+    return Write(coordinator._server.workers[client.member.id], b'{"v":12,"t":"alive"}\n' * 2)
 
 
 def assert_out_of_order(error: BaseException | None) -> None:
@@ -85,6 +85,43 @@ def test_reader_that_fails_tells_the_main_thread_and_ends_the_line(form, monkeyp
     poll_until(lambda: worker.views_noticed[-1] > 1 << 32)  # so its group ends, and a world of one asks
     assert worker.client.change_pending
     assert other.client.next_view(1).ids == (other.client.member.id,)  # the others go on at once
+
+
+def hear_on_downlink(client: CoordinatorClient) -> None:
+    client._do(client._protocol._ask_for_downlink)
+    poll_until(lambda: client._protocol._hears_downlink)
+
+
+@pytest.mark.parametrize("place", ["receive", "take in"])
+def test_reader_of_the_downlink_that_fails_tells_the_main_thread_and_ends_the_line(job, monkeypatch, place):  # noqa: F811
+    coordinators, workers, _ = job(2)
+    client, server = workers[1].client, coordinators[0]._server
+    hear_on_downlink(client)
+    waiting = Outcome(lambda: client.next_view(1))
+    if place == "receive":
+        monkeypatch.setattr(client._connections[client._protocol._downlink], "read", fail)
+    else:
+        monkeypatch.setattr(client._protocol, "receive", fail)
+    in_loop(coordinators[0], lambda now: server._tell([(wire.Alive(), ["w1"])] * 2))
+    error = waiting.get()
+    assert isinstance(error, ThreadFailed)
+    assert str(error) == "the thread that hears the coordinator has failed: RuntimeError: out of order"
+    assert workers[0].client.next_view(1).ids == ("w0",)  # the others go on at once
+
+
+def test_worker_that_can_have_no_more_threads_does_without_a_downlink(job, monkeypatch):  # noqa: F811
+    _, workers, _ = job(2)
+    client = workers[1].client
+
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        client._do(client._protocol._ask_for_downlink)
+    assert client._protocol._downlink is None
+    assert client._protocol.end is None
+    hear_on_downlink(client)  # the next heartbeat asks again
 
 
 def test_failure_of_the_reader_in_a_call_that_another_thread_does_for_it_ends_the_line(form, monkeypatch):
@@ -167,7 +204,7 @@ def test_worker_that_cannot_tell_where_it_stands_ends_and_leaves_no_line(job, mo
     monkeypatch.setattr("ef_common.control.client.ControlConnection", Kept)
     monkeypatch.setattr(ResumeState, "report", refuse)
     waiting = Outcome(lambda: client.next_view(1))
-    connection_of(client).give_up()
+    break_connections(client)
     error = waiting.get()
     assert isinstance(error, ThreadFailed)
     assert "ProtocolError: a message must fit into 2097152 bytes" in str(error)

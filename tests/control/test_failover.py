@@ -20,7 +20,7 @@ from ef_common.protocol.addresses import format_address
 from ef_common.protocol.peer import End
 from ef_common.session.crash_record import CrashRecord
 from ef_common.session.progress_tracker import ProgressTracker
-from tests.control.conftest import connection_of, fall_silent, in_loop
+from tests.control.conftest import break_connections, connection_of, fall_silent, in_loop
 from tests.waiting import poll_until
 
 GUARD_S = 60.0
@@ -219,7 +219,7 @@ def test_failover_when_the_coordinator_is_stopped_and_goes_on_later_leaves_one_l
 
 def test_client_whose_connection_breaks_returns_to_the_same_coordinator(job):
     coordinators, workers, _ = job(3)
-    connection_of(workers[1].client).give_up()
+    break_connections(workers[1].client)
     poll_until(lambda: coordinators[0]._server.state.workers.get("w1"))
     workers[1].client.send("suspect", 1)
     for worker in (workers[0], workers[2]):
@@ -241,7 +241,7 @@ def test_client_that_is_sent_away_looks_elsewhere_though_its_coordinator_would_t
     coordinators, workers, _ = job(3, heartbeat_timeout_s=0.5)
     client = workers[2].client
     client._protocol._search.address = coordinators[2].address  # it has gone there while it could reach nobody else
-    asked, connection = [], connection_of(client)
+    asked = []
 
     class Unreached(ControlConnection):
         @classmethod
@@ -251,7 +251,7 @@ def test_client_that_is_sent_away_looks_elsewhere_though_its_coordinator_would_t
 
     monkeypatch.setattr("ef_common.control.client.ControlConnection", Unreached)
     client._do(lambda: client._protocol._hear(wire.Redirect("", "0" * 64)))
-    connection.give_up()
+    break_connections(client)
     poll_until(lambda: len(set(asked)) > 1)
     assert asked[0] != coordinators[2].address
 
@@ -272,7 +272,7 @@ def test_worker_that_is_silent_is_not_told_that_it_is_out_before_others_go_on_wi
 
 def test_client_whose_connection_breaks_publishes_again_what_may_be_lost(job):
     _, workers, _ = job(2)
-    connection_of(workers[0].client).give_up()
+    break_connections(workers[0].client)
     workers[0].client.bootstrap(1).put("key", b"value")
     poll_until(lambda: workers[1].client._protocol.value(1, "key") == b"value")
 

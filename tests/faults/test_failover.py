@@ -91,10 +91,14 @@ def test_node_of_the_coordinator_is_killed_and_the_others_go_on_then_lose_and_ad
 
 
 @pytest.mark.thorough
-def test_node_of_the_coordinator_is_killed_and_the_only_other_one_goes_on(job: TorchrunJob):
+@pytest.mark.parametrize("unread", [False, True], ids=["all_read", "heartbeat_unread"])
+def test_node_of_the_coordinator_is_killed_and_the_only_other_one_goes_on(job: TorchrunJob, unread: bool):
     """Half of the members, and no place for claims: the one that is not on that node decides."""
     nodes = start_all(job, 2)
     generation = newest(job)
+    if unread:  # then the system of the coordinator's node resets the connection on which it came
+        nodes[0].signal(signal.SIGSTOP)
+        time.sleep(3.0)  # heartbeats come each 2.5 s
     nodes[0].kill()
     wait_for_world(job, nodes[1].worker_pids(), after=generation)
     wait_for_steps(job)

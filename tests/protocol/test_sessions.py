@@ -114,6 +114,8 @@ def state(known: Sessions, peer: Peer) -> str:
         return "stranger"
     if peer in known.workers.values():
         return "worker"
+    if peer.uplink is not None:
+        return "downlink"
     if not known.is_out(peer):
         return "gone"
     return "out" if known._out[peer] is None else "suspended"
@@ -133,6 +135,12 @@ def suspends(known: Sessions, peer: Peer) -> None:
     known.suspend(peer, "silent")
 
 
+def is_attached(known: Sessions, peer: Peer) -> None:
+    worker = known.connect("10.0.0.1", 5.0)
+    known.adopt(worker, BACKED, proof="", returning=False)
+    known.attach(peer, worker)
+
+
 def discards_all(known: Sessions, peer: Peer) -> None:
     known.discard_all()
 
@@ -144,6 +152,7 @@ def others_go_on(known: Sessions, peer: Peer) -> None:
 WITNESSES: dict[str, tuple[tuple[Callable[[Sessions, Peer], object], ...], ...]] = {
     "stranger → worker": ((adopts(ALONE),), (adopts(BACKED),)),
     "stranger → gone": ((Sessions.forget,),),
+    "stranger → downlink": ((is_attached,),),
     "worker → gone": (
         (adopts(ALONE), Sessions.forget),
         (adopts(BACKED), Sessions.forget),

@@ -1003,6 +1003,18 @@ def wait_for_the_end_of_a_connection(patch: Patch) -> None:
     patch.setattr(Heartbeats, "is_silent", lambda self, heard, now: False)
 
 
+def hear_the_downlink_too_early(patch: Patch) -> None:
+    """What comes on the second connection is heard before all that was said on the first one."""
+    take = Client._take
+
+    def hasty(self: Client, link: Any) -> bool:
+        if link is self._downlink and link.introduction.answer is not None:
+            self._hears_downlink = True
+        return take(self, link)
+
+    patch.setattr(Client, "_take", hasty)
+
+
 _OF_GREETINGS = _by_name(
     accept_only_the_first_token,
     answer_with_the_first_token,
@@ -1015,7 +1027,7 @@ _OF_GREETINGS = _by_name(
     drop_who_does_not_read_unseen,
 )
 
-_OF_LOST_HOSTS = _by_name(take_a_slow_reader_for_dead, wait_for_the_end_of_a_connection)
+_OF_LOST_HOSTS = _by_name(take_a_slow_reader_for_dead, wait_for_the_end_of_a_connection, hear_the_downlink_too_early)
 
 MUTATIONS = {
     "": _OF_THE_SESSION | _OF_REDUCTIONS | _OF_GREETINGS,

@@ -21,6 +21,9 @@ class Unread:
 
     num_unsent = 0
 
+    def take_up(self, data: bytes) -> None:
+        pass
+
     def down(self, data: bytes) -> None:
         pass
 

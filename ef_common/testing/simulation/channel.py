@@ -259,8 +259,7 @@ class Channel:
     def die(self) -> None:
         """The process has ended: so do its connections, after what it had sent."""
         for stream in list(self._links):
-            stream.closed_near = True
-            stream.end_up()
+            stream.kill_near()
 
     def vanish(self) -> None:
         """Its host is no more: no connection ends."""
@@ -280,7 +279,7 @@ class Channel:
 
     def _carry_out(self, output: ClientOutput) -> None:
         match output:
-            case Connect(link, timeout_s):
+            case Connect(link, timeout_s, _):
                 self._connect(link, timeout_s)
             case Send(link, data):
                 if link in self._streams:

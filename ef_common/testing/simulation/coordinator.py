@@ -37,6 +37,8 @@ _UNSENT = 0.1  # of what is written to a peer that cannot be reached
 _FORGIVEN = ("no introduction", "slow reader")
 """Why an honest worker may be refused: its connection is cut, or it does not read."""
 _LINGER_S = 1.0
+LOST = "lost by a reset"
+"""Words of a coordinator whose process was killed."""
 STRANGER, THIEF = "stranger", "thief"
 """Where those connect from who do not belong to the job; a thief knows its token, and takes the name of a worker."""
 
@@ -98,11 +100,16 @@ class Server(CoordinatorServer):
         if peer.address in (STRANGER, THIEF):
             raise Violation(f"a {peer.address} is taken for worker {peer.worker}")
 
-    def _refuse(self, peer: Peer, kind: str, why: str, *, code: str = "protocol") -> None:
+    def _take_downlink(self, downlink: Peer, worker: str, proof: str) -> None:
+        super()._take_downlink(downlink, worker, proof)
+        if downlink.uplink is not None:
+            self.count("downlink")
+
+    def _refuse(self, peer: Peer, kind: str, why: str, *, code: str = "protocol", tells: bool = True) -> None:
         if kind not in _FORGIVEN and peer.address not in (STRANGER, THIEF):
             raise Violation(f"an honest worker is refused: {kind}: {why}")
         self.count(f"refused: {kind}")
-        super()._refuse(peer, kind, why, code=code)
+        super()._refuse(peer, kind, why, code=code, tells=tells)
 
     def _sweep(self) -> None:
         super()._sweep()
@@ -245,9 +252,8 @@ class Coordinator:
             self.alive = False
             self.server.outputs.clear()
             for stream in self._peers:
-                stream.closed_far = True
-                stream.give_up_unsent()
-                stream.end_down()
+                if stream.kill_far():
+                    self.server.count(LOST)
 
     def vanish(self) -> None:
         """Its host is no more: no connection ends."""
@@ -283,6 +289,7 @@ class Coordinator:
     def receive(self, stream: Stream, data: bytes) -> None:
         """Bytes have come."""
         if not self._later(lambda: self.receive(stream, data)) and stream in self._peers:
+            stream.take_up(data)
             self._charge(data)
             if self._peers[stream].worker is None and data.endswith(b"\n"):
                 self.greeting = data
@@ -333,10 +340,10 @@ class Coordinator:
                 self.server.end(peer, End.UNSENT, self.scheduler.now)
             case WriteOrReset(peer, data):
                 self._send(peer, data)
-            case Close(peer, last_words):
+            case Close(peer, last_words, resets):
                 if last_words and peer in self._streams:
                     self._streams[peer].down(last_words)
-                self._part(peer, in_order=True, lingers=bool(last_words))
+                self._part(peer, in_order=not resets, lingers=bool(last_words))
             case Probe(member):
                 self.scheduler.idle_after(self.scheduler.delay(MESSAGE_S), self._probe, member)
 

@@ -31,7 +31,7 @@ from ef_common.session import Session
 from ef_common.session.progress_tracker import ProgressTracker
 from ef_common.testing.simulation.channel import Channel
 from ef_common.testing.simulation.claim_store import PLACE, ClaimStore
-from ef_common.testing.simulation.coordinator import FIRST, Coordinator, address_of
+from ef_common.testing.simulation.coordinator import FIRST, LOST, Coordinator, address_of
 from ef_common.testing.simulation.cuts import Cuts
 from ef_common.testing.simulation.invariants import HUNG, Invariants, Violation, has_hung, lost_in, most_nodes
 from ef_common.testing.simulation.network import Factory, Network
@@ -412,8 +412,8 @@ class Simulation:
             self.invariants.failed_at = self.scheduler.now
 
     def _judge_failure(self, failed_at: float) -> None:
-        """Nobody trains on; only where not all reach the same coordinator, some may never hear of it."""
-        if any(fault.kind in ("cut", "halve", "suspend") for fault in self.schedule.faults):
+        """Nobody trains on; only where not all reach the same coordinator, or hear it, some may never know."""
+        if self.seen[LOST] or any(fault.kind in ("cut", "halve", "suspend") for fault in self.schedule.faults):
             return
         for worker in self.workers.values():
             # With more than one coordinator lost, one may look for a quorum, or a newcomer for somebody, in vain.

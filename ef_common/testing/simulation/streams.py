@@ -4,6 +4,9 @@ What is sent on different connections does not keep its order. Where the network
 whole again, or a firewall rejects them: then the connection is reset for their sender. An end that was not forced comes
 after all bytes.
 
+If the process of an end dies and has left something unread, which may also come in its last moments, the connection is
+reset, and what it had sent may be lost.
+
 If the near end does not read, what is sent to it fills a buffer of its system, and the far end keeps the rest, which it
 may give up. If the host of an end vanishes, the other end hears nothing more, at times until its system gives up.
 """
@@ -22,6 +25,7 @@ MESSAGE_S = 0.005
 _IN_PIECES = 0.05
 _TOGETHER = 0.5  # of what is due at the same time
 _GIVE_UP_S, _GIVES_UP = 5.0, 0.5
+_IN_LAST_MOMENTS = 0.3  # of what is on its way when a process dies
 
 
 class Near(Protocol):
@@ -93,11 +97,13 @@ class Stream:
         self._last_down: Parcel | None = None
         self._buffer_bytes = buffer_bytes
         self._sent = self._came = self._read = 0  # bytes to the near end
+        self._sent_up = self._came_up = self._read_up = 0  # likewise to the far end
         self._kept = inf  # so many of them will ever come
         self._vanished = False
 
     def up(self, data: bytes) -> None:
         """Bytes set out to the far end."""
+        self._sent_up += len(data)
         for piece in self._pieces(data):
             self._send_up(self._receive, piece)
 
@@ -132,6 +138,28 @@ class Stream:
         left = self._kept - self._read
         self._read += len(data)
         return data if left >= len(data) else data[: max(0, int(left))]
+
+    def take_up(self, data: bytes) -> None:
+        """The far end reads what has come."""
+        self._read_up += len(data)
+
+    def kill_near(self) -> None:
+        """The process of the near end has died."""
+        self.closed_near = True
+        self.end_up(End.RESET if self._is_unread(self._sent, self._came, self._read) else End.CLOSED)
+
+    def kill_far(self) -> bool:
+        """The process of the far end has died; returns whether something is lost that it had sent."""
+        self.closed_far = True
+        self.give_up_unsent()
+        is_unread = self._is_unread(self._sent_up, self._came_up, self._read_up)
+        if is_unread:
+            self._kept = min(self._kept, self._scheduler.random.randint(self._came, self._sent))
+        self.end_down(in_order=not is_unread)
+        return is_unread and self._kept < self._sent
+
+    def _is_unread(self, sent: int, came: int, read: int) -> bool:
+        return came > read or (sent > came and self._scheduler.chance(_IN_LAST_MOMENTS))
 
     def finish_down(self, *, in_order: bool = True) -> None:
         """The far end ends the connection, and what it keeps is lost."""
@@ -196,6 +224,7 @@ class Stream:
 
     def _receive(self, data: bytes) -> None:
         if not self.closed_far and not self._vanished:
+            self._came_up += len(data)
             self.far.receive(self, data)
 
     def _end(self, how: End) -> None:
