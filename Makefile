@@ -39,7 +39,7 @@ help:
 	@echo "make test-matrix  what we expect of other packages, with their oldest and newest releases (downloads gigabytes)"
 	@echo "make chaos   each fault in each worker at each moment, after 365,310 simulated schedules (takes hours)"
 	@echo "make soak    15 minutes of training under constant faults"
-	@echo "make mutants  break the product in 64 ways, one at a time; the tests must find each (takes hours)"
+	@echo "make mutants  break the product in one way after the other; the tests must find each (takes hours)"
 	@echo "make fuzz    a minute of fuzzing for each reader of what others have written; findings in build/fuzz"
 	@echo "make check   formatting, lint, types, import layers"
 	@echo "make format  format the code and fix what can be fixed"

@@ -533,4 +533,18 @@ MUTANTS: tuple[Mutant, ...] = (
         new="counted_s = took_s",
         harm="A worker that stands still once for a minute, as TensorFlow may, is replaced as one that is always slow.",
     ),
+    Mutant(
+        name="no-downlink",
+        file="ef_common/protocol/client.py",
+        old="            self._ask_for_downlink()\n",
+        new="",
+        harm="Of two nodes without a place for claims, the one that is left may wait for ever when the coordinator's is killed.",
+    ),
+    Mutant(
+        name="downlink-of-a-reset-worker-ends-in-order",
+        file="ef_common/protocol/server.py",
+        old="silent=not proves, resets=how is not End.CLOSED)",
+        new="silent=not proves)",
+        harm="A worker whose connection a firewall has reset takes its coordinator for dead, which goes on without it.",
+    ),
 )
