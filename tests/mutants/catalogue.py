@@ -538,7 +538,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="ef_common/protocol/client.py",
         old="            self._ask_for_downlink()\n",
         new="",
-        harm="Of two nodes without a place for claims, the one that is left may wait for ever when the coordinator's is killed.",
+        harm="Of two nodes without a place for claims, the one that is left may wait for ever.",
     ),
     Mutant(
         name="downlink-of-a-reset-worker-ends-in-order",
