@@ -15,7 +15,7 @@ from click.shell_completion import CompletionItem, get_completion_class
 
 from ef_common import __version__
 from ef_common.cli import reporting
-from ef_common.cli.common import json_option, refusing
+from ef_common.cli.common import RunDirectory, json_option, refusing
 from ef_common.cli.kubernetes import kubernetes
 from ef_common.cli.mpi import mpi
 from ef_common.cli.slurm import slurm
@@ -175,7 +175,7 @@ def coordinator(endpoint: str, conf: str, job: str, nnodes: str, local_addr: str
     help="The framework of the program that trains.",
 )
 @click.option("--workers", type=click.IntRange(2, 8), default=3, show_default=True, help="How many workers train.")
-@click.option("--run-dir", type=click.Path(path_type=Path, file_okay=False), help="Default: a new one, as for `run`.")
+@click.option("--run-dir", type=RunDirectory(), help="Default: a new one, as for `run`.")
 @click.option("--limit-s", type=float, default=300.0, show_default=True, help="Give up after so many seconds.")
 def demo(framework: str, workers: int, run_dir: Path | None, limit_s: float) -> None:
     """Train a small network, kill one of its workers, let a new one join, and check that nothing was lost.

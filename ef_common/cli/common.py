@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import click
 
 from ef_common.errors import ClusterFailed, ThreadFailed, UsageError
+
+
+class RunDirectory(click.Path):
+    """A directory that may be made. A shell leaves the `~` of `--run-dir=~/runs` to the program."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path, file_okay=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path, with the home directory in place of `~`."""
+        return super().convert(os.path.expanduser(value), param, ctx)
+
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 

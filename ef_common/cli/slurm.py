@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ef_common.cli.common import refusing, run_with, say_what_next, shown
+from ef_common.cli.common import RunDirectory, refusing, run_with, say_what_next, shown
 from ef_common.launch.nnodes import DEFAULT_NNODES
 
 
@@ -33,7 +33,7 @@ def slurm() -> None:
 )
 @click.option(
     "--run-dir",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=RunDirectory(),
     help="Directory of the run, which all nodes share. Default: a new one in ./elasticflow-runs.",
 )
 @click.option(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ef_common.cli.common import name_for, options_and_script, refusing, say_what_next, shown
+from ef_common.cli.common import RunDirectory, name_for, options_and_script, refusing, say_what_next, shown
 from ef_common.launch.nnodes import DEFAULT_NNODES, nodes_of
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def yarn() -> None:
 @click.option("--queue", metavar="QUEUE", default="", help="Of YARN.")
 @click.option(
     "--run-dir",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=RunDirectory(),
     help="Directory of the run, which all nodes share. Default: a new one in ./elasticflow-runs.",
 )
 @click.option("--checkpoint", metavar="URL", default="", help="Default: the directory of the run.")

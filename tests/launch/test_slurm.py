@@ -238,6 +238,16 @@ def test_token_of_the_user_is_not_replaced(tools: Callable[..., None], monkeypat
     assert not Path("run/token").exists()
 
 
+def test_run_directory_in_the_home_is_where_the_shell_would_put_it(
+    tools: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert elasticflow("slurm", "submit", "--run-dir=~/run", "train.py").exit_code == 0
+    assert (tmp_path / "home/run/job.sh").exists()
+    assert not Path("~").exists()
+
+
 def test_refusal_of_slurm_is_said_in_its_own_words_and_leaves_nothing(tools: Callable[..., None]) -> None:
     tools(sbatch="echo 'sbatch: error: invalid partition specified: x' >&2; echo 'sbatch: error: failed' >&2; exit 1")
     found = elasticflow("slurm", "submit", "--partition=x", "train.py")
