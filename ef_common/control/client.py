@@ -303,7 +303,8 @@ class CoordinatorClient:
     def _carry_out(self, output: ClientOutput) -> None:
         match output:
             case Connect(beside=True):
-                self._threads = [thread for thread in self._threads if thread.is_alive()]
+                with self._changed:
+                    self._threads[:] = [thread for thread in self._threads if thread.is_alive()]
                 try:
                     self._spawn("elasticflow-downlink", "hears the coordinator", partial(self._read, output))
                 except ThreadFailed as error:  # there can be no more threads, and it can do without

@@ -101,9 +101,9 @@ class ControlConnection:
                     # Into memory that stays: a piece for each read, cut to what has come, leaves holes in the heap.
                     received = bytes(self._buffer[: self._socket.recv_into(self._buffer)])
                     data = self._decrypt(received) if received else b""
-                except TimeoutError:
-                    raise
                 except OSError as error:
+                    if isinstance(error, TimeoutError) and error.errno is None:  # else the system has given it up
+                        raise
                     logger.debug("reading from the coordinator failed: %s", error)
                     return b""
                 if not received:

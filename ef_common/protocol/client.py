@@ -35,6 +35,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
+from math import inf
 
 from ef_common.core import membership
 from ef_common.core.membership import Phase
@@ -85,7 +86,7 @@ _ABOVE_ALL = 1 << 60  # a generation that is newer than any view
 _IN_FLIGHT_S = 0.5
 """After a failure of the job, collectives that one worker has completed come to their end in the others, too."""
 
-_DOWNLINK_S = 1.0
+_DOWNLINK_S, _MAX_DOWNLINK_S = 1.0, 60.0
 """How long it may take to connect once more, and what may lie between the ends of both connections."""
 
 _MESSAGES: Mapping[str, Callable[[str, int], membership.Event | wire.Bye]] = {
@@ -169,10 +170,10 @@ class Client:
         self._trying: CoordinatorLink | None = None
         self._downlink: CoordinatorLink | None = None  # a second connection to the coordinator that it has
         self._hears_downlink = False  # the coordinator speaks there alone
+        self._downlink_s, self._downlink_at = _DOWNLINK_S, -inf  # how long to try that, and not before when
         self._give_up_at: float | None = None  # as the first connection has ended, and the second one has not
-        self._search = CoordinatorSearch(
-            address, member.standby, timeout_s=connect_timeout_s, chance=chance or random.Random()
-        )
+        self._chance = chance or random.Random()
+        self._search = CoordinatorSearch(address, member.standby, timeout_s=connect_timeout_s, chance=self._chance)
         self._claims = ClaimRequests()
         self._replace_at: float | None = None  # when to end the group of a job that has failed
         self._wants_to_leave = False  # itself; it may also be asked to
@@ -349,7 +350,7 @@ class Client:
             else:
                 self._fail_attempt(link, problem)
         elif link is self._downlink:
-            self._drop_downlink()  # the next heartbeat tries it again
+            self._fail_downlink()
 
     def receive(self, link: CoordinatorLink, data: bytes, now: float) -> None:
         """Bytes have come."""
@@ -392,12 +393,12 @@ class Client:
         self._now, link.ended = now, in_order
         if link is self._trying:
             self._fail_attempt(link, "it closed the connection")
-        elif link is self._downlink and link.introduction.answer is None and not self._hears_downlink:
-            self._drop_downlink()
+        elif link is self._downlink and link.introduction.answer is None:
+            self._fail_downlink()
         elif link is self._link and self._hears_downlink and not self.stopped:
             self._give_up_at = now + _DOWNLINK_S
         elif link is self._link or (link is self._downlink and self._hears_downlink):
-            self._lose_ended(over=in_order and link.introduction.answer is not None)
+            self._lose_ended(over=in_order)
 
     def _lose_ended(self, *, over: bool) -> None:
         if self._link is not None:
@@ -464,10 +465,12 @@ class Client:
         link = self._link
         if link is None or self._downlink is not None or self.state is not ClientState.SERVED:
             return
+        if self._now < self._downlink_at:
+            return
         if self.member.standby or self.resume_state.successors:  # else no other coordinator takes this worker anyway
             introduction = Introduction(self.member, self._token, key=self._key, address=link.address, downlink=True)
             self._downlink = CoordinatorLink(link.address, introduction, self._now)
-            self.outputs.append(Connect(self._downlink, _DOWNLINK_S, beside=True))
+            self.outputs.append(Connect(self._downlink, self._downlink_s, beside=True))
 
     def _hear_downlink(self) -> None:
         """All that the coordinator has said on the first connection has been heard."""
@@ -476,6 +479,14 @@ class Client:
             self._take_all(downlink)
         if downlink is None or downlink.ended is not None:  # given up too early, or the coordinator has ended since
             self._lose_ended(over=downlink is not None and bool(downlink.ended))
+
+    def _fail_downlink(self) -> None:
+        """The second connection does not come about; if the coordinator speaks there all the same, this is the end."""
+        if self._hears_downlink:
+            self._lose_ended(over=False)
+        self._drop_downlink()
+        self._downlink_s = min(2 * self._downlink_s, _MAX_DOWNLINK_S)  # it may be busy, as many have come at once
+        self._downlink_at = self._now + self._downlink_s * self._chance.uniform(1.0, 2.0)
 
     def _drop_downlink(self) -> None:
         """There is no second connection any more."""
@@ -533,7 +544,7 @@ class Client:
         if link is None:
             return
         if link is self._downlink and not self._hears_downlink:
-            self._drop_downlink()
+            self._fail_downlink()
         elif link in (self._link, self._downlink) and self._link is not None:
             where = format_address(link.address)
             why = f"the coordinator at {where} sent what the protocol does not allow: {error}"
@@ -552,9 +563,10 @@ class Client:
         """A coordinator has answered to the introduction."""
         if link is self._downlink:
             if isinstance(answer, wire.Welcome):
+                self._downlink_s = _DOWNLINK_S
                 self.outputs.append(TrustLeader(link, answer.heartbeat_timeout_s))
             else:
-                self._drop_downlink()
+                self._fail_downlink()
         elif isinstance(answer, wire.Welcome):
             self._take_up(link, answer)
         elif isinstance(answer, wire.Redirect):

@@ -142,7 +142,7 @@ class CoordinatorServer:
         if peer.uplink is not None:
             self._end_downlink(peer, peer.uplink, how)
         elif self._sessions.discard(peer):
-            self._emit([Close(peer)])
+            self._emit([Close(peer, resets=how is not End.CLOSED)])  # it may not have been told that it is out
             if how is End.CLOSED and peer.worker not in self.workers and not peer.moved:
                 self._submit(membership.Gone(str(peer.worker), "its process ended"), None)
         elif not peer.dropped:
@@ -163,13 +163,12 @@ class CoordinatorServer:
         """A connection is not safe: the peer does not prove who it is, or what it sent was changed."""
         self._now = now
         if not peer.dropped:
-            # Words on its downlink would be believed, and the worker would end.
-            self._refuse(peer, "no TLS", why, tells=peer.downlink is None)
+            # Words on a downlink would be believed, and the worker would end.
+            self._refuse(peer, "no TLS", why, tells=peer.downlink is None and peer.uplink is None)
 
     def overflow(self, peer: Peer, num_bytes: int, now: float) -> None:
         """A peer does not read what it is sent."""
         self._now = now
-        peer = peer.uplink or peer
         if not peer.dropped:
             self._refuse(peer, "slow reader", f"it left {num_bytes} bytes unread")
 
@@ -261,6 +260,7 @@ class CoordinatorServer:
 
     def _refuse(self, peer: Peer, kind: str, why: str, *, code: str = "protocol", tells: bool = True) -> None:
         """Drop a peer that breaks the rules; training is not affected."""
+        peer = peer.uplink or peer
         who = peer.address if peer.worker is None else f"worker {peer.worker}"
         self._journal.notice(kind, "dropped the connection of %s (%s): %s", who, kind, why)
         # It may not read our last words, and go on with another coordinator.
@@ -299,7 +299,7 @@ class CoordinatorServer:
             return
         accept = membership.Accept(worker, warm_up=False)
         self._write(downlink, wire.Welcome(accept, self.liveness.timeout_s, proof, ()))
-        self._write(peer, wire.Downlink())
+        self._emit([WriteOrReset(peer, wire.encode(wire.Downlink()))])  # an end in order must come after that
         self._sessions.attach(downlink, peer)
 
     def _hear(self, peer: Peer, worker: str, message: wire.FromWorker) -> None:
@@ -369,7 +369,7 @@ class CoordinatorServer:
         if returns.is_elsewhere(event, self.state, self._settings) and self._sessions.has_most_of(view):
             # Not refused: if it is early news after all, and no lie, its worker tries again.
             self._journal.notice("impossible", "worker %s names views that nobody can have issued", peer.worker)
-            self._depart(peer, "it has come back with impossible news", silent=True)
+            self._depart(peer, "it has come back with impossible news", silent=True, resets=True)
         else:
             self._returns.accept(peer)
             if peer.view is None and event.received:  # else it has been told a newer one meanwhile
@@ -552,11 +552,11 @@ class CoordinatorServer:
 
 
 def _by_downlink(output: Write | WriteOrReset | Close, downlink: Peer | None) -> Iterator[Output]:
-    """What is to be done if the worker is spoken to on its downlink; once that is gone, nothing is said any more."""
-    if downlink is not None and not downlink.dropped:
+    """What is to be done if the worker is spoken to on its downlink; once that is gone, it is told only last words."""
+    if downlink is None or (downlink.dropped and not isinstance(output, Write)):
+        yield output
+    elif not downlink.dropped:
         downlink.dropped = isinstance(output, Close)
         yield replace(output, peer=downlink)
-    if downlink is None:
-        yield output
-    elif isinstance(output, Close):
-        yield Close(output.peer)
+        if isinstance(output, Close):
+            yield Close(output.peer, resets=output.resets)

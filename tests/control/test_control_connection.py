@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import struct
 import threading
@@ -57,3 +59,28 @@ def test_end_that_a_sender_meets_before_the_reader_does_is_told_from_a_reset(in_
         assert connection.read() == b""
         assert connection.ended_by_peer == in_order
         connection.close()
+
+
+@pytest.mark.parametrize("number", [errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ECONNRESET])
+def test_connection_that_the_system_has_given_up_ends_and_not_in_order(number: int) -> None:
+    """That of a host that has vanished: Python calls the first of these a TimeoutError."""
+
+    class GivenUp(socket.socket):
+        def recv_into(self, *args: object) -> int:
+            raise OSError(number, os.strerror(number))
+
+    ours, theirs = socket.socketpair()
+    connection = ControlConnection(GivenUp(fileno=ours.detach()))
+    with theirs:
+        assert connection.read() == b""
+        assert not connection.ended_by_peer
+        connection.close()
+
+
+def test_reader_that_has_a_limit_of_its_own_is_told_when_it_is_over() -> None:
+    ours, theirs = socket.socketpair()
+    ours.settimeout(0.01)
+    connection = ControlConnection(ours)
+    with theirs, pytest.raises(TimeoutError):
+        connection.read()
+    connection.close()

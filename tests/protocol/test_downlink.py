@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 
@@ -12,6 +13,7 @@ from ef_common.core import membership
 from ef_common.core.membership import Settings
 from ef_common.core.progress import Limits
 from ef_common.core.view import Member, View
+from ef_common.errors import Evicted
 from ef_common.protocol import wire
 from ef_common.protocol.client import Client
 from ef_common.protocol.client_outputs import Connect, CoordinatorLink, Disconnect, Leave, Send
@@ -36,6 +38,7 @@ class Pair:
     peers: list[Peer] = field(default_factory=list)
     down: dict[int, list[Output]] = field(default_factory=dict)
     up: dict[int, bytes] = field(default_factory=dict)
+    asks: list[Connect] = field(default_factory=list)
     gone: list[object] = field(default_factory=list)  # what the client asks for besides
 
     def accept(self, number: int) -> None:
@@ -49,6 +52,7 @@ class Pair:
             output = self.client.outputs.popleft()
             if isinstance(output, Connect):
                 self.links.append(output.link)
+                self.asks.append(output)
             elif isinstance(output, Send):
                 number = self.links.index(output.link)
                 self.up[number] = self.up.get(number, b"") + output.data
@@ -221,6 +225,39 @@ def test_downlink_that_the_worker_has_given_up_too_early_ends_the_link() -> None
     assert len(pair.links) == 3
 
 
+def test_worker_that_tries_again_and_hears_that_the_first_attempt_came_about_ends_the_link() -> None:
+    pair = asked()
+    pair.client.ended(pair.links[1], in_order=False, now=pair.now)
+    while len(pair.links) == 2:
+        pair.beat()
+        pair.up.clear()
+    pair.client.receive(pair.links[0], wire.encode(wire.Downlink()), pair.now)
+    assert pair.client._hears_downlink
+    pair.client.unreached(pair.links[2], "refused", pair.now)
+    pair.collect()
+    pair.client.ended(pair.links[0], in_order=True, now=pair.now)
+    assert over(pair) == [False]
+    assert len(pair.links) == 4
+
+
+def test_second_connection_that_fails_again_and_again_gets_more_time_and_is_tried_less_often() -> None:
+    pair = member()
+    asked_at, timeouts = [], []
+    while len(asked_at) < 9:
+        if len(pair.links) > 1:
+            pair.client.unreached(pair.links.pop(), "refused", pair.now)
+        pair.beat()
+        timeouts += [output.timeout_s for output in pair.asks if output.beside]
+        asked_at += [pair.now] * (len(pair.links) - 1)
+        pair.asks.clear()
+        pair.client.receive(pair.links[0], wire.encode(wire.Alive()), pair.now)
+    pauses = [after - before for before, after in pairwise(asked_at)]
+    assert pauses[0] < 9.0
+    assert pauses[-1] > 50.0
+    assert timeouts[0] == 1.0
+    assert timeouts[-1] == 60.0
+
+
 def unreached(pair: Pair) -> None:
     pair.client.unreached(pair.links[1], "timed out", pair.now)
 
@@ -320,7 +357,7 @@ def test_worker_that_speaks_and_cannot_be_spoken_to_is_given_up_after_a_moment()
     pair.server.tick(pair.now + 1.5)
     assert not pair.server.workers
     assert [output.resets for output in closes(pair, 1)] == [False]  # it has ended before
-    assert len(closes(pair, 0)) == 1
+    assert closes(pair, 0) == [Close(pair.peers[0], resets=True)]
 
 
 def test_worker_that_is_out_is_told_on_its_downlink_and_reset_if_it_cannot_be() -> None:
@@ -331,7 +368,39 @@ def test_worker_that_is_out_is_told_on_its_downlink_and_reset_if_it_cannot_be() 
     assert output == WriteOrReset(pair.peers[1], wire.encode(wire.Eviction("slow")))
     pair.server.end(pair.peers[1], End.UNSENT, pair.now)  # whoever runs the server has reset it
     assert not pair.server._sessions.is_out(pair.peers[0])
-    assert closes(pair, 0) == [Close(pair.peers[0])]
+    assert closes(pair, 0) == [Close(pair.peers[0], resets=True)]
+
+
+def test_worker_that_is_out_and_has_no_downlink_any_more_is_told_where_it_speaks() -> None:
+    pair = served()
+    pair.server.end(pair.peers[1], End.RESET, pair.now)
+    pair.server._evict(pair.server.workers["w"], "slow")
+    pair.collect()
+    pair.to_client(0)
+    assert isinstance(pair.client.end, Evicted)
+
+
+@pytest.mark.parametrize(("how", "resets"), [(End.RESET, True), (End.BROKEN, True), (End.CLOSED, False)])
+def test_silent_worker_that_was_not_told_does_not_take_us_for_dead_when_its_connection_is_reset(
+    how: End, resets: bool
+) -> None:
+    pair = served()
+    peer = pair.server.workers["w"]
+    pair.server._forget(peer)
+    assert pair.server._sessions.suspend(peer, "silent") == []
+    pair.server.end(peer, how, pair.now)
+    assert [output.resets for output in closes(pair, 1)] == [resets]
+
+
+def test_last_word_on_the_first_connection_leaves_at_once_or_both_are_reset() -> None:
+    pair = member()
+    pair.accept(1)
+    pair.to_client(1)
+    pair.server.receive(pair.peers[1], pair.up.pop(1), pair.now)
+    asked = [output for output in pair.server.outputs if output.peer is pair.peers[0]]  # type: ignore[union-attr]
+    assert asked == [WriteOrReset(pair.peers[0], wire.encode(wire.Downlink()))]
+    pair.server.end(pair.peers[0], End.UNSENT, pair.now)  # whoever runs the server has reset it
+    assert [output.resets for output in closes(pair, 1)] == [True]
 
 
 def test_worker_that_does_not_read_its_downlink_is_dropped() -> None:
@@ -345,6 +414,14 @@ def test_worker_that_speaks_on_its_downlink_breaks_the_rules() -> None:
     pair = served()
     pair.server.receive(pair.peers[1], wire.encode(wire.Bye()), pair.now)
     assert [output.last_words[:1] for output in closes(pair, 1)] == [b"{"]
+    assert not pair.server.workers
+
+
+def test_downlink_whose_bytes_were_changed_resets_all_without_a_word() -> None:
+    pair = served()
+    pair.server.distrust(pair.peers[1], "bad record mac", pair.now)
+    assert closes(pair, 1) == [Close(pair.peers[1], resets=True)]
+    assert not pair.server.workers
 
 
 def introduces(pair: Pair, name: str, *, key: str) -> list[Output]:

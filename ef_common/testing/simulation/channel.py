@@ -261,6 +261,11 @@ class Channel:
         for stream in list(self._links):
             stream.kill_near()
 
+    def break_one(self) -> None:
+        """One of its connections breaks."""
+        if self._links:
+            self._scheduler.random.choice(list(self._links)).break_()
+
     def vanish(self) -> None:
         """Its host is no more: no connection ends."""
         for stream in self._links:

@@ -251,8 +251,8 @@ class Coordinator:
             self._note(self.name, "*** dies")
             self.alive = False
             self.server.outputs.clear()
-            for stream in self._peers:
-                if stream.kill_far():
+            for stream, peer in self._peers.items():
+                if stream.kill_far() and (peer.worker or peer.uplink):
                     self.server.count(LOST)
 
     def vanish(self) -> None:

@@ -132,8 +132,9 @@ class Fault:
             or with the victim "coordinator" around the leading one), "halve" (a cut through the members of the view,
             often in the middle, and maybe between some of them and the store), "suspend" (the node of the leading
             coordinator, or of "any" one: all that is on it stands still for `duration_s`), "stall" (it reads nothing of
-            what it is sent for `duration_s`), "vanish" (its host is no more, and no connection ends), "stranger" (the
-            `victim`, one of `STRANGERS`, connects to the leading coordinator).
+            what it is sent for `duration_s`), "vanish" (its host is no more, and no connection ends), "reset" (one of
+            its connections to a coordinator breaks), "stranger" (the `victim`, one of `STRANGERS`, connects to the
+            leading coordinator).
         victim: "self" (who passes the place), "another" or "any" member, "first" (rank 0), "both" (self and another),
             "all" members, "others" (all but self), "waiting" (somebody who is not a member), "everybody" (members
             or not), or a worker's name.
@@ -705,7 +706,7 @@ STRANGERS = ("silent", "replay", "wrong", "thief")
 _ROTATION = (("old",), ("old", "old\nnew"), ("old\nnew", "new\nold"), ("new\nold", "new"))
 """What nodes know of a token before it is replaced, and while one after the other is restarted."""
 _BESIDE = 5
-"""One of so many schedules has strangers, or a host that vanishes or does not read."""
+"""One of so many schedules has strangers, or a host that vanishes or does not read; another one, broken connections."""
 _FAMILIES_OF_LOSSES = ("", "failover", "handovers")
 
 _GATHERING_S = (0.0, 2e-5, 1e-3, 1e-2)
@@ -719,8 +720,19 @@ def _complete(family: str, draw: Callable[[int], Schedule], seed: int) -> Schedu
     known = draw_beside.choice(((), *_ROTATION))
     tokens = tuple(draw_beside.choice(known) for _ in range(5)) if known else ()
     schedule = replace(schedule, tokens=tokens)
-    is_due = seed % _BESIDE == 2
-    return _beside(schedule, draw_beside, harms=family in _FAMILIES_OF_LOSSES) if is_due else schedule
+    harms = family in _FAMILIES_OF_LOSSES
+    if seed % _BESIDE == 2:
+        return _beside(schedule, draw_beside, harms=harms)
+    return _with_resets(schedule, draw_beside) if harms and seed % _BESIDE == 4 else schedule
+
+
+def _with_resets(schedule: Schedule, draw: random.Random) -> Schedule:
+    """Connections to coordinators break, often about when something else happens."""
+    others = [fault.at for fault in schedule.faults if fault.at is not None]
+    times = [draw.choice(others) + draw.uniform(-0.6, 1.5) for _ in range(2)] if others else []
+    times = [when for when in (*times, _sometime(draw)) if when > 0]
+    faults = [Fault("reset", "any", at=round(draw.choice(times), 4)) for _ in range(draw.choice((1, 1, 2, 3)))]
+    return replace(schedule, faults=(*schedule.faults, *faults))
 
 
 def _beside(schedule: Schedule, draw: random.Random, *, harms: bool) -> Schedule:

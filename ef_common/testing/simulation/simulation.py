@@ -655,6 +655,8 @@ class Simulation:
         elif fault.kind == "stall":
             victim.channel.stalled_until = self.scheduler.now + fault.duration_s
             self.scheduler.after(fault.duration_s, self._read_on, victim)
+        elif fault.kind == "reset":
+            victim.channel.break_one()
         elif fault.kind == "straggler":
             self.coordinator.submit(Slow((victim.name,)))
             self.coordinator.submit(Straggler(victim.name))
