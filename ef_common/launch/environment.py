@@ -169,12 +169,14 @@ def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironm
     check_log_format(env)
     coordinator = env.get(COORDINATOR)
     local_world_size = _integer(env, "LOCAL_WORLD_SIZE", default=1, low=1)
+    # Launchers that know nothing of the number of workers of a node may set a local rank, too, or -1.
+    is_told = "LOCAL_WORLD_SIZE" in env or coordinator is not None
     return WorkerEnvironment(
         coordinator=None if coordinator is None else parse_address(coordinator, what=COORDINATOR),
         token=Token(env[TOKEN], source=TOKEN) if TOKEN in env else None,
         node=_node(env),
         address=env.get(ADDRESS, "").strip(),
-        local_rank=_integer(env, "LOCAL_RANK", default=0, low=0, high=local_world_size - 1),
+        local_rank=_integer(env, "LOCAL_RANK", default=0, low=0, high=local_world_size - 1) if is_told else 0,
         local_world_size=local_world_size,
         run_dir=Path(env[RUN_DIR]) if env.get(RUN_DIR) else None,
         checkpoint=env.get(CHECKPOINT, "").strip() or None,

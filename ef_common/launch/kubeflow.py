@@ -16,7 +16,7 @@ from ef_common.launch.rendezvous_options import DEFAULT_PORT
 from ef_common.protocol.addresses import Address, is_loopback, parse_address
 
 POD = "a pod of Kubeflow"
-MASTER_ADDR, NNODES = "PET_MASTER_ADDR", "PET_NNODES"
+MASTER_ADDR, NNODES, RDZV_ENDPOINT = "PET_MASTER_ADDR", "PET_NNODES", "PET_RDZV_ENDPOINT"
 _MASTER_PORT, _NODE_RANK, _IN_KUBERNETES = "PET_MASTER_PORT", "PET_NODE_RANK", "KUBERNETES_SERVICE_HOST"
 _OF_TRAINER = re.compile(r"(.+)-node-0-0\.\1")
 _OF_OPERATOR = re.compile(r"(.+)-master-0")
@@ -61,6 +61,13 @@ def _names(first: str, number: int) -> list[str]:
     if match := _OF_OPERATOR.fullmatch(first):
         return [first, *(f"{match[1]}-worker-{index}" for index in range(number - 1))]
     return [first]
+
+
+def is_one_of_elastic_pods(environ: Mapping[str, str]) -> bool:
+    """Whether a PyTorchJob with an elastic policy may have several pods, which torchrun would find."""
+    number = environ.get(NNODES, "").strip()
+    told = _IN_KUBERNETES in environ and RDZV_ENDPOINT in environ and bool(number)
+    return told and nodes_of(number, option=NNODES)[1] > 1
 
 
 def _check_alone(environ: Mapping[str, str]) -> None:

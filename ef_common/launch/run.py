@@ -35,7 +35,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from ef_common.errors import AuthenticationError, CoordinatorLost, UsageError
-from ef_common.launch import command, environment, joining, run_directory
+from ef_common.launch import command, environment, joining, kubeflow, run_directory
 from ef_common.launch.certificates import trust_of
 from ef_common.launch.child import end_with_parent
 from ef_common.launch.command import LEFT, REFUSED
@@ -43,13 +43,12 @@ from ef_common.launch.coordinator_process import start_coordinator
 from ef_common.launch.departure import SIGNAL
 from ef_common.launch.hosts import options as hosts_options
 from ef_common.launch.launcher_file import LauncherFile
-from ef_common.launch.mpi import rank_in
 from ef_common.launch.nnodes import DEFAULT_NNODES
 from ef_common.launch.rendezvous_options import BACKEND, config_of, joined_conf, names_token, options_of_a_local_job
 from ef_common.launch.restarts import Restarts
 from ef_common.launch.run_directory import Launcher
 from ef_common.launch.signals import GENTLE, Signals, listening, to_end
-from ef_common.launch.surroundings import meeting_in
+from ef_common.launch.surroundings import local_number_in, meeting_in
 from ef_common.protocol.addresses import LOOPBACK, format_address
 from ef_common.protocol.auth import Token
 from ef_common.session.crash_record import ask_to_leave, has_left, read_failure
@@ -139,7 +138,9 @@ class Options:
 
 
 def _be_alone(args: argparse.Namespace) -> None:
-    """A job on this machine, whoever else was started beside it."""
+    """A job on this machine, whoever else was started beside it, and whatever endpoint a variable names."""
+    if args.rdzv_endpoint == os.environ.get(kubeflow.RDZV_ENDPOINT):
+        args.rdzv_endpoint = ""
     if args.rdzv_endpoint:
         raise UsageError(
             "--standalone is a job on this machine, and --rdzv-endpoint one node of a job: pass one of them. "
@@ -401,11 +402,11 @@ class _Agents:
         return min(range(num_devices), key=taken.count)
 
     def _device_of_rank(self) -> int | None:
-        """The GPU of a rank of MPI that has one worker, and shares its machine with others."""
-        rank, num_devices = rank_in(os.environ), torch.cuda.device_count()
-        if rank is None or rank.local_size == 1 or self._options.num_workers > 1 or not num_devices:
+        """The GPU of a rank of MPI or a task of Slurm that has one worker, and shares its machine with others."""
+        number, num_devices = local_number_in(os.environ), torch.cuda.device_count()
+        if number is None or self._options.num_workers > 1 or not num_devices:
             return None
-        return rank.local_number % num_devices
+        return number % num_devices
 
     @property
     def alive(self) -> list[int]:

@@ -25,8 +25,9 @@ _TASKS = {
     "Flux": ("FLUX_JOB_SIZE", "FLUX_TASK_RANK"),
 }
 """Who starts the same command several times: the variables of how often, and of which one this is."""
-_RANKS = "a launcher that sets RANK and WORLD_SIZE"
-"""Such as those of DeepSpeed and Azure ML: each process is told for torch.distributed who it is. So does torchrun."""
+_RANKS = "a launcher that sets {} and WORLD_SIZE"
+"""Such as those of DeepSpeed and Azure ML: each process is told for torch.distributed who it is. So does torchrun. Who
+sets these variables for Lightning by hand sets NODE_RANK in place of RANK."""
 _POD = "a pod of Kubernetes"
 _NUM_DOORS = 5
 """Hosts of a step at which its tasks meet; more than half of them must be there, and each is asked by all."""
@@ -117,8 +118,8 @@ def _meeting_of_tasks(
         return MeetingPlace(str(task), doors, num_nodes=task.size)
     by_itself = f", or set {TOKEN} to one secret for all of them, and they meet by themselves" if nodes else ""
     raise UsageError(
-        f"this is {task}, and each of them would run a training "
-        "of its own. Pass --rdzv-endpoint=HOST:PORT of one of them, or a place that all of them reach: "
+        f"this is {task} ({task.variables}), and each of them would run a training of its own. Pass "
+        "--rdzv-endpoint=HOST:PORT of one of them, or a place that all of them reach: "
         f"--rdzv-endpoint=file:///shared/folder{by_itself}. With --standalone, each of them trains alone"
     )
 
@@ -146,14 +147,21 @@ class _Task:
         launcher: Who has started it.
         size: How often.
         number: Which one this is; "?" if that is not known.
+        variables: What says so.
     """
 
     launcher: str
     size: int
     number: str
+    variables: str
 
     def __str__(self) -> str:
         return f"task {self.number} of {self.size} of {self.launcher}"
+
+    @property
+    def names(self) -> str:
+        """The names of these variables."""
+        return " and ".join(part.partition("=")[0] for part in self.variables.split(", "))
 
 
 def _task_in(environ: Mapping[str, str]) -> _Task | None:
@@ -161,15 +169,21 @@ def _task_in(environ: Mapping[str, str]) -> _Task | None:
     for launcher, (size_in, number_in) in _TASKS.items():
         size = environ.get(size_in, "").strip()
         if size.isdecimal() and int(size) > 1:
-            return _Task(launcher, int(size), environ.get(number_in, "?"))
+            return _Task(launcher, int(size), environ.get(number_in, "?"), f"{size_in}={size}")
     return None
 
 
 def _rank_for_torch_in(environ: Mapping[str, str]) -> _Task | None:
     """Which process this is of a launcher that knows no more than what `torch.distributed` needs."""
-    size, number = environ.get("WORLD_SIZE", "").strip(), environ.get("RANK", "").strip()
-    told = size.isdecimal() and number.isdecimal() and "TORCHELASTIC_RUN_ID" not in environ
-    return _Task(_RANKS, int(size), number) if told and int(number) < int(size) > 1 else None
+    is_only_pod = environ.get(kubeflow.NNODES, "").strip() == "1" and "LOCAL_RANK" not in environ
+    if "TORCHELASTIC_RUN_ID" in environ or is_only_pod:  # an operator counts the workers that such a pod is to start
+        return None
+    size = environ.get("WORLD_SIZE", "").strip()
+    name = "NODE_RANK" if "RANK" not in environ and "MASTER_ADDR" in environ else "RANK"
+    number = environ.get(name, "").strip()
+    if not (size.isdecimal() and number.isdecimal() and int(number) < int(size) > 1):
+        return None
+    return _Task(_RANKS.format(name), int(size), number, f"{name}={number}, WORLD_SIZE={size}")
 
 
 def _one_of_several(environ: Mapping[str, str]) -> kubeflow.KubeflowPod | Rank | _Task | tf_config.Task | None:
@@ -194,11 +208,37 @@ def check_alone(environ: Mapping[str, str]) -> None:
     """
     found = _one_of_several(environ)
     if found is not None:
-        raise UsageError(
-            f"this is {found}, and each of them would run a training of its own. Put `elasticflow run` before the "
-            "script, in place of `python`, and they are one job; or `elasticflow run --standalone` if each of them "
-            "is to train alone"
-        )
+        what = str(found)
+    elif kubeflow.is_one_of_elastic_pods(environ):
+        what = f"one of several pods ({kubeflow.NNODES}={environ[kubeflow.NNODES].strip()})"
+    else:
+        return
+    command, otherwise = "`elasticflow run train.py`", ""
+    if isinstance(found, _Task):
+        what += f" ({found.variables})"
+        otherwise = f". If this is the only process, unset {found.names}"
+        if found.launcher != _STEP or not environ.get(TOKEN, "").strip():
+            command = (
+                "`elasticflow run --rdzv-endpoint=HOST:PORT train.py` (or `--rdzv-endpoint=file:///shared/folder`)"
+            )
+    raise UsageError(
+        f"this is {what}, and each of them would run a training of its own. Start each of them with {command} in "
+        "place of `python train.py`, and they are one job; or with `elasticflow run --standalone` if each of them is "
+        f"to train alone{otherwise}"
+    )
+
+
+def local_number_in(environ: Mapping[str, str]) -> int | None:
+    """Which rank of MPI or task of Slurm this is on its machine; None if there is one, or this is neither."""
+    rank = rank_in(environ)
+    if rank is not None:
+        return rank.local_number if rank.local_size > 1 else None
+    tasks, nodes, number = (
+        environ.get(f"SLURM_{name}", "").strip() for name in ("STEP_NUM_TASKS", "STEP_NUM_NODES", "LOCALID")
+    )
+    if not (tasks.isdecimal() and nodes.isdecimal() and number.isdecimal()) or int(tasks) <= int(nodes):
+        return None
+    return int(number)
 
 
 @dataclass(frozen=True, slots=True)

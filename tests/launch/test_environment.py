@@ -99,12 +99,23 @@ def test_environment_says_how_the_job_chooses_its_size():
         ("ELASTICFLOW_AUTOSCALE", "max=0"),
         ("ELASTICFLOW_AUTOSCALE", "3"),
         ("ELASTICFLOW_SCALE_TIMEOUT", "0"),
-        ("LOCAL_RANK", "one"),
-        ("LOCAL_RANK", "-1"),
-        ("LOCAL_RANK", "1"),
         ("LOCAL_WORLD_SIZE", "0"),
     ],
 )
 def test_environment_malformed_variable_is_named(name, value):
     with pytest.raises(UsageError, match=name):
         read_environment({name: value})
+
+
+@pytest.mark.parametrize("value", ["one", "-1", "1"])
+@pytest.mark.parametrize(
+    "told", [{"LOCAL_WORLD_SIZE": "1"}, {"ELASTICFLOW_COORDINATOR": "h:1"}], ids=lambda told: next(iter(told))
+)
+def test_local_rank_of_a_worker_is_one_of_those_of_its_node(value, told):
+    with pytest.raises(UsageError, match="LOCAL_RANK"):
+        read_environment({"LOCAL_RANK": value, **told})
+
+
+@pytest.mark.parametrize("value", ["3", "-1"])
+def test_local_rank_of_whoever_is_no_worker_does_not_count(value):
+    assert read_environment({"LOCAL_RANK": value}).local_rank == 0

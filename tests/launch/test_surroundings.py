@@ -6,8 +6,16 @@ import pytest
 
 from ef_common.errors import UsageError
 from ef_common.launch.mpi import Hosts, Rank
+from ef_common.launch.process import this_worker
 from ef_common.launch.run import Options
-from ef_common.launch.surroundings import MeetingPlace, StartingPlace, check_alone, meeting_in, place_in
+from ef_common.launch.surroundings import (
+    MeetingPlace,
+    StartingPlace,
+    check_alone,
+    local_number_in,
+    meeting_in,
+    place_in,
+)
 
 SECRET = {"ELASTICFLOW_TOKEN": "secret"}
 PODS = "job-node-0-0.job:29500,job-node-0-1.job:29500,job-node-0-2.job:29500,job-node-0-3.job:29500"
@@ -42,6 +50,23 @@ OPEN_MPI = {
 SEVERAL = OPEN_MPI | {"ELASTICFLOW_TOKEN": "secret"}
 ONE_MACHINE = OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "8"}
 RANKS = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+BY_HAND = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "NODE_RANK": "1"}
+ONLY_POD = {
+    "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+    "PET_MASTER_ADDR": "job-master-0",
+    "PET_NNODES": "1",
+    "PET_NPROC_PER_NODE": "4",
+    "PET_NODE_RANK": "0",
+    "MASTER_ADDR": "job-master-0",
+    "WORLD_SIZE": "4",  # the workers that this pod is to start
+    "RANK": "0",
+}
+ELASTIC_PODS = {
+    "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+    "PET_NNODES": "1:4",
+    "PET_RDZV_BACKEND": "c10d",
+    "PET_RDZV_ENDPOINT": "job-worker-0:29400",
+}
 ARRAY = {"SLURM_JOB_ID": "15", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "8"}
 
 
@@ -67,6 +92,7 @@ ARRAY = {"SLURM_JOB_ID": "15", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID"
             MeetingPlace("worker 1 of TF_CONFIG", "localhost:1,127.0.0.1:2", num_nodes=2),
         ),
         (PYTORCH_JOB | {"PET_NNODES": "1:4"}, None),
+        (ONLY_POD, None),
         ({"PET_NNODES": "4"}, None),  # a job of this machine, which has as many nodes as workers
     ],
 )
@@ -161,7 +187,10 @@ def test_tasks_that_would_train_apart_are_refused(environ: dict[str, str], messa
         (PYTORCH_JOB, "one of several pods"),
         (TF, "worker 1 of TF_CONFIG"),
         (TF | RANKS, "worker 1 of TF_CONFIG"),
-        (RANKS, "task 1 of 2 of a launcher that sets RANK and WORLD_SIZE"),
+        (RANKS, r"task 1 of 2 of a launcher that sets RANK and WORLD_SIZE \(RANK=1, WORLD_SIZE=2\)"),
+        (BY_HAND, r"task 1 of 2 of a launcher that sets NODE_RANK and WORLD_SIZE \(NODE_RANK=1, WORLD_SIZE=2\)"),
+        (ONLY_POD | {"LOCAL_RANK": "1"}, "task 0 of 4 of a launcher that sets RANK"),  # another launcher, in that pod
+        (ELASTIC_PODS, r"one of several pods \(PET_NNODES=1:4\)"),
     ],
 )
 def test_script_that_was_started_several_times_without_elasticflow_run_is_refused(
@@ -176,11 +205,53 @@ def test_script_that_was_started_several_times_without_elasticflow_run_is_refuse
     [
         *({}, ARRAY, {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}, {"PMI_SIZE": "1"}),
         *({"RANK": "0", "WORLD_SIZE": "1"}, {"WORLD_SIZE": "8"}, {"RANK": "", "WORLD_SIZE": "2"}),
+        *({"NODE_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "a"}, {"NODE_RANK": "1"}, ONLY_POD),
+        {name: value for name, value in ELASTIC_PODS.items() if name != "KUBERNETES_SERVICE_HOST"},  # in a shell
+        ELASTIC_PODS | {"PET_NNODES": "1:1"},
         RANKS | {"TORCHELASTIC_RUN_ID": "none"},  # of which torchrun's agent takes care
     ],
 )
 def test_script_that_was_started_once_may_train_alone(environ: dict[str, str]) -> None:
     check_alone(environ)
+
+
+@pytest.mark.parametrize(
+    ("environ", "advice"),
+    [
+        (RANKS, r"`elasticflow run --rdzv-endpoint=HOST:PORT train.py`.*only process, unset RANK and WORLD_SIZE"),
+        (STEP, r"each of them with `elasticflow run train.py`.*only process, unset SLURM_STEP_NUM_TASKS"),
+        (
+            {name: value for name, value in STEP.items() if name != "ELASTICFLOW_TOKEN"},
+            "--rdzv-endpoint=HOST:PORT.*unset SLURM_STEP_NUM_TASKS",
+        ),
+        (SEVERAL, "each of them with `elasticflow run train.py` in place of `python train.py`"),
+    ],
+)
+def test_refusal_says_what_to_do_there(environ: dict[str, str], advice: str) -> None:
+    with pytest.raises(UsageError, match=advice):
+        check_alone(environ)
+
+
+def test_process_of_such_a_launcher_is_refused_whatever_its_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in RANKS.items():
+        monkeypatch.setenv(variable, value)
+    with pytest.raises(UsageError, match="this is task 1 of 2"):
+        this_worker()
+
+
+@pytest.mark.parametrize(
+    ("environ", "number"),
+    [
+        ({}, None),
+        (ONE_MACHINE, 2),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, None),
+        ({"SLURM_STEP_NUM_TASKS": "16", "SLURM_STEP_NUM_NODES": "2", "SLURM_LOCALID": "3"}, 3),
+        ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2", "SLURM_LOCALID": "0"}, None),
+        ({"SLURM_LOCALID": "3"}, None),
+    ],
+)
+def test_tasks_that_share_a_machine_are_numbered_there(environ: dict[str, str], number: int | None) -> None:
+    assert local_number_in(environ) == number
 
 
 def test_task_that_is_to_train_alone_is_a_job_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,6 +261,8 @@ def test_task_that_is_to_train_alone_is_a_job_of_this_machine(monkeypatch: pytes
     assert (options.local, options.torchrun.rdzv_endpoint, options.torchrun.standalone) == (True, "", False)
     with pytest.raises(UsageError, match="Received: --rdzv-endpoint=h:1"):
         Options.parse(["--standalone", "--rdzv-endpoint=h:1", "train.py"])
+    monkeypatch.setenv("PET_RDZV_ENDPOINT", "job-worker-0:29400")
+    assert Options.parse(["--standalone", "train.py"]).local
 
 
 def test_run_in_a_pod_of_kubeflow_is_one_node_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
