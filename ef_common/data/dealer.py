@@ -392,6 +392,8 @@ class Dealer:
             returned=tuple(np.asarray(state["returned"]).tolist()),
             steps=state["steps"],
         )
+        if not self.progress.steps:  # hooks between epochs may have changed weights since the others noted their hash
+            self._hashed = self.num_updates
 
     def log_rollback(self, *, epoch: int | None = None) -> None:
         """Log that the training continues from a checkpoint, in the middle of its epoch or with another one."""
