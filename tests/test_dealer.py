@@ -164,3 +164,53 @@ def test_dealer_tells_of_each_update_and_of_what_is_left(tmp_path: Path) -> None
     assert dealer.rest() == Rest(2.0 * (4 + 2 * 20))
     dealer.begin(1, ENDLESS)
     assert dealer.rest() is None
+
+
+def logged(log: EventLog, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
+    """What is logged of weights from now on."""
+    found: list[dict[str, object]] = []
+
+    def write(kind: str, **record: object) -> None:
+        if kind == "weights":
+            found.append(record)
+
+    monkeypatch.setattr(log, "write", write)
+    return found
+
+
+@pytest.mark.parametrize(("num_steps", "steps"), [(1, [1, 2]), (2, [3])])
+def test_newcomer_logs_no_hash_of_an_update_after_which_an_epoch_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_steps: int, steps: list[int]
+) -> None:
+    """Hooks may have changed weights since the others have logged theirs."""
+    member, session = make(tmp_path)
+    member.begin(0, 8)
+    for _ in range(num_steps):
+        member.deal()
+        member.commit(session.completed_in)
+    if not member.progress.remaining:
+        member.begin(1, 8)
+    newcomer, session = make(tmp_path)
+    found = logged(newcomer._log, monkeypatch)
+    newcomer.load_state(member.state())
+    newcomer.log_admission()
+    newcomer.log_weights([b"weights"])
+    newcomer.deal()
+    newcomer.commit(session.completed_in)
+    newcomer.log_weights([b"others"])
+    assert [record["step"] for record in found] == steps
+
+
+def test_worker_that_goes_on_from_a_checkpoint_logs_the_hash_of_what_it_has_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member, session = make(tmp_path)
+    member.begin(0, 4)
+    member.deal()
+    member.commit(session.completed_in)
+    loaded, _ = make(tmp_path)
+    found = logged(loaded._log, monkeypatch)
+    loaded.load_state(member.state())
+    loaded.log_rollback(epoch=1)
+    loaded.log_weights([b"weights"])
+    assert [record["step"] for record in found] == [1]

@@ -392,8 +392,6 @@ class Dealer:
             returned=tuple(np.asarray(state["returned"]).tolist()),
             steps=state["steps"],
         )
-        if not self.progress.steps:  # hooks between epochs may have changed weights since the others noted their hash
-            self._hashed = self.num_updates
 
     def log_rollback(self, *, epoch: int | None = None) -> None:
         """Log that the training continues from a checkpoint, in the middle of its epoch or with another one."""
@@ -424,7 +422,13 @@ class Dealer:
         self._session.when_confirmed(lambda: self._log.write("weights", **record))
 
     def log_admission(self) -> None:
-        """Log that this worker continues where the others are."""
+        """Log that this worker continues where the others are.
+
+        At the beginning of an epoch, hooks may have changed weights since the others logged the hash of the newest
+        update, as a schedule of the learning rate does in Keras; so this worker logs none of that update.
+        """
+        if not self.progress.steps:
+            self._hashed = self.num_updates
         self._log.write(
             "admitted", generation=self._session.view.generation, step=self.num_updates, epoch=self.progress.epoch
         )

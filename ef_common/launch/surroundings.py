@@ -118,7 +118,7 @@ def _meeting_of_tasks(
         return MeetingPlace(str(task), doors, num_nodes=task.size)
     by_itself = f", or set {TOKEN} to one secret for all of them, and they meet by themselves" if nodes else ""
     raise UsageError(
-        f"this is {task} ({task.variables}), and each of them would run a training of its own. Pass "
+        f"this is {task} ({task.told_by}), and each of them would run a training of its own. Pass "
         "--rdzv-endpoint=HOST:PORT of one of them, or a place that all of them reach: "
         f"--rdzv-endpoint=file:///shared/folder{by_itself}. With --standalone, each of them trains alone"
     )
@@ -153,15 +153,15 @@ class _Task:
     launcher: str
     size: int
     number: str
-    variables: str
+    variables: Mapping[str, str]
 
     def __str__(self) -> str:
         return f"task {self.number} of {self.size} of {self.launcher}"
 
     @property
-    def names(self) -> str:
-        """The names of these variables."""
-        return " and ".join(part.partition("=")[0] for part in self.variables.split(", "))
+    def told_by(self) -> str:
+        """These variables, for people."""
+        return ", ".join(f"{name}={value}" for name, value in self.variables.items())
 
 
 def _task_in(environ: Mapping[str, str]) -> _Task | None:
@@ -169,7 +169,7 @@ def _task_in(environ: Mapping[str, str]) -> _Task | None:
     for launcher, (size_in, number_in) in _TASKS.items():
         size = environ.get(size_in, "").strip()
         if size.isdecimal() and int(size) > 1:
-            return _Task(launcher, int(size), environ.get(number_in, "?"), f"{size_in}={size}")
+            return _Task(launcher, int(size), environ.get(number_in, "?"), {size_in: size})
     return None
 
 
@@ -183,7 +183,7 @@ def _rank_for_torch_in(environ: Mapping[str, str]) -> _Task | None:
     number = environ.get(name, "").strip()
     if not (size.isdecimal() and number.isdecimal() and int(number) < int(size) > 1):
         return None
-    return _Task(_RANKS.format(name), int(size), number, f"{name}={number}, WORLD_SIZE={size}")
+    return _Task(_RANKS.format(name), int(size), number, {name: number, "WORLD_SIZE": size})
 
 
 def _one_of_several(environ: Mapping[str, str]) -> kubeflow.KubeflowPod | Rank | _Task | tf_config.Task | None:
@@ -215,8 +215,8 @@ def check_alone(environ: Mapping[str, str]) -> None:
         return
     command, otherwise = "`elasticflow run train.py`", ""
     if isinstance(found, _Task):
-        what += f" ({found.variables})"
-        otherwise = f". If this is the only process, unset {found.names}"
+        what += f" ({found.told_by})"
+        otherwise = f". If this is the only process, unset {' and '.join(found.variables)}"
         if found.launcher != _STEP or not environ.get(TOKEN, "").strip():
             command = (
                 "`elasticflow run --rdzv-endpoint=HOST:PORT train.py` (or `--rdzv-endpoint=file:///shared/folder`)"

@@ -563,7 +563,6 @@ class Client:
         """A coordinator has answered to the introduction."""
         if link is self._downlink:
             if isinstance(answer, wire.Welcome):
-                self._downlink_s = _DOWNLINK_S
                 self.outputs.append(TrustLeader(link, answer.heartbeat_timeout_s))
             else:
                 self._fail_downlink()
@@ -591,6 +590,7 @@ class Client:
         self._heartbeats.begin(welcome.heartbeat_timeout_s, self._now)
         self.state, self._trying, self._link = ClientState.SERVED, None, link
         link.since = self._now
+        self._downlink_s, self._downlink_at = _DOWNLINK_S, -inf
         self.outputs.append(TrustLeader(link, welcome.heartbeat_timeout_s))
         if not link.introduction.returning:
             self._hear(welcome)

@@ -509,7 +509,7 @@ class CoordinatorServer:
         if silent:
             self._suspend(silent, f"silent for {longest_s:.1f} s")
         for peer in self._sessions.deaf(now):
-            self._depart(peer, "its connection for news ended", silent=True, resets=True)
+            self._depart(peer, "its downlink ended", silent=True, resets=True)
         self._look_for_hung(now)
         self._look_for_stragglers(now)
         for peer in self._sessions.overdue(now, self.liveness.timeout_s):

@@ -13,13 +13,13 @@ Any other input raises `ProtocolError`, and nothing else. Texts are printable, s
       |  <------ view, announce, ...  |
 
 A worker that comes from another coordinator says so in its hello, and reports its resume state in `return`.
+A coordinator introduces itself to another one in the same way, and continues with `follow`. A standby answers a hello
+with `redirect`.
 
 Where nodes keep standbys, a worker soon connects once more, and introduces itself with `downlink`: after `downlink` on
 the first connection, the coordinator speaks on the second one alone, on which the worker says nothing. If the process
 of either ends, its system resets a connection on which it has left something unread, and what it had sent may be lost;
 so where only one side speaks, the end of its process is an end in order.
-A coordinator introduces itself to another one in the same way, and continues with `follow`. A standby answers a hello
-with `redirect`.
 """
 
 from __future__ import annotations
