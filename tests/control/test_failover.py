@@ -270,6 +270,17 @@ def test_worker_that_is_silent_is_not_told_that_it_is_out_before_others_go_on_wi
         workers[2].client.next_view(1)
 
 
+def test_worker_whose_connection_was_reset_does_not_take_its_coordinator_for_dead(job):
+    coordinators, workers, _ = job(3)
+    client, server = workers[2].client, coordinators[0]._server
+    client._do(client._protocol._ask_for_downlink)
+    poll_until(lambda: client._protocol._hears_downlink)
+    before = server.workers["w2"]
+    in_loop(coordinators[0], lambda now: server.end(before, End.BROKEN, now))
+    poll_until(lambda: server.workers.get("w2") not in (None, before))
+    assert not any(link.over for link in client._protocol.resume_state.links)
+
+
 def test_client_whose_connection_breaks_publishes_again_what_may_be_lost(job):
     _, workers, _ = job(2)
     break_connections(workers[0].client)

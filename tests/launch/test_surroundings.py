@@ -225,6 +225,7 @@ def test_script_that_was_started_once_may_train_alone(environ: dict[str, str]) -
             "--rdzv-endpoint=HOST:PORT.*unset SLURM_STEP_NUM_TASKS",
         ),
         (SEVERAL, "each of them with `elasticflow run train.py` in place of `python train.py`"),
+        (SECRET | {"MV2_COMM_WORLD_SIZE": "3"}, "--rdzv-endpoint=HOST:PORT.*unset MV2_COMM_WORLD_SIZE"),
     ],
 )
 def test_refusal_says_what_to_do_there(environ: dict[str, str], advice: str) -> None:

@@ -258,6 +258,25 @@ def test_second_connection_that_fails_again_and_again_gets_more_time_and_is_trie
     assert timeouts[-1] == 60.0
 
 
+def test_pauses_count_for_the_coordinator_that_was_asked_in_vain() -> None:
+    pair = member()
+    for _ in range(6):
+        if len(pair.links) > 1:
+            pair.client.unreached(pair.links.pop(), "refused", pair.now)
+        pair.beat()
+        pair.client.receive(pair.links[0], wire.encode(wire.Alive()), pair.now)
+    assert len(pair.links) == 1  # there is a pause
+    pair.server.end(pair.peers[0], End.RESET, pair.now)
+    pair.client.ended(pair.links[0], in_order=False, now=pair.now)
+    pair.collect()
+    pair.down.clear()
+    pair.up.clear()
+    pair.accept(1)
+    pair.settle()
+    pair.beat()
+    assert len(pair.links) == 3
+
+
 def unreached(pair: Pair) -> None:
     pair.client.unreached(pair.links[1], "timed out", pair.now)
 
@@ -330,7 +349,7 @@ def closes(pair: Pair, number: int) -> list[Close]:
 def test_end_of_a_worker_that_may_live_resets_its_downlink(how: End, resets: bool) -> None:
     pair = served()
     pair.server.end(pair.peers[0], how, pair.now)
-    assert [output.resets for output in closes(pair, 1)] == [resets]
+    assert [[output.resets for output in closes(pair, number)] for number in (0, 1)] == [[resets], [resets]]
     assert not pair.server.workers
 
 
@@ -414,6 +433,16 @@ def test_worker_that_speaks_on_its_downlink_breaks_the_rules() -> None:
     pair = served()
     pair.server.receive(pair.peers[1], wire.encode(wire.Bye()), pair.now)
     assert [output.last_words[:1] for output in closes(pair, 1)] == [b"{"]
+    assert not pair.server.workers
+
+
+def test_downlink_is_introduced_once() -> None:
+    pair = served()
+    again = Introduction(Member("w", "n", ""), None, key=pair.client._key, address=ENDPOINT, downlink=True)
+    again.lines.feed(wire.encode(wire.Challenge(pair.peers[1].nonce)))
+    hello = again.take()
+    assert hello
+    pair.server.receive(pair.peers[1], hello, pair.now)
     assert not pair.server.workers
 
 
