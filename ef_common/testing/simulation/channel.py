@@ -78,6 +78,7 @@ class Channel:
         self.slow_until = 0.0
         self.heard_end = False
         self.stalled_until = 0.0  # it says what it has to say, and reads nothing
+        self.broke = False  # one of its connections
         self.on_hung: Callable[[], None] = lambda: None
         self._coordinators = coordinators
         self._scheduler = coordinators[endpoint].scheduler
@@ -264,6 +265,7 @@ class Channel:
     def break_one(self) -> None:
         """One of its connections breaks."""
         if self._links:
+            self.broke = True
             self._scheduler.random.choice(list(self._links)).break_()
 
     def vanish(self) -> None:

@@ -4,8 +4,8 @@
 * One view per generation; generations grow; a worker is in the view or out of it; a loss admits nobody.
 * An update has one content: the same epoch, positions, contributors and weights in all who confirm it.
 * In each epoch every position is committed exactly once.
-* A worker trains only with a state; once a new history has begun, the old one is not continued, but by workers that do
-  not read what they are told.
+* A worker trains only with a state; once a new history has begun, the old one is not continued, but by workers that
+  hear nothing.
 * A demand leaves as many nodes as are wanted, and never fewer than `min_nodes`; it admits nobody beyond. Nobody is
   asked to leave that is about to.
 * If all members leave, one of them saves the newest state, once, and nobody goes on with it.
@@ -135,7 +135,8 @@ class Invariants:
         failover: Coordinators may be lost. If one dies while it tells all members that they are out, a member that was
             not told yet asks another one, and may save the same state again.
         settings: Settings of the membership.
-        deaf: Workers that may not have been told that others go on without them, as they did not read.
+        deaf: Workers that may not have been told that others go on without them, as they did not read, or their
+            connection had broken.
     """
 
     length: int
@@ -284,7 +285,7 @@ class Invariants:
     def ended(self) -> None:
         """The job is over."""
         # Whoever was frozen in its last collective may find it complete: it has finished, and is evicted.
-        results = [result for result in self.results if result.worker not in self.evicted]
+        results = [result for result in self.results if result.worker not in self.evicted | self.deaf]
         if not results:
             return
         first = results[0]

@@ -417,13 +417,19 @@ class Simulation:
             return
         for worker in self.workers.values():
             # With more than one coordinator lost, one may look for a quorum, or a newcomer for somebody, in vain.
-            if worker.running and not worker.process.frozen and not self.schedule.job.standbys:
+            is_told = not self.schedule.job.standbys and not self._hears_nothing(worker.name)
+            if worker.running and not worker.process.frozen and is_told:
                 raise Violation(f"{worker.name} runs on after the job has failed")
             if worker.end == "finished" and worker.ended_at > failed_at:
                 raise Violation(f"{worker.name} finishes after the job has failed")
         updates = [record for history in self.invariants.history.values() for record in history.values()]
         if any(record.made_at > failed_at + _TOLD_S for record in updates):
             raise Violation("somebody trains on after the job has failed")
+
+    def _hears_nothing(self, name: str) -> bool:
+        """The connection of a worker has broken, maybe, and there is no other coordinator that it would turn to."""
+        worker = self.workers.get(name)
+        return worker is not None and worker.channel.broke and not self.schedule.job.standbys
 
     def _judge(self) -> None:
         if self.invariants.failed_at is not None:
@@ -516,8 +522,9 @@ class Simulation:
         if after != before:
             self._active_at = self._decided_at = self.scheduler.now
             self._reduced.clear()
-        if self.schedule.buffer_bytes:  # it may not get to them that others go on
-            self.invariants.deaf.update(lost_in(event))
+        for name in lost_in(event):
+            if self.schedule.buffer_bytes or self._hears_nothing(name):
+                self.invariants.deaf.add(name)  # it may not get to it that others go on, and it can ask nobody else
         self.invariants.decided(before, event, after)
         self._closed = self._closed or after.closed
         view = after.view

@@ -9,7 +9,7 @@ reset, and what it had sent may be lost.
 
 If the near end does not read, what is sent to it fills a buffer of its system, and the far end keeps the rest, which it
 may give up. If the host of an end vanishes, the other end hears nothing more, at times until its system gives up. If
-the connection alone breaks, each end may find out, or neither.
+the connection alone breaks, the near end finds out, as nobody confirms its heartbeats, and the far end may.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MESSAGE_S = 0.005
 _IN_PIECES = 0.05
 _TOGETHER = 0.5  # of what is due at the same time
 _GIVE_UP_S, _GIVES_UP = 5.0, 0.5
-_IS_TOLD = 0.7  # each end of a connection that breaks
+_IS_TOLD = 0.7  # the far end of a connection that breaks
 _IN_LAST_MOMENTS = 0.3  # of what is on its way when a process dies
 
 
@@ -181,9 +181,9 @@ class Stream:
         self._vanished = True
 
     def break_(self) -> None:
-        """What lies between has forgotten the connection: nothing comes any more, and each end may be told so."""
-        for near in () if self._vanished else (False, True):
-            if self._scheduler.chance(_IS_TOLD):
+        """What lies between has forgotten the connection: nothing comes any more, and the ends find out sometime."""
+        for near in () if self._vanished else (False, True):  # whose host has vanished
+            if not near or self._scheduler.chance(_IS_TOLD):
                 typical_s = _GIVE_UP_S if self._scheduler.chance(0.3) else MESSAGE_S
                 self._scheduler.idle_after(self._scheduler.delay(typical_s), self._give_up, near)
         self._vanished = True
