@@ -277,7 +277,8 @@ def test_worker_whose_connection_was_reset_does_not_take_its_coordinator_for_dea
     poll_until(lambda: client._protocol._hears_downlink)
     before = server.workers["w2"]
     in_loop(coordinators[0], lambda now: server.end(before, End.BROKEN, now))
-    poll_until(lambda: server.workers.get("w2") not in (None, before))
+    poll_until(lambda: client._protocol.end)
+    assert isinstance(client._protocol.end, Evicted)  # by the coordinator itself, to which it has come back
     assert not any(link.over for link in client._protocol.resume_state.links)
 
 
