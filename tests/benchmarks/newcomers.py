@@ -12,7 +12,8 @@ from pathlib import Path
 
 from tests.benchmarks.figure import Figure, emit, is_quick
 from tests.benchmarks.processes import Processes
-from tests.faults.networks import Way, address, inside, nodes, why_not
+from tests.faults.networks import address, inside, nodes, why_not
+from tests.faults.switch import Way
 
 MANY, QUICK_MANY = 16, 4
 TARGET = 2.0

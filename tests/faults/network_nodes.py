@@ -11,7 +11,7 @@ from typing import Any
 from ef_common.testing.harness_torchrun import Node, TorchrunJob
 from tests.faults import networks
 from tests.faults.hosts import ENOUGH
-from tests.faults.networks import Switch
+from tests.faults.switch import Switch
 from tests.faults.torchrun_nodes import OPTIONS, SCRIPT
 
 PORT = 29400

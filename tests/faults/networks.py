@@ -1,6 +1,6 @@
 """Network namespaces as nodes: each with its own interface, host name file and address, on one switch.
 
-The switch is a thread of ours, so it can lose, delay and slow down what goes from one node to another, with any kernel.
+The switch (:mod:`tests.faults.switch`) can lose, delay and slow down what goes from one node to another.
 """
 
 from __future__ import annotations
@@ -8,33 +8,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import fcntl
-import heapq
-import itertools
 import os
-import random
-import selectors
 import shutil
 import socket
-import struct
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
+
+from tests.faults.switch import TUN, Switch, in_a_process
 
 PREFIX = "eftest"
 NETWORK = "10.207.42"
-TUN = Path("/dev/net/tun")
 _FILES = Path("/etc/netns")  # `ip netns exec` puts these over /etc
 _SPACES = Path("/var/run/netns")
 _CLONE_NEWNET = 0x40000000
-_TUNSETIFF, _IFF_TAP, _IFF_NO_PI = 0x400454CA, 0x0002, 0x1000
-_MAX_FRAME_BYTES = 2048
-_MAX_QUEUED_S = 0.2
-_LONG_S = 3600.0
 
 
 def why_not() -> str | None:
@@ -149,131 +138,20 @@ async def _forward(listener: socket.socket, target: tuple[str, int], started: Fu
         server.close()
 
 
-@dataclass(frozen=True)
-class Way:
-    """What happens to frames on their way from one node to another.
-
-    Attributes:
-        loss: Probability that one is lost.
-        delay_s: How much longer they take.
-        bytes_per_s: How many get through; 0 for no limit.
-    """
-
-    loss: float = 0.0
-    delay_s: float = 0.0
-    bytes_per_s: float = 0.0
-
-
-class Switch:
-    """Carries frames between nodes. It can be told how at any time, from any thread."""
-
-    def __init__(self) -> None:
-        self._ports: dict[int, int] = {}
-        self._ways: dict[tuple[int, int], Way] = {}
-        self._free_at: dict[tuple[int, int], float] = {}
-        self._late: list[tuple[float, int, int, bytes]] = []
-        self._numbers = itertools.count()
-        self._random = random.Random(0)
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._carry, name="switch")
-        self.carried = self.lost = 0
-
-    def set_all(self, way: Way) -> None:
-        """This is how frames go between any two nodes."""
-        self._ways = {(one, other): way for one in self._ports for other in self._ports}
-
-    def cut(self, *some: int, direction: str = "", spared: Sequence[int] = ()) -> None:
-        """Cut these nodes off from all others but those spared: what goes "in" is lost, what comes "out", or both."""
-        lost = Way(loss=1.0)
-        pairs = [(one, other) for one in some for other in self._ports if other not in (*some, *spared)]
-        ways = dict(self._ways)
-        if direction != "in":
-            ways.update(dict.fromkeys(pairs, lost))
-        if direction != "out":
-            ways.update({(other, one): lost for one, other in pairs})
-        self._ways = ways
-
-    def heal(self) -> None:
-        """Nothing is lost or late any more."""
-        self._ways = {}
-
-    # ------------------------------------------------------------ life
-
-    def plug(self, node: int) -> None:
-        """Make the interface of a node."""
-        port = os.open(TUN, os.O_RDWR | os.O_NONBLOCK)
-        self._ports[node] = port
-        name, namespace = f"eft{os.getpid() % 10**6}n{node}", _name(os.getpid(), node)
-        fcntl.ioctl(port, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TAP | _IFF_NO_PI))
-        _run("ip", "link", "set", name, "address", f"02:00:00:00:00:{node:02x}", "netns", namespace, "name", "eth0")
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End; the interfaces go with it."""
-        self._stopped.set()
-        if self._thread.ident is not None:
-            self._thread.join()
-        for port in self._ports.values():
-            os.close(port)
-
-    # ------------------------------------------------------------ in the thread
-
-    def _carry(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            for node, port in self._ports.items():
-                selector.register(port, selectors.EVENT_READ, node)
-            while not self._stopped.is_set():
-                wait_s = self._late[0][0] - time.monotonic() if self._late else _LONG_S
-                for key, _ in selector.select(min(max(wait_s, 0.0), 0.1)):
-                    self._take(key.data, key.fd)
-                while self._late and self._late[0][0] <= time.monotonic():
-                    _, _, node, frame = heapq.heappop(self._late)
-                    self._hand(node, frame)
-
-    def _take(self, source: int, port: int) -> None:
-        with contextlib.suppress(OSError):  # no more frames, or the interface is down
-            while frame := os.read(port, _MAX_FRAME_BYTES):
-                everybody = frame[0] & 1
-                for target in self._ports:
-                    if target != source and (everybody or frame[5] == target):
-                        self._send(source, target, frame)
-
-    def _send(self, source: int, target: int, frame: bytes) -> None:
-        way = self._ways.get((source, target))
-        if way is None:
-            self._hand(target, frame)
-            return
-        now = due = time.monotonic()
-        if way.bytes_per_s:
-            due = max(now, self._free_at.get((source, target), 0.0)) + len(frame) / way.bytes_per_s
-        if self._random.random() < way.loss or due > now + _MAX_QUEUED_S:
-            self.lost += 1
-            return
-        self._free_at[source, target] = due
-        heapq.heappush(self._late, (due + way.delay_s, next(self._numbers), target, frame))
-
-    def _hand(self, node: int, frame: bytes) -> None:
-        self.carried += 1
-        with contextlib.suppress(OSError):  # its interface is down, or its queue is full
-            os.write(self._ports[node], frame)
-
-
 @contextlib.contextmanager
 def nodes(number: int) -> Iterator[Switch]:
     """Make so many nodes, 1 … number, and take them away again."""
     _remove_leftovers()
-    switch = Switch()
-    try:
-        for node in range(1, number + 1):
-            _add(node, switch)
-        switch.start()
-        yield switch
-    finally:
-        switch.stop()
-        for node in range(1, number + 1):
-            _remove(_name(os.getpid(), node))
+    with in_a_process() as switch:
+        try:
+            for node in range(1, number + 1):
+                _add(node, switch)
+            switch.start()
+            yield switch
+        finally:
+            switch.stop()
+            for node in range(1, number + 1):
+                _remove(_name(os.getpid(), node))
 
 
 def _name(process: int, node: int) -> str:
@@ -288,7 +166,7 @@ def _add(node: int, switch: Switch) -> None:
     _write_hosts(name, [])
     _write_name_services(files, "files")
     _run("ip", "netns", "add", name)
-    switch.plug(node)
+    switch.plug(node, name)
     _run("ip", "-n", name, "addr", "add", f"{address(node)}/24", "dev", "eth0")
     for device in ("lo", "eth0"):
         _run("ip", "-n", name, "link", "set", device, "up")

@@ -16,7 +16,7 @@ from tests.faults.alone import Alone, coordinators, wait_for_one_leader
 from tests.faults.doors import DOORS, NUM_NODES, SERVER, Door, at
 from tests.faults.hosts import ENOUGH
 from tests.faults.network_nodes import Nodes, behind
-from tests.faults.networks import Switch
+from tests.faults.switch import Switch
 from tests.faults.torchrun_worker import LINGER, LINGERING
 from tests.storage.ceph import Ceph
 from tests.storage.conftest import ceph, etcd  # noqa: F401  (fixtures)

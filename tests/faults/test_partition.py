@@ -12,7 +12,7 @@ import pytest
 
 from tests.faults import networks
 from tests.faults.network_nodes import Nodes
-from tests.faults.networks import Way
+from tests.faults.switch import Way
 from tests.storage.conftest import require_etcd
 from tests.storage.etcd import EtcdServers
 
@@ -50,10 +50,10 @@ def test_bad_network_changes_no_view(make):
     begin(nodes, 3, heartbeat_timeout_s=6.0)
     generation = nodes.newest()
     for way in (Way(loss=0.2), Way(bytes_per_s=20e6 / 8), Way(delay_s=0.05)):
-        before = nodes.switch.lost
+        before = nodes.switch.num_lost()
         nodes.switch.set_all(way)
         nodes.wait_for_steps(5)
-        assert nodes.switch.lost > before or not way.loss
+        assert nodes.switch.num_lost() > before or not way.loss
         nodes.switch.heal()
     assert nodes.newest() == generation
     nodes.finish()
