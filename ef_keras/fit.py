@@ -327,12 +327,14 @@ class Fit:
         values = list(map(hooks.copied, variables))
         on_update, self._reducer.on_update = self._reducer.on_update, lambda contributors, loss: None
         self._reducer.in_step = True
-        if self._global is not None:
-            self._global.warm_up(batch)
-        else:
-            self._step(self._batches_for_step(batch))
-        self._reducer.in_step = False
-        self._reducer.on_update = on_update
+        try:
+            if self._global is not None:
+                self._global.warm_up(batch)
+            else:
+                self._step(self._batches_for_step(batch))
+        finally:
+            self._reducer.in_step = False
+            self._reducer.on_update = on_update
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
 

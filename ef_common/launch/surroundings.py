@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ef_common.errors import UsageError
-from ef_common.launch import kubeflow, mpi, tf_config
+from ef_common.launch import clouds, kubeflow, mpi, tf_config
 from ef_common.launch.environment import COORDINATOR, TOKEN
 from ef_common.launch.mpi import Hosts, Rank, rank_in
 from ef_common.launch.slurm import hostnames
@@ -60,7 +60,7 @@ def meeting_in(
     hosts_of: Callable[[str], list[str]] = hostnames,
     hosts_of_ranks: AskForHosts = mpi.hosts_of,
 ) -> MeetingPlace | None:
-    """Where the nodes meet, as Kubeflow, MPI or Slurm tells them; None for a job on this machine.
+    """Where the nodes meet, as Kubeflow, MPI, Slurm or a cloud tells them; None for a job on this machine.
 
     Args:
         environ: The variables.
@@ -85,6 +85,9 @@ def meeting_in(
         case tf_config.Task() as task:
             num_nodes = len(task.addresses)
             return _meeting_at(task.addresses, place=str(task), has_token=has_token, num_nodes=num_nodes)
+        case clouds.CloudNode(hosts=hosts) as node:
+            addresses = [(host, node.port(_PORTS)) for host in hosts]
+            return _meeting_at(addresses, place=str(node), has_token=has_token, num_nodes=len(hosts))
         case None:
             return None
 
@@ -186,7 +189,9 @@ def _rank_for_torch_in(environ: Mapping[str, str]) -> _Task | None:
     return _Task(_RANKS.format(name), int(size), number, {name: number, "WORLD_SIZE": size})
 
 
-def _one_of_several(environ: Mapping[str, str]) -> kubeflow.KubeflowPod | Rank | _Task | tf_config.Task | None:
+def _one_of_several(
+    environ: Mapping[str, str],
+) -> kubeflow.KubeflowPod | Rank | _Task | tf_config.Task | clouds.CloudNode | None:
     """What this process is if it was started several times; None if it was started once.
 
     Ranks come before tasks, as Slurm may have started MPI's daemons; what says least comes last.
@@ -196,6 +201,7 @@ def _one_of_several(environ: Mapping[str, str]) -> kubeflow.KubeflowPod | Rank |
         or rank_in(environ)
         or _task_in(environ)
         or tf_config.task_in(environ)
+        or clouds.node_in(environ)
         or _rank_for_torch_in(environ)
     )
 
@@ -221,6 +227,8 @@ def check_alone(environ: Mapping[str, str]) -> None:
             command = (
                 "`elasticflow run --rdzv-endpoint=HOST:PORT train.py` (or `--rdzv-endpoint=file:///shared/folder`)"
             )
+    elif isinstance(found, clouds.CloudNode):
+        otherwise = f". If this is the only process, unset {found.variable}"
     raise UsageError(
         f"this is {what}, and each of them would run a training of its own. Start each of them with {command} in "
         "place of `python train.py`, and they are one job; or with `elasticflow run --standalone` if each of them is "
@@ -279,7 +287,8 @@ def place_in(environ: Mapping[str, str]) -> StartingPlace:
             start = "each task would run a training of its own, unless all are told where they meet"
             command = "elasticflow run --rdzv-endpoint=file:///shared/folder train.py"
             return StartingPlace(str(task), start, command)
-        return StartingPlace(kubeflow.POD if kubeflow.MASTER_ADDR in environ else _POD, str(error))
+        cloud = next((f"a node of {name}" for variable, name in clouds.NAMES.items() if variable in environ), _POD)
+        return StartingPlace(kubeflow.POD if kubeflow.MASTER_ADDR in environ else cloud, str(error))
     if meeting is not None:
         return StartingPlace(
             meeting.place, f"`elasticflow run train.py` is one node of the job that meets at {meeting.endpoint}"

@@ -31,6 +31,13 @@ TF_WITHOUT_SECRET = {
     "TF_CONFIG": '{"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worker", "index": 1}}'
 }
 TF = TF_WITHOUT_SECRET | SECRET
+SKYPILOT_WITHOUT_SECRET = {
+    "SKYPILOT_NODE_IPS": "10.0.0.7\n10.0.0.5\n10.0.0.6",
+    "SKYPILOT_NODE_RANK": "1",
+    "SKYPILOT_TASK_ID": "sky-2026-01-01-00-00-00-000000_mycluster_1",
+}
+SKYPILOT = SKYPILOT_WITHOUT_SECRET | SECRET
+SAGEMAKER = SECRET | {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2"}
 PYTORCH_JOB = {"PET_NNODES": "4", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
 POD = "a pod of Kubeflow"
 STEP = {
@@ -91,6 +98,13 @@ ARRAY = {"SLURM_JOB_ID": "15", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID"
             {"TF_CONFIG": TF["TF_CONFIG"].replace("a:2222", "localhost:1").replace("b:2222", "127.0.0.1:2")},
             MeetingPlace("worker 1 of TF_CONFIG", "localhost:1,127.0.0.1:2", num_nodes=2),
         ),
+        (
+            SKYPILOT,
+            MeetingPlace("node 1 of 3 of SkyPilot", "10.0.0.7:26101,10.0.0.5:26101,10.0.0.6:26101", num_nodes=3),
+        ),
+        (SKYPILOT | {"SKYPILOT_NODE_IPS": "10.0.0.7"}, None),
+        (SAGEMAKER, MeetingPlace("node 1 of 2 of SageMaker", "algo-1:29400,algo-2:29400", num_nodes=2)),
+        (SAGEMAKER | {"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"}, None),
         (PYTORCH_JOB | {"PET_NNODES": "1:4"}, None),
         (ONLY_POD, None),
         ({"PET_NNODES": "4"}, None),  # a job of this machine, which has as many nodes as workers
@@ -168,6 +182,8 @@ def test_run_in_a_task_of_a_slurm_step_is_one_node_of_at_most_as_many(monkeypatc
         (KUBEFLOW | {"PET_MASTER_PORT": "http"}, "PET_MASTER_ADDR must be HOST:PORT"),
         (WITHOUT_SECRET, "this is a pod of Kubeflow.*set ELASTICFLOW_TOKEN.*token_file=FILE"),
         (TF_WITHOUT_SECRET, "this is worker 1 of TF_CONFIG.*set ELASTICFLOW_TOKEN.*token_file=FILE"),
+        (SKYPILOT_WITHOUT_SECRET, "this is node 1 of 3 of SkyPilot.*set ELASTICFLOW_TOKEN.*token_file=FILE"),
+        (SAGEMAKER | {"SM_HOSTS": "algo-1"}, r'SM_HOSTS must be a JSON list of hosts: \["algo-1", "algo-2"\]'),
         (PYTORCH_JOB, r"one of several pods \(PET_NNODES=4\).*elasticPolicy with `rdzvBackend: elasticflow`"),
         (PYTORCH_JOB | {"PET_NNODES": "2:4"}, "each of them would run a training of its own"),
     ],
@@ -186,6 +202,8 @@ def test_tasks_that_would_train_apart_are_refused(environ: dict[str, str], messa
         (KUBEFLOW, "a pod of Kubeflow"),
         (PYTORCH_JOB, "one of several pods"),
         (TF, "worker 1 of TF_CONFIG"),
+        (SKYPILOT, "node 1 of 3 of SkyPilot"),
+        (SAGEMAKER, "node 1 of 2 of SageMaker"),
         (TF | RANKS, "worker 1 of TF_CONFIG"),
         (RANKS, r"task 1 of 2 of a launcher that sets RANK and WORLD_SIZE \(RANK=1, WORLD_SIZE=2\)"),
         (BY_HAND, r"task 1 of 2 of a launcher that sets NODE_RANK and WORLD_SIZE \(NODE_RANK=1, WORLD_SIZE=2\)"),
@@ -208,6 +226,7 @@ def test_script_that_was_started_several_times_without_elasticflow_run_is_refuse
         *({"NODE_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "a"}, {"NODE_RANK": "1"}, ONLY_POD),
         {name: value for name, value in ELASTIC_PODS.items() if name != "KUBERNETES_SERVICE_HOST"},  # in a shell
         ELASTIC_PODS | {"PET_NNODES": "1:1"},
+        SAGEMAKER | {"SM_HOSTS": '["algo-1"]'},
         RANKS | {"TORCHELASTIC_RUN_ID": "none"},  # of which torchrun's agent takes care
     ],
 )
@@ -225,6 +244,7 @@ def test_script_that_was_started_once_may_train_alone(environ: dict[str, str]) -
             "--rdzv-endpoint=HOST:PORT.*unset SLURM_STEP_NUM_TASKS",
         ),
         (SEVERAL, "each of them with `elasticflow run train.py` in place of `python train.py`"),
+        (SAGEMAKER, "each of them with `elasticflow run train.py`.*If this is the only process, unset SM_HOSTS"),
         (SECRET | {"MV2_COMM_WORLD_SIZE": "3"}, "--rdzv-endpoint=HOST:PORT.*unset MV2_COMM_WORLD_SIZE"),
     ],
 )
@@ -310,6 +330,8 @@ def test_run_with_an_endpoint_asks_nobody_else(monkeypatch: pytest.MonkeyPatch) 
         (KUBEFLOW | {"PET_MASTER_PORT": "http"}, "a pod of Kubeflow", "PET_MASTER_ADDR must be HOST:PORT"),
         (WITHOUT_SECRET, "a pod of Kubeflow", "need one secret"),
         (TF, "worker 1 of TF_CONFIG", "one node of the job that meets at a:2222,b:2222"),
+        (SKYPILOT, "node 1 of 3 of SkyPilot", "one node of the job that meets at 10.0.0.7:26101,"),
+        (SKYPILOT_WITHOUT_SECRET, "a node of SkyPilot", "need one secret"),
         (PYTORCH_JOB, "a pod of Kubernetes", "Give the PyTorchJob an elasticPolicy"),
         (SEVERAL, "rank 2 of 8 of Open MPI", "one node of the job of all ranks"),
         ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "a pod of Kubernetes", "--rdzv-endpoint=SERVICE:29400"),

@@ -12,6 +12,7 @@ STREAMED = ("tests/simulation", "tests/faults/test_streams.py", "tests/faults/te
 
 LAUNCHERS = (
     "tests/kubernetes",
+    "tests/faults/test_clouds.py",
     "tests/faults/test_coordinator_alone.py",
     "tests/faults/test_every_door.py",
     "tests/faults/test_horovodrun.py",
