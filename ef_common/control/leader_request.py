@@ -120,7 +120,7 @@ class LeaderRequests:
     token: Token | None
     tls: Tls | None = None
 
-    def report_failure(self, addresses: Sequence[Address], why: str, *, fatal: bool) -> str:
+    def report_failure(self, addresses: Sequence[Address], why: str, *, fatal: bool) -> str | None:
         """Report to the leading coordinator that the job has failed.
 
         Args:
@@ -129,10 +129,12 @@ class LeaderRequests:
             fatal: It ends the job. Else only if the job has not begun yet.
 
         Returns:
-            Why the job has failed, as the coordinator has it; "" if it goes on, or nobody was reached.
+            Why the job has failed, as the coordinator has it; "" if it goes on; None if nobody was reached who knows.
         """
         _, answer = self._talk_to_leader(addresses, Failed(self.member.id, why, fatal))
-        return answer.abort.why if isinstance(answer, wire.Aborted) else ""
+        if isinstance(answer, wire.Aborted):
+            return answer.abort.why
+        return "" if isinstance(answer, wire.Eviction) else None
 
     def inquire(self, addresses: Sequence[Address], worker: str) -> str | None:
         """Ask the leading coordinator whether a worker is out.

@@ -51,10 +51,10 @@ class Deaths:
         directory: Where they record what they work on.
         node: Name of the node.
         report: Called with a reason, and whether it ends the job in any case: tells the coordinator, and returns why
-            the job has failed; "" if it goes on.
+            the job has failed; "" if it goes on; None if nobody knows.
     """
 
-    def __init__(self, directory: Path, *, node: str, report: Callable[[str, bool], str]) -> None:
+    def __init__(self, directory: Path, *, node: str, report: Callable[[str, bool], str | None]) -> None:
         self.directory = directory
         self._restarts = Restarts(directory)
         self._node = node
@@ -117,7 +117,10 @@ class Deaths:
             why = self._report(often, True) or often
         elif not why and death.crash is None and death.status == 1:
             text = f"a worker of node {self._node} raised an exception before it had joined; see its output there"
-            why = self._report(text, False)
+            answer = self._report(text, False)
+            why = answer or ""
+            if answer == "":
+                restarts.excuse()
         if why:
             write_failure(self.directory, why)
         return death, why

@@ -178,6 +178,8 @@ class Failing:
         self._told = True
         if self._session.job.fail(why):
             self._session.crash_record.fail(why)
+        elif self._session.newcomer:
+            self._session.crash_record.excuse()  # the job goes on without it: its machine may lack something
         else:
             logger.warning("not all other workers have heard that an exception of its own ends this worker")
 

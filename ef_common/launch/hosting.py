@@ -350,7 +350,7 @@ class Hosting:
             variables[environment.CREDENTIALS] = self._trust.worker.dump()
         return variables
 
-    def report(self, why: str, fatal: bool) -> str:
+    def report(self, why: str, fatal: bool) -> str | None:
         """Report that the job has failed; see :class:`~ef_common.control.leader_request.LeaderRequests`."""
         return self._requests().report_failure(self._coordinators, why, fatal=fatal)
 

@@ -42,7 +42,7 @@ _STATUS = re.compile(rb"^(?: *\d+: )?elasticflow-rank-status: (\d{1,9}) (\d{1,9}
 """`srun --label` begins each line with the number of the task."""
 _MAX_BYTES = 1 << 16
 _VERSION_S = 30.0
-_LEFT = os.EX_TEMPFAIL
+_LEFT, _LOST = os.EX_TEMPFAIL, os.EX_UNAVAILABLE
 INTERRUPTED = 128 + signal.SIGINT
 
 
@@ -130,7 +130,7 @@ def status_of(launcher: int, ranks: Sequence[int]) -> int:
     """The exit status of a job from those of its launcher and of its ranks, as far as these have said them."""
     if not ranks:
         return 128 - launcher if launcher < 0 else launcher or 1
-    return 0 if 0 in ranks else max((one for one in ranks if one < _LEFT), default=_LEFT)
+    return 0 if 0 in ranks else max((one for one in ranks if one < _LEFT and one != _LOST), default=_LEFT)
 
 
 class _Ending:

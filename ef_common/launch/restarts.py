@@ -10,7 +10,7 @@ import contextlib
 import json
 import signal
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ef_common.launch.run_directory import write_json
@@ -91,7 +91,7 @@ class Count:
         total: All of them.
         at: Where the newest was; see :attr:`Death.at`.
         times: How many have been there, one after the other.
-        excused: The newest was the fault of a peer, the network, a store or this machine.
+        excused: The newest was the fault of a peer, the network, a store or this machine, as far as anybody can tell.
     """
 
     in_a_row: int = 0
@@ -158,6 +158,11 @@ class Restarts:
         with contextlib.suppress(OSError):
             write_json(self._file, asdict(self.count.after(death)))
         return death
+
+    def excuse(self) -> None:
+        """Count the newest death as a fault of this machine: the worker had not joined, and the job goes on."""
+        with contextlib.suppress(OSError):
+            write_json(self._file, asdict(replace(self.count, excused=True)))
 
     def too_often(self, death: Death, *, node: str) -> str:
         """Why the job ends now; "" if it continues."""

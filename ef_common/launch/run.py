@@ -58,8 +58,9 @@ LAST_CALL_S = 10.0
 """How long the start waits for a worker that was started with the others and does not arrive."""
 KILLED = 128
 """And the number of the signal: exit status of an agent whose worker a signal has ended."""
-EXCUSED = os.EX_TEMPFAIL
-"""Exit status of an agent whose worker has ended by the fault of something else: the others have lost it, say."""
+EXCUSED = os.EX_UNAVAILABLE
+"""Exit status of an agent whose worker has ended by the fault of something else: the others have lost it, say, or its
+machine lacks something."""
 INTERRUPTED = KILLED + signal.SIGINT
 _NONE = "\0"  # stands for a script that is not named
 _LOOK_S = 0.1

@@ -27,6 +27,10 @@ _TIMEOUT_S = 120.0
 _HERE = "give this command on a machine of the Slurm cluster, such as its login node"
 
 
+class _Unanswered(UsageError):
+    """A command may have been carried out all the same."""
+
+
 @dataclass(frozen=True, slots=True)
 class SlurmJob:
     """A job of Slurm's: an array of nodes.
@@ -65,6 +69,12 @@ def submit(submission: SlurmSubmission, place: Path, *, checkpoint: str) -> Slur
         script = script_of(submission, place, directory=Path.cwd(), checkpoint=checkpoint)
         write_whole(place / _SCRIPT, script.encode())
         number = _ask("sbatch", "--parsable", str(place / _SCRIPT)).partition(";")[0]  # behind it is the cluster
+    except _Unanswered as error:
+        raise UsageError(
+            f"{error}. The job may be in the queue all the same: `squeue --me` shows it, and {place} is kept for it"
+        ) from None
+    except KeyboardInterrupt:  # likewise
+        raise
     except BaseException:
         if is_new:
             shutil.rmtree(place, ignore_errors=True)
@@ -168,13 +178,15 @@ def _ask(command: str, *arguments: str) -> str:
 
     Raises:
         UsageError: It fails; what it says in one line.
+        _Unanswered: It does not hear from Slurm in time.
     """
     _check_for(command)
     try:
         done = subprocess.run([command, *arguments], capture_output=True, text=True, timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        raise UsageError(f"`{command}` does not answer within {_TIMEOUT_S:g} s") from None
+        raise _Unanswered(f"`{command}` does not answer within {_TIMEOUT_S:g} s") from None
     if done.returncode:
         lines = [line.removeprefix(f"{command}: ").removeprefix("error: ") for line in done.stderr.splitlines()]
-        raise UsageError(f"{command}: {'; '.join(filter(None, lines)) or f'exit status {done.returncode}'}")
+        kind = _Unanswered if "timed out" in done.stderr else UsageError
+        raise kind(f"{command}: {'; '.join(filter(None, lines)) or f'exit status {done.returncode}'}")
     return done.stdout.strip()

@@ -18,6 +18,7 @@ import re
 import secrets
 import shlex
 import shutil
+import socket
 import sys
 import urllib.error
 import urllib.parse
@@ -41,6 +42,10 @@ MAX_NAME = 63
 _NAME = re.compile(rf"[a-z][a-z0-9-]{{0,{MAX_NAME - 1}}}")
 _STATES = ("ACCEPTED", "STARTED", "STABLE", "FLEX", "UPGRADING")
 """Those of a service that has not ended."""
+
+
+class _Unanswered(UsageError):
+    """The ResourceManager may have done all the same what it was asked to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +222,12 @@ def submit(training: Training, place: Path, *, url: str, checkpoint: str) -> Yar
         run_directory.write_json(place / _YARNFILE, service)
         run_directory.write_json(place / _RECORD, asdict(job))
         _ask(url, "POST", "", service)
+    except _Unanswered as error:
+        raise UsageError(
+            f"{error}. YARN may have accepted the service all the same: `elasticflow yarn status {place}` tells"
+        ) from None
+    except KeyboardInterrupt:  # likewise
+        raise
     except BaseException:
         if is_new:
             shutil.rmtree(place, ignore_errors=True)
@@ -279,7 +290,8 @@ def _ask(url: str, method: str, path: str, body: Mapping[str, Any] | None = None
     """Ask the ResourceManager.
 
     Raises:
-        UsageError: It refuses, in its own words, or does not answer.
+        UsageError: It refuses, in its own words, or is not there.
+        _Unanswered: It does not say whether it has done that.
     """
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
@@ -298,10 +310,12 @@ def _ask(url: str, method: str, path: str, body: Mapping[str, Any] | None = None
         said = _parsed(error.read()).get("diagnostics") or error.reason
         if error.code == HTTPStatus.UNAUTHORIZED:
             said = f"{said} (Kerberos is not supported here)"
-        raise UsageError(f"YARN refuses that with status {error.code}: {said}") from None
+        kind = _Unanswered if error.code >= HTTPStatus.INTERNAL_SERVER_ERROR else UsageError
+        raise kind(f"YARN refuses that with status {error.code}: {said}") from None
     except OSError as error:
         reason = getattr(error, "reason", None) or error
-        raise UsageError(f"no ResourceManager answers: {reason}. Received: --url={url}") from None
+        kind = UsageError if isinstance(reason, (ConnectionRefusedError, socket.gaierror)) else _Unanswered
+        raise kind(f"no ResourceManager answers: {reason}. Received: --url={url}") from None
 
 
 def _parsed(content: bytes) -> dict[str, Any]:

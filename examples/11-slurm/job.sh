@@ -12,9 +12,16 @@ while kill -0 $node 2>/dev/null; do wait $node; done
 wait $node
 status=$?
 
-if [ $status = 75 ] || { [ $status -gt 128 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 20 ]; }; then
-    # It was told to go, or killed: it comes back when there is room, unless Slurm has ended it for good.
-    if [ "$(squeue --noheader --job="$task" --format=%T)" = RUNNING ]; then scontrol requeue "$task"; fi
+restarts=${SLURM_RESTART_COUNT:-0}
+[ $status = 69 ] || [ $status -gt 128 ] || { [ $status = 2 ] && [ "$restarts" -gt 0 ]; }    # 2: it finds no job, say
+is_lost=$?
+if [ $status = 75 ] || { [ $is_lost = 0 ] && [ "$restarts" -lt 20 ]; }; then
+    # It was told to go, or is lost: it comes back when there is room, unless Slurm has ended it for good.
+    for pause in 1 2 4 8 0; do    # slurmctld may have too much to do, or be started again
+        state=$(squeue --noheader --job="$task" --format=%T) &&
+            { [ "$state" != RUNNING ] || scontrol requeue "$task"; } && break
+        sleep $pause
+    done
 elif [ $status -le 1 ]; then
     # The training is over, or has failed: those that still wait in the queue are not needed, except the first one.
     scancel --quiet --state=PENDING "${SLURM_ARRAY_JOB_ID}_[1-7]"

@@ -139,6 +139,6 @@ def test_report_follows_a_standby_that_knows_who_leads(job):  # noqa: F811
 def test_report_to_nobody_is_in_vain(serve):
     gone = serve()
     gone.stop()
-    assert ASKER.report_failure([gone.address], "a crash", fatal=True) == ""
+    assert ASKER.report_failure([gone.address], "a crash", fatal=True) is None
     token = Token("secret")
-    assert ASKER.report_failure([serve(token=token).address], "a crash", fatal=True) == ""
+    assert ASKER.report_failure([serve(token=token).address], "a crash", fatal=True) is None

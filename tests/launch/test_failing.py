@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -327,6 +328,18 @@ def test_exception_before_the_first_step_of_a_newcomer_ends_it_alone() -> None:
     session.entering = True
     Failing(session).tell(ValueError("this machine lacks a file"))  # type: ignore[arg-type]
     assert (session.told, session.stopped) == ([], 1)
+
+
+@pytest.mark.parametrize("newcomer", [True, False])
+def test_newcomer_that_the_others_do_without_is_excused(newcomer: bool, tmp_path: Path) -> None:
+    session = Told()
+    session.newcomer, session.crash_record = newcomer, CrashRecord(tmp_path, 0)
+    session.fail = lambda why: False  # type: ignore[method-assign]
+    Failing(session).tell(raised(ValueError("this machine lacks a file")))  # type: ignore[arg-type]
+    record = read(path_of(tmp_path, 0))
+    assert record is not None
+    assert record.excused is newcomer
+    assert not read_failure(tmp_path)
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt()])

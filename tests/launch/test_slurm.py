@@ -158,7 +158,9 @@ def test_script_of_one_node_cancels_nobody_and_what_is_named_is_taken(tmp_path: 
     [
         (0, "RUNNING", "scancel --quiet --state=PENDING 12_[1-3]"),
         (1, "RUNNING", "scancel --quiet --state=PENDING 12_[1-3]"),
-        (2, "RUNNING", ""),
+        (2, "RUNNING", "scontrol requeue 12_3"),  # it could be run before, as it was queued again
+        (69, "RUNNING", "scontrol requeue 12_3"),
+        (3, "RUNNING", ""),
         (75, "RUNNING", "scontrol requeue 12_3"),
         (137, "RUNNING", "scontrol requeue 12_3"),
         (75, "COMPLETING", ""),
@@ -179,7 +181,27 @@ def test_status_of_a_node_says_what_becomes_of_its_task(
     assert calls("sc") == ([called] if called else [])
 
 
-@pytest.mark.parametrize(("status", "times"), [(137, 0), (75, 1)])
+def test_command_that_cannot_be_run_is_not_queued_again(tools: Callable[..., None], tmp_path: Path) -> None:
+    tools(elasticflow="exit 2", squeue="echo RUNNING")
+    task = run_script(tmp_path)
+    task.communicate(timeout=60)
+    assert task.returncode == 2
+    assert calls("sc") == []
+
+
+@pytest.mark.parametrize("tool", ["squeue", "scontrol"])
+def test_task_is_queued_again_although_slurm_has_not_answered_at_once(
+    tools: Callable[..., None], tmp_path: Path, tool: str
+) -> None:
+    fails_once = "[ -e asked ] || { touch asked; exit 1; }"
+    tools(**{"elasticflow": "exit 75", "squeue": "echo RUNNING", tool: f"{fails_once}; echo RUNNING"})
+    task = run_script(tmp_path)
+    task.communicate(timeout=60)
+    assert task.returncode == 75
+    assert calls("scontrol") == ["scontrol requeue 12_3"] * (2 if tool == "scontrol" else 1)
+
+
+@pytest.mark.parametrize(("status", "times"), [(137, 0), (69, 0), (2, 0), (75, 1)])
 def test_node_that_is_killed_again_and_again_is_given_up(
     tools: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, times: int
 ) -> None:
@@ -254,6 +276,15 @@ def test_refusal_of_slurm_is_said_in_its_own_words_and_leaves_nothing(tools: Cal
     assert found.exit_code == 2
     assert found.output == "elasticflow slurm submit: sbatch: invalid partition specified: x; failed\n"
     assert not list(Path("elasticflow-runs").iterdir())
+
+
+def test_directory_of_a_job_that_may_be_queued_is_kept(tools: Callable[..., None]) -> None:
+    tools(sbatch="echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv' >&2; exit 1")
+    found = elasticflow("slurm", "submit", "train.py")
+    assert found.exit_code == 2
+    assert "The job may be in the queue all the same: `squeue --me` shows it" in found.output
+    (place,) = Path("elasticflow-runs").iterdir()
+    assert {"token", "job.sh"} <= {path.name for path in place.iterdir()}
 
 
 def test_machine_without_slurm_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

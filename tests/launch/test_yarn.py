@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import socket
 import stat
 import subprocess
 import threading
@@ -16,6 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ef_common.cli import main
+from ef_common.launch import yarn as yarn_module
 from ef_common.launch.run import parser
 
 SERVICES = "/app/v1/services"
@@ -230,6 +233,24 @@ def test_refusal_is_said_in_yarns_own_words(yarn: tuple[Yarn, str], refusal: tup
     done = submit(url, "train.py")
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
     assert words in done.stderr
+    accepted = refusal[0] >= 500  # perhaps
+    assert Path("run/yarn.json").exists() is accepted
+    assert (
+        "all the same: `elasticflow yarn status run` tells" in done.stderr.replace(str(Path.cwd()) + "/", "")
+    ) is accepted
+
+
+def test_resource_manager_that_is_not_there_has_accepted_nothing_and_one_that_is_silent_may_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(yarn_module, "_TIMEOUT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        assert "YARN may have accepted the service all the same" in submit(url, "train.py").stderr
+        assert Path("run/node.sh").exists()
+    shutil.rmtree("run")
+    done = submit(url, "train.py")
+    assert "no ResourceManager answers" in done.stderr
     assert not Path("run").exists()
 
 

@@ -52,7 +52,8 @@ def command_for(host: str, *, shell: str, python: str) -> list[str]:
         raise UsageError(f"expected a command such as `ssh -p 2222`. Received: --ssh-command={shell}")
     far_side = ["env", f"PYTHONPATH={os.pathsep.join(paths())}", python, "-u", "-m", "ef_common.launch.hosts.far_side"]
     if _is_here(host.strip("[]")):
-        return far_side
+        # A login shell's would name another machine: the one at which its user sits.
+        return ["env", "-u", "SSH_CONNECTION", *far_side[1:]]
     options = _OPTIONS_OF_SSH if Path(prefix[0]).name == SSH else ()
     return [*prefix, *options, host.replace("[", "").replace("]", ""), shlex.join(far_side)]
 
