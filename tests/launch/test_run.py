@@ -39,6 +39,25 @@ from tests.gpu import GPU_MARKS
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
 
+LACKS = {
+    "before it joins": "raise ImportError('libfoo.so is not there')",
+    "before its first step": """
+import lightning.pytorch as pl
+from lightning.pytorch.demos.boring_classes import BoringModel
+from ef_lightning import ElasticFlowStrategy
+
+
+class Lacking(BoringModel):
+    def setup(self, stage):
+        raise FileNotFoundError("/data is not there")
+
+
+pl.Trainer(strategy=ElasticFlowStrategy(), logger=False, enable_checkpointing=False).fit(Lacking())
+""",
+}
+"""Programs that fail, as their machine lacks something."""
+
+
 class Launched(Run):
     """A job, or one node of it, that `elasticflow run` has started."""
 
@@ -282,6 +301,27 @@ def test_two_nodes_with_an_endpoint_train_together_and_share_a_directory(job: Ca
     (first.directory / ENOUGH).touch()
     assert first.wait() == 0
     assert elasticflow("audit", str(first.directory))[0] == 0
+    reserved.close()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("where", LACKS)
+def test_newcomer_on_a_machine_that_lacks_something_costs_its_node_alone(
+    job: Callable[..., Launched], tmp_path: Path, where: str
+) -> None:
+    reserved = reserve_port()
+    endpoint = f"--rdzv-endpoint=127.0.0.1:{reserved.getsockname()[1]}"
+    first = job(endpoint, "--rdzv-conf=is_host=1", "--nnodes=1:2", *script())
+    first.wait_for_world(1)
+    first.wait_for_step(2)
+    program = tmp_path / "lacks.py"
+    program.write_text(LACKS[where])
+    second = job(endpoint, "--rdzv-conf=is_host=0", "--nnodes=1:2", "--max-restarts=1", str(program))
+    assert second.wait() == launcher.EXCUSED
+    first.wait_for_step(first.events("step")[-1]["step"] + 3)
+    (first.directory / ENOUGH).touch()
+    assert first.wait() == 0
+    first.audit()
     reserved.close()
 
 
