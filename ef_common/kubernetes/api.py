@@ -7,6 +7,7 @@ that its models do not have.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +33,8 @@ from ef_common.kubernetes.resource import Json
 
 _TIMEOUT_S = 10.0
 _SILENCE_S = 60.0
+_WATCH_SILENCE_S = 90.0
+"""A watch that has sent nothing for this time is over: an API server sends a bookmark each minute."""
 _MERGE, _APPLY = "application/merge-patch+json", "application/apply-patch+yaml"
 _MAX_CHARS = 200
 _PAGE = 500
@@ -128,7 +131,11 @@ class Api:
             page = {**params, "limit": str(_PAGE), "continue": str(token)}
 
     def watch(self, kind: Kind, version: str, *, limit_s: int) -> Iterator[tuple[str, Json]]:
-        """Changes since a version: `ADDED`, `MODIFIED`, `DELETED` or `BOOKMARK`, and the object; it ends after a while.
+        """Changes since a version: `ADDED`, `MODIFIED`, `DELETED` or `BOOKMARK`, and the object.
+
+        It ends after a while, and when nothing has come for 90 seconds. Then its connection may be dead: if the host of
+        an API server crashes, nobody closes it. Some API servers send no bookmarks of objects that never change. A
+        watch of these is begun again from the same version, which costs one request.
 
         Raises:
             ClusterFailed: The API server has gone, knows that version no more, or sends what is malformed.
@@ -139,14 +146,14 @@ class Api:
             "timeoutSeconds": str(limit_s),
             "allowWatchBookmarks": "true",
         }
-        timeout = httpx2.Timeout(_TIMEOUT_S, read=limit_s + _TIMEOUT_S)
+        timeout = httpx2.Timeout(_TIMEOUT_S, read=_WATCH_SILENCE_S)
         try:
             with self._client.stream("GET", kind.path(self._only), params=params, timeout=timeout) as answer:
                 self._observe("WATCH", answer.status_code, None)
                 if answer.is_error:
                     answer.read()
                     raise _error_of(answer)
-                for line in answer.iter_lines():
+                for line in _lines_until_silence(answer):
                     event = _object_in(line)
                     what, thing = _part(event, "type", str), _part(event, "object", dict)
                     if what == "ERROR":
@@ -257,6 +264,11 @@ class Api:
         if answer.is_error:
             raise _error_of(answer)
         return _object_in(answer.text)
+
+
+def _lines_until_silence(answer: httpx2.Response) -> Iterator[str]:
+    with contextlib.suppress(httpx2.ReadTimeout):
+        yield from answer.iter_lines()
 
 
 def _object_in(text: str) -> Json:
