@@ -320,6 +320,23 @@ def test_job_whose_calls_fail_keeps_nobody_waiting(
     poll_until(lambda: pods(api) == ["a-0", "bad-0"])
 
 
+def test_job_of_which_an_old_version_is_known_is_tried_twice_and_then_after_pauses(
+    api: MemoryApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controllers, "_PAUSES_S", (600.0, 600.0))
+    api.create(JOBS, job(high=1))
+    controller = looking(api)
+    api.change(JOBS, "here", "a", {"metadata": {"annotations": {"team": "x"}}})  # nobody tells the controller
+    for woken in (True, False, False):
+        controller._wake.clear()
+        controller._look()
+        assert controller._wake.is_set() is woken
+    assert api.calls.count("replace elasticjobs a") == 2
+    read_all(controller)
+    controller._look()
+    assert pods(api) == ["a-0"]
+
+
 def looking(api: MemoryApi) -> Controller:
     """A controller that acts, and looks when it is told to."""
     one = Acting.made(api, Metrics())
