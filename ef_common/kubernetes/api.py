@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -35,6 +36,10 @@ _TIMEOUT_S = 10.0
 _SILENCE_S = 60.0
 _WATCH_SILENCE_S = 90.0
 """A watch that has sent nothing for this time is over: an API server sends a bookmark each minute."""
+_LOG_SILENCE_S = 90.0
+"""A log that is followed and has said nothing for this time is opened again, as its connection may be dead."""
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)) (.*)", re.DOTALL)
+"""The time of a line of a log. A line with carriage returns is taken for several, of which the first one has it."""
 _MERGE, _APPLY = "application/merge-patch+json", "application/apply-patch+yaml"
 _MAX_CHARS = 200
 _PAGE = 500
@@ -213,10 +218,34 @@ class Api:
             body["gracePeriodSeconds"] = grace_s
         return self._ask("DELETE", kind.path(namespace, name), body=body)
 
-    def log(self, namespace: str, pod: str, container: str, *, follow: bool = False) -> Iterator[str]:
+    def log(self, namespace: str, pod: str, container: str) -> Iterator[str]:
         """The lines that a container of a pod has written."""
-        params = {"container": container, **({"follow": "true"} if follow else {})}
-        timeout = httpx2.Timeout(_TIMEOUT_S, read=None if follow else _TIMEOUT_S)
+        return self._log(namespace, pod, container, {}, silence_s=_TIMEOUT_S)
+
+    def follow_log(self, namespace: str, pod: str, container: str, *, since: str = "") -> Iterator[tuple[str, str]]:
+        """The lines that a container of a pod writes, until it has ended: the time of each of them, and the line.
+
+        Args:
+            namespace: Where the pod is.
+            pod: Its name.
+            container: Its container.
+            since: Of the lines up to this time, none is returned; "" for all of them.
+
+        Raises:
+            ClusterAway: The API server has gone, or may have, as nothing was written for 90 seconds.
+        """
+        params = {"follow": "true", "timestamps": "true", **({"sinceTime": since} if since else {})}
+        at = since
+        for line in self._log(namespace, pod, container, params, silence_s=_LOG_SILENCE_S):
+            found = _STAMP.match(line)
+            at, text = found.groups() if found else (at, line)
+            if at > since or not since:  # an API server sends all lines of the second in which it begins
+                yield at, text
+
+    def _log(
+        self, namespace: str, pod: str, container: str, more: Mapping[str, str], *, silence_s: float
+    ) -> Iterator[str]:
+        params, timeout = {"container": container, **more}, httpx2.Timeout(_TIMEOUT_S, read=silence_s)
         try:
             with self._client.stream("GET", PODS.path(namespace, pod, "log"), params=params, timeout=timeout) as answer:
                 if answer.is_error:

@@ -259,7 +259,45 @@ def test_api_server_that_does_not_answer_is_away(tmp_path: Path) -> None:
     api.close()
 
 
-@pytest.mark.parametrize("follow", [False, True])
-def test_lines_of_a_pod_are_those_of_a_container(api: Api, answers: dict[str, bytes], follow: bool) -> None:
+def test_lines_of_a_pod_are_those_of_a_container(api: Api, answers: dict[str, bytes]) -> None:
     answers["/pods/a/log?container=worker"] = b"begins\nends\n"
-    assert list(api.log("here", "a", "worker", follow=follow)) == ["begins", "ends"]
+    assert list(api.log("here", "a", "worker")) == ["begins", "ends"]
+
+
+def test_lines_that_are_followed_are_those_behind_a_time(api: Api, answers: dict[str, bytes]) -> None:
+    times = [f"2026-01-01T00:00:00.00000000{number}Z" for number in range(3)]
+    lines = [" 9 %", "10 %\r11 %", "2026-01-01T00:00:00Z is said"]
+    answers["timestamps=true"] = "".join(f"{at} {line}\n" for at, line in zip(times, lines, strict=True)).encode()
+    told = [(times[0], " 9 %"), (times[1], "10 %"), (times[1], "11 %"), (times[2], "2026-01-01T00:00:00Z is said")]
+    assert list(api.follow_log("here", "a", "worker")) == told
+    answers["sinceTime=2026-01-01T00%3A00%3A00.000000001Z"] = answers.pop("timestamps=true")
+    assert list(api.follow_log("here", "a", "worker", since=times[1])) == told[3:]
+
+
+def test_log_that_is_followed_and_silent_may_have_lost_its_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apis, "_LOG_SILENCE_S", 1.0)
+    over = threading.Event()
+
+    class Silent(BaseHTTPRequestHandler):
+        """It says nothing more."""
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "100")
+            self.end_headers()
+            self.wfile.write(b"2026-01-01T00:00:00Z begins\n")
+            over.wait()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with served(Silent, tmp_path) as api:
+        told = api.follow_log("here", "a", "worker")
+        try:
+            assert next(told) == ("2026-01-01T00:00:00Z", "begins")
+            with pytest.raises(ClusterAway):
+                next(told)
+        finally:
+            over.set()
