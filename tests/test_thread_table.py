@@ -127,7 +127,9 @@ WITNESSES = {
     "elasticflow-pods": [
         "tests/kubernetes/test_clients.py::test_lines_that_cannot_be_read_for_whatever_reason_are_an_error"
     ],
-    "pod": ["tests/kubernetes/test_clients.py::test_lines_that_cannot_be_read_for_whatever_reason_are_an_error"],
+    "elasticflow-pod-*": [
+        "tests/kubernetes/test_clients.py::test_lines_that_cannot_be_read_for_whatever_reason_are_an_error"
+    ],
     "elasticflow-metrics": [
         "tests/launch/test_worker_metrics.py::test_page_whose_thread_has_failed_refuses_connections"
     ],

@@ -296,7 +296,7 @@ def scale(name: str, workers: int, namespace: str, kubeconfig: str) -> None:
 
 @kubernetes.command()
 @click.argument("name")
-@click.option("--follow", "-f", is_flag=True, help="Go on until the pods have ended.")
+@click.option("--follow", "-f", is_flag=True, help="Go on until the job has ended.")
 @_namespace
 @_kubeconfig
 def logs(name: str, follow: bool, namespace: str, kubeconfig: str) -> None:

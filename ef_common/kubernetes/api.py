@@ -7,7 +7,9 @@ that its models do not have.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -32,6 +34,12 @@ from ef_common.kubernetes.resource import Json
 
 _TIMEOUT_S = 10.0
 _SILENCE_S = 60.0
+_WATCH_SILENCE_S = 90.0
+"""A watch that has sent nothing for this time is over: an API server sends a bookmark each minute."""
+_LOG_SILENCE_S = 90.0
+"""A log that is followed and has said nothing for this time is opened again, as its connection may be dead."""
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)) (.*)", re.DOTALL)
+"""The time of a line of a log. A line with carriage returns is taken for several, of which the first one has it."""
 _MERGE, _APPLY = "application/merge-patch+json", "application/apply-patch+yaml"
 _MAX_CHARS = 200
 _PAGE = 500
@@ -128,7 +136,11 @@ class Api:
             page = {**params, "limit": str(_PAGE), "continue": str(token)}
 
     def watch(self, kind: Kind, version: str, *, limit_s: int) -> Iterator[tuple[str, Json]]:
-        """Changes since a version: `ADDED`, `MODIFIED`, `DELETED` or `BOOKMARK`, and the object; it ends after a while.
+        """Changes since a version: `ADDED`, `MODIFIED`, `DELETED` or `BOOKMARK`, and the object.
+
+        It ends after a while, and when nothing has come for 90 seconds. Then its connection may be dead: if the host of
+        an API server crashes, nobody closes it. Some API servers send no bookmarks of objects that never change. A
+        watch of these is begun again from the same version, which costs one request.
 
         Raises:
             ClusterFailed: The API server has gone, knows that version no more, or sends what is malformed.
@@ -139,14 +151,14 @@ class Api:
             "timeoutSeconds": str(limit_s),
             "allowWatchBookmarks": "true",
         }
-        timeout = httpx2.Timeout(_TIMEOUT_S, read=limit_s + _TIMEOUT_S)
+        timeout = httpx2.Timeout(_TIMEOUT_S, read=_WATCH_SILENCE_S)
         try:
             with self._client.stream("GET", kind.path(self._only), params=params, timeout=timeout) as answer:
                 self._observe("WATCH", answer.status_code, None)
                 if answer.is_error:
                     answer.read()
                     raise _error_of(answer)
-                for line in answer.iter_lines():
+                for line in _lines_until_silence(answer):
                     event = _object_in(line)
                     what, thing = _part(event, "type", str), _part(event, "object", dict)
                     if what == "ERROR":
@@ -206,10 +218,34 @@ class Api:
             body["gracePeriodSeconds"] = grace_s
         return self._ask("DELETE", kind.path(namespace, name), body=body)
 
-    def log(self, namespace: str, pod: str, container: str, *, follow: bool = False) -> Iterator[str]:
+    def log(self, namespace: str, pod: str, container: str) -> Iterator[str]:
         """The lines that a container of a pod has written."""
-        params = {"container": container, **({"follow": "true"} if follow else {})}
-        timeout = httpx2.Timeout(_TIMEOUT_S, read=None if follow else _TIMEOUT_S)
+        return self._log(namespace, pod, container, {}, silence_s=_TIMEOUT_S)
+
+    def follow_log(self, namespace: str, pod: str, container: str, *, since: str = "") -> Iterator[tuple[str, str]]:
+        """The lines that a container of a pod writes, until it has ended: the time of each of them, and the line.
+
+        Args:
+            namespace: Where the pod is.
+            pod: Its name.
+            container: Its container.
+            since: Of the lines up to this time, none is returned; "" for all of them.
+
+        Raises:
+            ClusterAway: The API server has gone, or may have, as nothing was written for 90 seconds.
+        """
+        params = {"follow": "true", "timestamps": "true", **({"sinceTime": since} if since else {})}
+        at = since
+        for line in self._log(namespace, pod, container, params, silence_s=_LOG_SILENCE_S):
+            found = _STAMP.match(line)
+            at, text = found.groups() if found else (at, line)
+            if at > since or not since:  # an API server sends all lines of the second in which it begins
+                yield at, text
+
+    def _log(
+        self, namespace: str, pod: str, container: str, more: Mapping[str, str], *, silence_s: float
+    ) -> Iterator[str]:
+        params, timeout = {"container": container, **more}, httpx2.Timeout(_TIMEOUT_S, read=silence_s)
         try:
             with self._client.stream("GET", PODS.path(namespace, pod, "log"), params=params, timeout=timeout) as answer:
                 if answer.is_error:
@@ -257,6 +293,11 @@ class Api:
         if answer.is_error:
             raise _error_of(answer)
         return _object_in(answer.text)
+
+
+def _lines_until_silence(answer: httpx2.Response) -> Iterator[str]:
+    with contextlib.suppress(httpx2.ReadTimeout):
+        yield from answer.iter_lines()
 
 
 def _object_in(text: str) -> Json:

@@ -114,6 +114,7 @@ class Controller:
         )
         self._renew_s = min(leases.RENEW_S, lease_s / 5)
         self._pauses: dict[Version, tuple[float, float]] = {}  # of jobs whose calls fail: how long, and until when
+        self._conflicts: dict[str, str] = {}  # of jobs (uid) that somebody else has changed: the version known then
         self._refusals: dict[Version, Refusal] = {}  # which may not be on record yet
         self._belongings = Belongings(api, namespace, wait=self._limiter.wait)
         self._teller = Teller(api, wait=self._limiter.wait)
@@ -170,6 +171,7 @@ class Controller:
     def _stand_by(self) -> None:
         """Ask no workers, as only the controller that acts does so; and begin afresh when it acts again."""
         self._pauses.clear()
+        self._conflicts.clear()
         self._arrivals = Arrivals()
         if self._asks_since is not None:
             self._asks_since = None
@@ -280,11 +282,14 @@ class Controller:
         return jobs
 
     def _forget_all_but(self, things: Collection[Json], now: float) -> None:
-        """Forget jobs other than these, and failures of a job that its user has changed since."""
-        uids, versions = {one["metadata"]["uid"] for one in things}, set(map(reading.version_of, things))
-        self._belongings.forget_all_but(uids)
-        self._teller.forget_all_but(uids)
+        """Forget jobs other than these, and failures of a job that has changed since: conflicts by any change."""
+        known = {one["metadata"]["uid"]: one["metadata"]["resourceVersion"] for one in things}
+        self._belongings.forget_all_but(known)
+        self._teller.forget_all_but(known)
         self._told_at = {uid: at for uid, at in self._told_at.items() if time.monotonic() < at + _TELL_S}
+        settled = {uid for uid, version in self._conflicts.items() if known.get(uid) != version}
+        self._conflicts = {uid: version for uid, version in self._conflicts.items() if uid not in settled}
+        versions = {version for version in map(reading.version_of, things) if version[0] not in settled}
         self._pauses = {version: pause for version, pause in self._pauses.items() if version in versions}
         self._refusals = {version: one for version, one in self._refusals.items() if now < one.until}
 
@@ -309,9 +314,10 @@ class Controller:
         try:
             self._act(thing, job, decision, now)
             self._pauses.pop(reading.version_of(thing), None)
+            self._conflicts.pop(thing["metadata"]["uid"], None)
         except ClusterConflict as error:
             logger.debug("%s has changed meanwhile: %s", job.key, error)
-            self._wake.set()
+            self._meet_conflict(thing, job, str(error))
         except (ClusterRefused, ClusterNotFound) as error:
             self._pause(thing, job, "Refused", str(error))
         except ClusterFailed as error:  # a webhook for the pods of this job, say, or the API server itself
@@ -320,6 +326,15 @@ class Controller:
         except Exception as error:  # it must not keep the others waiting
             logger.exception("%s cannot be carried out", job.key)
             self._pause(thing, job, "Refused", repr(error))
+
+    def _meet_conflict(self, thing: Json, job: Job, why: str) -> None:
+        """Look again at once; after a pause if nothing newer is known of the job than at the last conflict."""
+        meta = thing["metadata"]
+        if self._conflicts.get(meta["uid"]) == meta["resourceVersion"]:
+            self._pause(thing, job, "Delayed", why, is_told=False)
+            return
+        self._conflicts[meta["uid"]] = meta["resourceVersion"]
+        self._wake.set()
 
     def _pause(self, thing: Json, job: Job, reason: str, why: str, *, is_told: bool = True) -> None:
         pause_s = min(_PAUSES_S[1], 2 * (self._pause_of(thing)[0] or _PAUSES_S[0] / 2))

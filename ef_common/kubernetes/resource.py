@@ -43,8 +43,9 @@ _HOST_NETWORK = "template.spec.hostNetwork is not supported: the pods of a job h
 _WORKERS = "nprocPerNode must be a number from 1 on, or gpu, cpu or auto"
 _CHECKPOINT = "checkpoint must be a URL, such as s3://bucket/run, or an absolute path"
 _SUSPENDED = (
-    "template, nprocPerNode and checkpoint can be changed only while the job is suspended and its phase is Suspended: "
-    "its pods would differ"
+    "minWorkers, maxWorkers, autoscale, template, nprocPerNode and checkpoint can be changed only while the job is "
+    "suspended and its phase is Suspended: its pods would differ. workers, which kubectl scale sets, can be changed at "
+    "any time"
 )
 _WORKERS_FORM, _CHECKPOINT_FORM = "gpu|cpu|auto|[1-9][0-9]*", "/|[a-z][a-z0-9+.-]*:(:|//)."
 """Regular expressions for Python and for CEL: of the whole text, and of its beginning."""
@@ -214,9 +215,12 @@ def definition() -> Json:
 
 def _may_change() -> str:
     """The rule that all pods are made alike. What a template holds, this compares, though rules cannot see into it."""
+    always = ("minWorkers", "maxWorkers", "nprocPerNode", "template")
+    same = [f"self.spec.{name} == oldSelf.spec.{name}" for name in always]
     checkpoint = "(has({0}.spec.checkpoint) ? {0}.spec.checkpoint : '')"
-    same = ["self.spec.template == oldSelf.spec.template", "self.spec.nprocPerNode == oldSelf.spec.nprocPerNode"]
     same.append(f"{checkpoint.format('self')} == {checkpoint.format('oldSelf')}")
+    same.append("has(self.spec.autoscale) == has(oldSelf.spec.autoscale)")
+    same.append("(!has(self.spec.autoscale) || self.spec.autoscale == oldSelf.spec.autoscale)")
     has_phase = "has(oldSelf.status) && has(oldSelf.status.phase)"
     return f"{has_phase} && oldSelf.status.phase == 'Suspended' || {' && '.join(same)}"
 

@@ -52,7 +52,10 @@ CHANGES: list[tuple[Json, Json, bool]] = [
     *(
         (job(nprocPerNode="1"), job(**{"nprocPerNode": "1", **more}), same)
         for more, same in (
-            ({"high": 8, "spares": 1, "backoffLimit": 2, "suspend": True, "workers": 0}, True),
+            ({"spares": 1, "backoffLimit": 2, "suspend": True, "workers": 0}, True),
+            ({"low": 2}, False),
+            ({"high": 8}, False),
+            ({"autoscale": {}}, False),
             ({"nprocPerNode": "2"}, False),
             ({"checkpoint": "/a"}, False),
             ({"checkpoint": ""}, True),
@@ -64,8 +67,12 @@ CHANGES: list[tuple[Json, Json, bool]] = [
     (job(checkpoint="/a"), job(), False),
     (job(checkpoint="/a"), job(checkpoint="/b"), False),
     (job(checkpoint="/a"), job(checkpoint="/a", suspend=True), True),
+    (job(autoscale={}), job(), False),
+    (job(autoscale={}), job(autoscale={"policy": "throughput"}, workers=2), True),
+    (job(autoscale={"threshold": 0.5}), job(autoscale={"threshold": 0.7}), False),
+    (job(autoscale={"threshold": 0.5}), job(autoscale={}), False),
 ]
-"""A job before and after a change, and whether all of its pods may be alike. Both are right."""
+"""A job before and after a change, and whether pods made before it are like those made after it. Both are right."""
 
 VALUES = [
     job(nprocPerNode=2),

@@ -83,7 +83,7 @@ class _Handler(BaseHTTPRequestHandler):
         if what == "exec":
             self._run(self.start(namespace, pod, options["command"]))
         elif what == "containerLogs":
-            self._tell(*self.find_log(namespace, pod), follow="follow" in options)
+            self._tell(*self.find_log(namespace, pod), follow="follow" in options, stamped="timestamps" in options)
         else:
             self.send_error(404)
 
@@ -92,15 +92,21 @@ class _Handler(BaseHTTPRequestHandler):
 
     # ------------------------------------------------------------ logs
 
-    def _tell(self, path: Path, runs: Callable[[], bool], *, follow: bool) -> None:
+    def _tell(self, path: Path, runs: Callable[[], bool], *, follow: bool, stamped: bool) -> None:
         self.send_response(200)
         self.send_header("Connection", "close")
         self.end_headers()
+        rest, number = b"", 0
         with path.open("rb") as file:
             while True:
                 goes_on = follow and runs()
-                self.wfile.write(file.read())
+                *lines, rest = (rest + file.read()).split(b"\n")
+                for line in lines:
+                    number += 1
+                    stamp = f"2026-01-01T00:00:00.{number:09}Z ".encode() if stamped else b""
+                    self.wfile.write(stamp + line + b"\n")
                 if not goes_on:
+                    self.wfile.write(rest)
                     return
                 time.sleep(_POLL_S)
 

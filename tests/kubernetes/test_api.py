@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 import yaml
@@ -23,8 +25,10 @@ from ef_common.errors import (
     ClusterNotFound,
     ClusterRefused,
 )
+from ef_common.kubernetes import api as apis
 from ef_common.kubernetes.api import Api, _error_of
 from ef_common.kubernetes.kinds import NODES, PODS
+from ef_common.kubernetes.watching import Copy
 from ef_common.testing.ports import free_ports
 
 GONE = json.dumps({"message": "The provided continue parameter is too old"}).encode()
@@ -54,6 +58,20 @@ def connect(port: int, folder: Path) -> Api:
     return Api(str(folder / "kubeconfig"))
 
 
+@contextlib.contextmanager
+def served(handler: type[BaseHTTPRequestHandler], folder: Path) -> Iterator[Api]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        with contextlib.closing(connect(server.server_port, folder)) as connected:
+            yield connected
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
 @pytest.fixture
 def api(asked: list[str], answers: dict[str, bytes], tmp_path: Path) -> Iterator[Api]:
     class Empty(BaseHTTPRequestHandler):
@@ -70,15 +88,8 @@ def api(asked: list[str], answers: dict[str, bytes], tmp_path: Path) -> Iterator
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Empty)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    connected = connect(server.server_port, tmp_path)
-    yield connected
-    connected.close()
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with served(Empty, tmp_path) as connected:
+        yield connected
 
 
 def test_things_of_all_namespaces_are_listed_and_watched(api: Api, asked: list[str]) -> None:
@@ -192,6 +203,44 @@ def test_watch_that_is_malformed_is_a_failure_of_the_cluster(api: Api, answers: 
         next(watch)
 
 
+def test_watch_that_sends_nothing_is_begun_again_from_its_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection may be dead without a word: where the host of an API server has crashed, nobody closes it."""
+    monkeypatch.setattr(apis, "_WATCH_SILENCE_S", 1.0)
+    asked, again, over = list[dict[str, str]](), threading.Event(), threading.Event()
+    bookmark = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "7"}}}
+
+    class Silent(BaseHTTPRequestHandler):
+        """It tells of one version in a watch, and leaves it open."""
+
+        def do_GET(self) -> None:
+            asked.append(dict(parse_qsl(urlsplit(self.path).query)))
+            is_watch = "watch" in asked[-1]
+            answer = json.dumps(bookmark).encode() + b"\n" if is_watch else NOTHING
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answer) + is_watch))
+            self.end_headers()
+            self.wfile.write(answer)
+            if len(asked) == 3:
+                again.set()
+            if is_watch:
+                over.wait()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with served(Silent, tmp_path) as api:
+        copy = Copy(api, PODS, on_change=lambda: None)
+        copy.start()
+        try:
+            assert again.wait(10.0)
+        finally:
+            copy.stop()
+            over.set()
+    assert [one.get("resourceVersion") for one in asked[:3]] == [None, "1", "7"]
+
+
 def test_error_that_is_malformed_is_one_all_the_same(api: Api, asked: list[str]) -> None:
     with pytest.raises(ClusterFailed):
         api.delete(PODS, "here", "a")  # which this server does not know
@@ -210,7 +259,45 @@ def test_api_server_that_does_not_answer_is_away(tmp_path: Path) -> None:
     api.close()
 
 
-@pytest.mark.parametrize("follow", [False, True])
-def test_lines_of_a_pod_are_those_of_a_container(api: Api, answers: dict[str, bytes], follow: bool) -> None:
+def test_lines_of_a_pod_are_those_of_a_container(api: Api, answers: dict[str, bytes]) -> None:
     answers["/pods/a/log?container=worker"] = b"begins\nends\n"
-    assert list(api.log("here", "a", "worker", follow=follow)) == ["begins", "ends"]
+    assert list(api.log("here", "a", "worker")) == ["begins", "ends"]
+
+
+def test_lines_that_are_followed_are_those_behind_a_time(api: Api, answers: dict[str, bytes]) -> None:
+    times = [f"2026-01-01T00:00:00.00000000{number}Z" for number in range(3)]
+    lines = [" 9 %", "10 %\r11 %", "2026-01-01T00:00:00Z is said"]
+    answers["timestamps=true"] = "".join(f"{at} {line}\n" for at, line in zip(times, lines, strict=True)).encode()
+    told = [(times[0], " 9 %"), (times[1], "10 %"), (times[1], "11 %"), (times[2], "2026-01-01T00:00:00Z is said")]
+    assert list(api.follow_log("here", "a", "worker")) == told
+    answers["sinceTime=2026-01-01T00%3A00%3A00.000000001Z"] = answers.pop("timestamps=true")
+    assert list(api.follow_log("here", "a", "worker", since=times[1])) == told[3:]
+
+
+def test_log_that_is_followed_and_silent_may_have_lost_its_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apis, "_LOG_SILENCE_S", 1.0)
+    over = threading.Event()
+
+    class Silent(BaseHTTPRequestHandler):
+        """It says nothing more."""
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "100")
+            self.end_headers()
+            self.wfile.write(b"2026-01-01T00:00:00Z begins\n")
+            over.wait()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with served(Silent, tmp_path) as api:
+        told = api.follow_log("here", "a", "worker")
+        try:
+            assert next(told) == ("2026-01-01T00:00:00Z", "begins")
+            with pytest.raises(ClusterAway):
+                next(told)
+        finally:
+            over.set()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ef_common.errors import ClusterFailed, ClusterNotFound, ClusterRefused, ThreadFailed
+from ef_common.errors import ClusterAway, ClusterFailed, ClusterNotFound, ClusterRefused, ThreadFailed
 from ef_common.kubernetes import following
 from ef_common.kubernetes.applying import apply_all
 from ef_common.kubernetes.following import lines
@@ -76,13 +76,32 @@ def test_other_refusals_of_an_installation_are_errors() -> None:
 
 
 class Written(MemoryApi):
-    """Pods that have written something. They have two containers, of which the first one trains."""
+    """Pods that have written something. They have two containers, of which the first one trains.
 
-    def log(self, namespace: str, pod: str, container: str, *, follow: bool = False) -> Iterator[str]:
+    Attributes:
+        asked: Whose logs were followed, and since when.
+        breaks: Whose logs break behind the first line, once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[str, str]] = []
+        self.breaks: set[str] = set()
+
+    def log(self, namespace: str, pod: str, container: str) -> Iterator[str]:
         assert container == "worker"
         if pod == "a-1":
             raise ClusterFailed("it has gone")
         yield from (f"{pod} begins", f"{pod} ends")
+
+    def follow_log(self, namespace: str, pod: str, container: str, *, since: str = "") -> Iterator[tuple[str, str]]:
+        self.asked.append((pod, since))
+        for second, line in enumerate(self.log(namespace, pod, container)):
+            if (at := f"2026-01-01T00:00:0{second}Z") > since:
+                yield at, line
+            if pod in self.breaks:
+                self.breaks.remove(pod)
+                raise ClusterAway("the API server does not answer")
 
 
 @pytest.fixture
@@ -115,6 +134,74 @@ def test_lines_are_followed_until_the_job_has_ended_also_of_pods_that_come_later
     end.start()
     assert list(told) == [("a-2", "a-2 begins"), ("a-2", "a-2 ends")]
     end.join()
+
+
+@pytest.fixture
+def told(api: Written, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, str]]:
+    """The lines that follow those of the pods that are there first."""
+    monkeypatch.setattr(following, "_LOOK_S", 0.01)
+    told = lines(api, "here", "a", follow=True)  # type: ignore[arg-type]
+    assert ("a-0", "a-0 ends") in [next(told) for _ in range(3)]
+    return told
+
+
+def end(api: Written) -> None:
+    api.change(JOBS, "here", "a", {"status": {"phase": "Succeeded"}})
+
+
+def test_lines_of_a_pod_that_replaces_another_one_of_its_name_are_followed(
+    api: Written, told: Iterator[tuple[str, str]]
+) -> None:
+    pod = api.get(PODS, "here", "a-0")
+    api.remove(PODS, "here", "a-0")
+    api.create(PODS, pod)
+    assert [next(told), next(told)] == [("a-0", "a-0 begins"), ("a-0", "a-0 ends")]
+    end(api)
+    assert list(told) == []
+
+
+def test_lines_are_followed_while_the_api_server_is_away_and_that_is_said_once(
+    api: Written, told: Iterator[tuple[str, str]]
+) -> None:
+    api.down = True
+    name, said = next(told)
+    assert (name, "the API server does not answer. The pods are followed again" in said) == ("a", True)
+    threading.Event().wait(0.1)
+    api.down = False
+    api.change(PODS, "here", "a-2", {"status": {"phase": "Running"}})
+    assert [next(told), next(told)] == [("a-2", "a-2 begins"), ("a-2", "a-2 ends")]
+    end(api)
+    assert list(told) == []
+
+
+def test_lines_that_break_off_go_on_behind_the_last_one(api: Written, told: Iterator[tuple[str, str]]) -> None:
+    api.breaks.add("a-2")
+    api.change(PODS, "here", "a-2", {"status": {"phase": "Running"}})
+    assert [next(told), next(told)] == [("a-2", "a-2 begins"), ("a-2", "a-2 ends")]
+    assert api.asked[-2:] == [("a-2", ""), ("a-2", "2026-01-01T00:00:00Z")]
+    end(api)
+    assert list(told) == []
+
+
+def test_lines_that_break_off_at_the_end_of_the_job_go_on_all_the_same(
+    api: Written, told: Iterator[tuple[str, str]]
+) -> None:
+    api.breaks.add("a-2")
+    with api._lock:
+        api.change(PODS, "here", "a-2", {"status": {"phase": "Succeeded"}})
+        end(api)
+    assert list(told) == [("a-2", "a-2 begins"), ("a-2", "a-2 ends")]
+
+
+@pytest.mark.parametrize("error", [ClusterNotFound("there is no job a"), ClusterRefused("jobs are forbidden")])
+def test_lines_end_if_the_job_cannot_be_seen(
+    api: Written, told: Iterator[tuple[str, str]], monkeypatch: pytest.MonkeyPatch, error: ClusterFailed
+) -> None:
+    def fail(*args: object) -> None:
+        raise error
+
+    monkeypatch.setattr(api, "get", fail)
+    assert list(told) == [("a", f"({error})")]
 
 
 @pytest.mark.parametrize("method", ["log", "list"])

@@ -150,20 +150,35 @@ def test_job_that_must_not_keep_a_node_from_being_drained_has_no_budget(
 
 
 def test_budget_follows_the_job(api: MemoryApi, acting: Acting) -> None:
+    def lowest() -> Any:
+        return api.get(BUDGETS, "here", own_name(api))["spec"]["minAvailable"]
+
     api.create(JOBS, job(low=2))
     poll_until(lambda: len(pods(api)) == 4)
     api.run_pods()
-    for spec, lowest in (({"minWorkers": 3}, 3), ({"disruptionBudget": False}, 0), ({"disruptionBudget": True}, 3)):
-        api.change_spec(JOBS, "here", "a", **spec)
-        poll_until(lambda lowest=lowest: api.get(BUDGETS, "here", own_name(api))["spec"]["minAvailable"] == lowest)
+    for wanted, expected in ((False, 0), (True, 2)):
+        api.change_spec(JOBS, "here", "a", disruptionBudget=wanted)
+        poll_until(lambda expected=expected: lowest() == expected)
     assert len(pods(api)) == 4
+    suspend(api)
+    api.change_spec(JOBS, "here", "a", minWorkers=3, suspend=False)
+    poll_until(lambda: lowest() == 3)
+
+
+def suspend(api: MemoryApi) -> None:
+    """Let the job have no pods."""
+    api.change_spec(JOBS, "here", "a", suspend=True)
+    poll_until(lambda: pods(api) == [])
+    for pod in api.list(PODS)[0]:
+        api.remove(PODS, "here", pod["metadata"]["name"])
+    poll_until(lambda: status(api).get("phase") == "Suspended")
 
 
 def test_job_that_grows_costs_a_call_for_each_pod_alone(api: MemoryApi, acting: Acting) -> None:
-    api.create(JOBS, job(high=2))
+    api.create(JOBS, job(workers=2))
     poll_until(lambda: len(pods(api)) == 2)
     before = len(api.calls)
-    api.change(JOBS, "here", "a", {"spec": {"maxWorkers": 4}})
+    api.change(JOBS, "here", "a", {"spec": {"workers": 4}})
     poll_until(lambda: len(pods(api)) == 4)
     assert [call for call in api.calls[before:] if call.startswith("create") and "events" not in call] == [
         "create pods a-2",
@@ -318,6 +333,23 @@ def test_job_whose_calls_fail_keeps_nobody_waiting(
     poll_until(lambda: acting.looks > looks + 2)  # so nobody takes it for one that hangs
     api.failing.clear()
     poll_until(lambda: pods(api) == ["a-0", "bad-0"])
+
+
+def test_job_of_which_an_old_version_is_known_is_tried_twice_and_then_after_pauses(
+    api: MemoryApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controllers, "_PAUSES_S", (600.0, 600.0))
+    api.create(JOBS, job(high=1))
+    controller = looking(api)
+    api.change(JOBS, "here", "a", {"metadata": {"annotations": {"team": "x"}}})  # nobody tells the controller
+    for woken in (True, False, False):
+        controller._wake.clear()
+        controller._look()
+        assert controller._wake.is_set() is woken
+    assert api.calls.count("replace elasticjobs a") == 2
+    read_all(controller)
+    controller._look()
+    assert pods(api) == ["a-0"]
 
 
 def looking(api: MemoryApi) -> Controller:
