@@ -1,10 +1,12 @@
 """A store: the few operations that checkpoints need, on anything that fsspec can reach.
 
-There is no code for a particular kind of store here. These places bridge the differences:
+There is no code for a particular kind of store here, except that one is known by its name (`Store.shares`). These
+places bridge the differences:
 
 * directories: object stores have none, others need them to be made first (`_make_parents`);
 * listings: stores cache the ones that they have seen, so each listing is requested again;
 * giving up on a write: an incomplete object never existed, but a file is there as soon as it is opened;
+* joining: S3 limits the size of a part, and Google Cloud Storage the number of parts;
 * errors: each store has its own, and all become ours.
 
 Every error of a store is a `StorageFailed` with a reason (`NotFound` is one of them) or `AlreadyExists`.
@@ -42,8 +44,8 @@ _PATTERN = frozenset("*?[")
 """With one of these, `rm` takes a path for the pattern of others, except in the local file system."""
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
 
-Way = Literal["ranges", "parts"]
-"""How several writers write one file."""
+Way = Literal["ranges", "parts", "few parts"]
+"""How several writers write one file: in ranges of it, in parts of limited size, or in at most 32 parts of any size."""
 
 _T = TypeVar("_T")
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
@@ -160,7 +162,9 @@ class Store:
         """How several writers can write one file: into ranges of it, in parts that the store joins, or not at all."""
         if self._is_local:
             return "ranges"
-        return "parts" if callable(getattr(self._connected(), "merge", None)) else None
+        if not callable(getattr(self._connected(), "merge", None)):
+            return None
+        return "few parts" if "gs" in self._connected().protocol else "parts"
 
     @contextlib.contextmanager
     def range_writer(self, name: str, start: int) -> Iterator[Writer]:
