@@ -182,7 +182,13 @@ class Store:
 
     def join(self, parts: Sequence[str], name: str) -> None:
         """Make one file of several, within the store; the parts stay."""
-        self._run(f"join parts to {name}", lambda fs: fs.merge(self._path(name), [self._path(part) for part in parts]))
+        path, sources = self._path(name), [self._path(part) for part in parts]
+        try:
+            self._run(f"join parts to {name}", lambda fs: fs.merge(path, sources))
+        except StorageError:
+            with contextlib.suppress(StorageError):
+                self._run(f"abort uploads of {name}", lambda fs: _abort_uploads(fs, path))
+            raise
 
     def rename(self, name: str, new_name: str) -> None:
         """Rename a file; an existing file with the new name is replaced."""
@@ -454,6 +460,15 @@ def _make_parents(fs: Any, folder: str) -> None:
         _make_parents(fs, fs._parent(folder))
         with contextlib.suppress(FileExistsError):
             fs.mkdir(folder, create_parents=False)
+
+
+def _abort_uploads(fs: Any, path: str) -> None:
+    """Abort the incomplete uploads of an object: s3fs leaves that of a join that fails, with copies of the parts."""
+    if hasattr(fs, "abort_mpu"):
+        bucket, key, _ = fs.split_path(path)
+        for upload in fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=key).get("Uploads", []):
+            if upload["Key"] == key:
+                fs.abort_mpu(bucket, key, upload["UploadId"])
 
 
 def _descriptor(file: Any) -> int | None:

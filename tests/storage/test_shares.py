@@ -204,6 +204,16 @@ def test_google_joins_few_parts_however_large_the_state_is(
         store.join([f"checkpoints/{ID.name}/state"] * 33, "joined")
 
 
+def test_join_that_fails_leaves_no_upload_that_s3_keeps(moto: dict[str, Any]) -> None:
+    store = Store(f"s3://{BUCKET}/joined", moto)
+    store.create("part", b"x" * (5 << 20))
+    with pytest.raises(StorageFailed):
+        store.join(["part", "missing"], "whole")
+    assert store._connected().list_multipart_uploads(BUCKET) == []
+    store.join(["part", "part"], "whole")
+    assert [entry.size for entry in store.entries("")] == [5 << 20, 10 << 20]
+
+
 @pytest.fixture
 def local(tmp_path: Path) -> Store:
     store = Store(tmp_path / "store")
