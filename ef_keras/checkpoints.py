@@ -24,7 +24,7 @@ from ef_common.storage.shares import SharedFile
 from ef_keras import hooks, metrics
 from ef_keras.backends import random_state, set_random_state
 from ef_keras.model_file import MODEL, WEIGHTS, ModelParts, SavedModel
-from ef_keras.weights import num_bytes
+from ef_keras.weights import kind_of, num_bytes
 
 STATE = "elasticflow.state"
 """What Keras's file lacks: the place in the epoch, what callbacks remember, random generators."""
@@ -55,7 +55,7 @@ class FitCheckpoints:
         self._model = model
         self._collect = collect
         self._model_parts = ModelParts(model)
-        self._pool: Pool[np.ndarray] = Pool(_room, np.copyto)
+        self._pool: Pool[np.ndarray] = Pool(_room, np.copyto, kind_of)
         self._found: dict[str, Any] | None = None
         self.memories: list[tuple[str, dict[str, Any]]] = []
         self.schedules: dict[str, Any] | None = None

@@ -92,6 +92,7 @@ class SavedModel:
 
     def copy(self) -> tuple[Content, Release]:
         """See the protocol, also for what follows."""
+        self.pool.begin(self.weights.values.values())
         copy = self.weights.map(lambda value: self.pool.copy(memory_of(value)))
         name = MODEL if self.texts else WEIGHTS
         content = self.content_of(name, {name: lambda file: write_model(self.texts, copy, file)})
@@ -113,7 +114,9 @@ class SavedModel:
 
     def copy_parts(self, parts: Sequence[Slice]) -> tuple[Callable[[Slice], Any], Release]:
         arrays = {part: bytes_of(memory_of(self.weights.values[part.path])) for part in parts}
-        copies = {part: self.pool.copy(array[part.start : part.stop]) for part, array in arrays.items()}
+        slices = {part: array[part.start : part.stop] for part, array in arrays.items()}
+        self.pool.begin(slices.values())
+        copies = {part: self.pool.copy(array) for part, array in slices.items()}
         return copies.__getitem__, lambda: self.pool.give_back(copies.values())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -44,14 +44,25 @@ def is_plain(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_quantized
 
 
+def plain_tensors(tree: Any) -> Iterator[Tensor]:
+    """The plain tensors of a tree, each time that they are there."""
+    if isinstance(tree, Tensor):
+        if is_plain(tree):
+            yield tree
+    elif isinstance(tree, dict) or type(tree) in (list, tuple):
+        for part in tree.values() if isinstance(tree, dict) else tree:
+            yield from plain_tensors(part)
+
+
 class HostCopies:
     """Makes copies."""
 
     def __init__(self) -> None:
-        self._pool = Pool(_room, _fill)
+        self._pool = Pool(_room, _fill, lambda tensor: (tensor.dtype, tensor.shape))
 
     def of(self, tree: Any) -> HostCopy:
         """A copy of a tree of dicts, lists, tuples, tensors and other values, which no longer changes."""
+        self._pool.begin(plain_tensors(tree))
         made = HostCopy(self._pool)
         made.tree = copy_tree(tree, made.tensor)
         if made.asynchronous:

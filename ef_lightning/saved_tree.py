@@ -5,7 +5,7 @@ Its layout (see :mod:`ef_common.storage.layout`) is that of the file that a host
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,7 +17,7 @@ from ef_common.data.source import Release
 from ef_common.storage.checkpoints import Content, WriteFile
 from ef_common.storage.layout import FileLayout, Path, Segment, Slice, StandIns
 from ef_common.storage.shares import SharedFile
-from ef_lightning.host_copy import HostCopies, copy_tree, is_plain
+from ef_lightning.host_copy import HostCopies, copy_tree, plain_tensors
 
 FILE = "lightning.ckpt"
 
@@ -50,7 +50,7 @@ class SavedTree:
         return self.content_of(file)
 
     def layout(self) -> FileLayout:
-        stand_ins = StandIns(_sizes(self.tree))
+        stand_ins = StandIns(tensor.nbytes for tensor in plain_tensors(self.tree))
 
         def copied(value: Tensor, path: Path) -> Tensor:
             if not value.numel() or not self.is_shared(path, value):
@@ -91,11 +91,3 @@ def _find(tree: Any, path: Path) -> Any:
         except (KeyError, IndexError, TypeError):
             return None
     return tree
-
-
-def _sizes(tree: Any) -> Iterator[int]:
-    if isinstance(tree, Tensor):
-        yield tree.nbytes if is_plain(tree) else 0
-    elif isinstance(tree, dict) or type(tree) in (list, tuple):
-        for part in tree.values() if isinstance(tree, dict) else tree:
-            yield from _sizes(part)

@@ -32,11 +32,12 @@ MOST_WORKERS = 32
 PAGE_BYTES = 4096
 """Pieces end at multiples of it: caches of file systems are written back in pages."""
 
-LEAST_BYTES: dict[Way, int] = {"ranges": PAGE_BYTES, "parts": (5 << 20) + PAGE_BYTES}
+_LEAST_PART = (5 << 20) + PAGE_BYTES
+LEAST_BYTES: dict[Way, int] = {"ranges": PAGE_BYTES, "parts": _LEAST_PART, "few parts": _LEAST_PART}
 """Minimal size of a worker's share. Object stores join no parts smaller than 5 MiB."""
 
-MOST_BYTES = 4 << 30
-"""Maximal size of a piece. Object stores copy no parts larger than 5 GiB."""
+MOST_BYTES: dict[Way, int] = {"ranges": 4 << 30, "parts": 4 << 30, "few parts": 5 << 40}
+"""Maximal size of a piece. S3 copies no parts larger than 5 GiB; Google's objects have 5 TiB at most."""
 
 _SHARED = ".shared"
 _LEFTOVER = re.compile(r"(.+)\.(?:shared|part-[0-9]{3,}(?:\.json)?)")
@@ -56,14 +57,20 @@ class SharePiece(NamedTuple):
         return self.stop - self.start
 
 
-def cut(size: int, workers: Sequence[str], way: Way, *, most: int = MOST_BYTES) -> tuple[SharePiece, ...]:
+def cut(size: int, workers: Sequence[str], way: Way, *, most: int | None = None) -> tuple[SharePiece, ...]:
     """Divide a file among workers, equally as far as pages and the smallest share allow.
+
+    Args:
+        size: Of the file.
+        workers: Who can take part, in order.
+        way: What the store can do.
+        most: Maximal size of a piece; by default `MOST_BYTES`.
 
     >>> cut(10_000, ["a", "b"], "ranges")
     (SharePiece(start=0, stop=4096, worker='a'), SharePiece(start=4096, stop=10000, worker='b'))
     """
     num_workers = max(1, min(len(workers), MOST_WORKERS, size // LEAST_BYTES[way]))
-    num_each = max(1, -(-size // (num_workers * most)))
+    num_each = max(1, -(-size // (num_workers * (most or MOST_BYTES[way]))))
     num = num_workers * num_each
     borders = [size * index // num // PAGE_BYTES * PAGE_BYTES for index in range(num)] + [size]
     ranges = enumerate(itertools.pairwise(borders))
@@ -106,7 +113,7 @@ def write_share(store: Store, name: str, file: SharedFile) -> None:
         checksum = None
         if file.problem is None:
             part = _part(name, number)
-            with store.writer(part) if way == "parts" else store.range_writer(name + _SHARED, piece.start) as writer:
+            with store.range_writer(name + _SHARED, piece.start) if way == "ranges" else store.writer(part) as writer:
                 file.write(writer, piece.start, piece.stop)
             if writer.size != piece.size:
                 raise ValueError(f"expected {piece.size} bytes of {name}. Received: {writer.size}")
@@ -129,7 +136,7 @@ def join_shares(store: Store, name: str, file: SharedFile, *, pause: Callable[[f
         StorageFailed: The store has failed.
     """
     checksums = _wait(store, name, file, pause)
-    if store.shares == "parts":
+    if store.shares != "ranges":
         store.join([_part(name, number) for number in range(1, len(file.pieces) + 1)], name)
     elif _size(store, name + _SHARED) is not None:  # else an attempt before this one has renamed it
         store.rename(name + _SHARED, name)

@@ -1,10 +1,12 @@
 """A store: the few operations that checkpoints need, on anything that fsspec can reach.
 
-There is no code for a particular kind of store here. These places bridge the differences:
+There is no code for a particular kind of store here, except that one is known by its name (`Store.shares`). These
+places bridge the differences:
 
 * directories: object stores have none, others need them to be made first (`_make_parents`);
 * listings: stores cache the ones that they have seen, so each listing is requested again;
 * giving up on a write: an incomplete object never existed, but a file is there as soon as it is opened;
+* joining: S3 limits the size of a part, and Google Cloud Storage the number of parts;
 * errors: each store has its own, and all become ours.
 
 Every error of a store is a `StorageFailed` with a reason (`NotFound` is one of them) or `AlreadyExists`.
@@ -42,8 +44,8 @@ _PATTERN = frozenset("*?[")
 """With one of these, `rm` takes a path for the pattern of others, except in the local file system."""
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
 
-Way = Literal["ranges", "parts"]
-"""How several writers write one file."""
+Way = Literal["ranges", "parts", "few parts"]
+"""How several writers write one file: in ranges of it, in parts of limited size, or in at most 32 parts of any size."""
 
 _T = TypeVar("_T")
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
@@ -160,7 +162,9 @@ class Store:
         """How several writers can write one file: into ranges of it, in parts that the store joins, or not at all."""
         if self._is_local:
             return "ranges"
-        return "parts" if callable(getattr(self._connected(), "merge", None)) else None
+        if not callable(getattr(self._connected(), "merge", None)):
+            return None
+        return "few parts" if "gs" in self._connected().protocol else "parts"
 
     @contextlib.contextmanager
     def range_writer(self, name: str, start: int) -> Iterator[Writer]:
@@ -178,7 +182,13 @@ class Store:
 
     def join(self, parts: Sequence[str], name: str) -> None:
         """Make one file of several, within the store; the parts stay."""
-        self._run(f"join parts to {name}", lambda fs: fs.merge(self._path(name), [self._path(part) for part in parts]))
+        path, sources = self._path(name), [self._path(part) for part in parts]
+        try:
+            self._run(f"join parts to {name}", lambda fs: fs.merge(path, sources))
+        except StorageError:
+            with contextlib.suppress(StorageError):
+                self._run(f"abort uploads of {name}", lambda fs: _abort_uploads(fs, path))
+            raise
 
     def rename(self, name: str, new_name: str) -> None:
         """Rename a file; an existing file with the new name is replaced."""
@@ -450,6 +460,15 @@ def _make_parents(fs: Any, folder: str) -> None:
         _make_parents(fs, fs._parent(folder))
         with contextlib.suppress(FileExistsError):
             fs.mkdir(folder, create_parents=False)
+
+
+def _abort_uploads(fs: Any, path: str) -> None:
+    """Abort the incomplete uploads of an object: s3fs leaves that of a join that fails, with copies of the parts."""
+    if hasattr(fs, "abort_mpu"):
+        bucket, key, _ = fs.split_path(path)
+        for upload in fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=key).get("Uploads", []):
+            if upload["Key"] == key:
+                fs.abort_mpu(bucket, key, upload["UploadId"])
 
 
 def _descriptor(file: Any) -> int | None:

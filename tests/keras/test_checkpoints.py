@@ -24,7 +24,7 @@ def call(backend: str, folder: str) -> dict[str, Any]:
     del os.environ["ELASTICFLOW_COORDINATOR"]
     importlib.import_module(f"tests.keras.on_{backend}")
     results = {}
-    for module, names in {"checkpoints": ("started_again", "formats", "ended"), "weights": ("files",)}.items():
+    for module, names in {"checkpoints": ("started_again", "formats", "ended"), "weights": ("files", "memory")}.items():
         functions = importlib.import_module(f"tests.keras.{module}")
         results |= {name: getattr(functions, name)(f"{folder}/{name}") for name in names}
     return results
@@ -93,6 +93,12 @@ def test_weights_are_written_as_keras_does_byte_by_byte_alone_and_in_shares(resu
         "words": 0,
     }
     assert found["own"]["literal"] > 2 * 3000 * 8
+
+
+def test_memory_for_copies_is_used_again_and_stays_that_of_one_share(results: dict[str, Any]) -> None:
+    found = results["memory"]
+    assert found["same"]
+    assert found["shares"] == found["expected"]
 
 
 def train_together(backend: str, folder: str, model: str) -> list[Any]:

@@ -16,10 +16,11 @@ from keras import layers
 from ef_common.storage.checkpoints import Content
 from ef_common.storage.layout import FileLayout
 from ef_common.storage.pool import Pool
+from ef_common.storage.shares import cut
 from ef_keras import hooks
 from ef_keras.backends import memory_of
 from ef_keras.model_file import ModelParts, SavedModel, write_model
-from ef_keras.weights import Weights
+from ef_keras.weights import Weights, kind_of
 
 IMAGES = np.random.default_rng(0).normal(size=(16, 12)).astype("float32")
 
@@ -114,12 +115,34 @@ def files(folder: str) -> dict[str, Any]:
     return results
 
 
+def memory(folder: str) -> dict[str, Any]:
+    """Whether two whole copies have the same memory; and that for shares in bytes, after each change of the workers."""
+    model, arrays = plain("bfloat16"), _arrays()
+    model.fit(IMAGES, IMAGES[:, :2], epochs=1, verbose=0)
+    wholes = [_memory_after(_saved(model, arrays).copy()[1], arrays) for _ in range(2)]
+    weights = Weights.of(model)
+    layout = weights.layout(lambda value: True)
+    found, expected = [], []
+    for world, rank in ((2, 1), (3, 0), (5, 4), (4, 2), (7, 3)):
+        piece = cut(layout.size, [str(number) for number in range(world)], "ranges")[rank]
+        parts = layout.slices([(piece.start, piece.stop)])
+        free = _memory_after(_saved(model, arrays).copy_parts(parts)[1], arrays)
+        found.append(sum(array.nbytes for array in free))
+        expected.append(sum(part.stop - part.start for part in parts))
+    return {"same": set(map(id, wholes[0])) == set(map(id, wholes[1])), "shares": found, "expected": expected}
+
+
+def _memory_after(release: Callable[[], None], arrays: Pool[np.ndarray]) -> list[np.ndarray]:
+    release()
+    return [array for kept in arrays._free.values() for array in kept]
+
+
 def _saved(model: Any, arrays: Pool[np.ndarray]) -> SavedModel:
     return SavedModel(model, {}, Weights.of(model), arrays, lambda name, files: Content(files))
 
 
 def _arrays() -> Pool[np.ndarray]:
-    return Pool(np.empty_like, np.copyto)
+    return Pool(np.empty_like, np.copyto, kind_of)
 
 
 def _kinds(model: Any, other: Any) -> list[list[Any]]:
@@ -132,6 +155,7 @@ def _kinds(model: Any, other: Any) -> list[list[Any]]:
 
 def _compared(model: Any, path: str) -> dict[str, Any]:
     arrays, weights = _arrays(), Weights.of(model)
+    arrays.begin(weights.values.values())
     copy = weights.map(lambda value: arrays.copy(memory_of(value)))
     file = io.BytesIO()
     copy.write(file)

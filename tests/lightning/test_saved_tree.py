@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from ef_common.storage.checkpoints import Content
 from ef_common.storage.layout import FileLayout, Slice
+from ef_common.storage.shares import cut
 from ef_lightning.host_copy import HostCopies
 from ef_lightning.saved_tree import IsShared, SavedTree, save
 
@@ -142,3 +143,17 @@ def test_share_holds_still_while_the_state_changes_and_its_memory_is_used_again(
     assert len(free) == 1
     _saved(tree, copies).copy_parts(parts)
     assert not free
+
+
+def test_memory_for_shares_stays_that_of_one_share_while_the_workers_change() -> None:
+    tree = {f"layer-{index}": torch.ones(50_000 + index % 3) for index in range(12)}
+    layout = _layout_of(tree, lambda path, tensor: True)
+    copies = HostCopies()
+    copies.of(tree).release()  # the worker was alone
+    for world, rank in ((2, 1), (3, 0), (7, 3), (5, 4), (6, 2), (8, 7), (9, 1), (4, 2)):
+        pieces = cut(layout.size, [str(number) for number in range(world)], "ranges")
+        parts = layout.slices([(pieces[rank].start, pieces[rank].stop)])
+        _, release = _saved(tree, copies).copy_parts(parts)
+        release()
+        free = [tensor for tensors in copies._pool._free.values() for tensor in tensors]
+        assert sum(tensor.nbytes for tensor in free) == sum(part.stop - part.start for part in parts)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import threading
 from functools import partial
 from http.server import HTTPServer
@@ -14,14 +16,16 @@ from gcp_storage_emulator.server import RequestHandler, Router
 from gcp_storage_emulator.storage import Storage
 
 CANCELLED = 499, "Client Closed Request"
+MOST_SOURCES = 32
 
 
 class Gcs:
     """Started by entering it, ended by leaving it.
 
-    The emulator ignores `ifGenerationMatch=0`, and cannot cancel an upload. Here both are as Google documents them:
-    an object that exists is left alone, status 412; and an upload that is cancelled has status 499. So this proves
-    that the server is asked in these words, and that its answers are understood, but nothing of Google's own servers.
+    The emulator ignores `ifGenerationMatch=0`, cannot cancel an upload, and joins any number of objects. Here all this
+    is as Google documents it: an object that exists is left alone, status 412; an upload that is cancelled has status
+    499; and more than 32 objects are not joined at once, status 400. So this proves that the server is asked in these
+    words, and that its answers are understood, but nothing of Google's own servers.
 
     Args:
         bucket: To begin with, empty.
@@ -84,10 +88,24 @@ class _Handler(RequestHandler):
     def do_POST(self) -> None:  # noqa: N802
         if self._exclusive and "ifGenerationMatch=0" in self.path:
             self.storage = _Exclusive(self.storage)
+        if self.path.endswith("/compose") and (number := self._num_sources()) > MOST_SOURCES:
+            return self._refuse(f"The number of source components provided ({number}) exceeds the maximum (32)")
         try:
             Router(self).handle("POST")
         except _Exists:
             self.send_error(412)
+
+    def _num_sources(self) -> int:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.rfile = io.BytesIO(body)  # for the emulator, which reads it again
+        return len(json.loads(body)["sourceObjects"])
+
+    def _refuse(self, reason: str) -> None:
+        answer = json.dumps({"error": {"code": 400, "message": reason}}).encode()
+        self.send_response(400)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
 
     def do_DELETE(self) -> None:  # noqa: N802
         upload = parse_qs(urlsplit(self.path).query).get("upload_id")

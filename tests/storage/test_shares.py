@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 
 from ef_common.core.lineage import CheckpointId
 from ef_common.core.retention import Retention
-from ef_common.errors import Fenced, InvalidCheckpoint, ShareMissing
+from ef_common.errors import Fenced, InvalidCheckpoint, ShareMissing, StorageFailed
 from ef_common.storage import manifest as manifests
 from ef_common.storage import shares
 from ef_common.storage.checkpoints import Checkpoints, Content
 from ef_common.storage.manifest import Manifest, StoredFile
 from ef_common.storage.shares import LEAST_BYTES, PAGE_BYTES, PieceChecksums, SharedFile, SharePiece, cut
 from ef_common.storage.store import Store
+from tests.storage.conftest import BUCKET
 
 ID = CheckpointId(1, 1, 10)
 WORKERS = ["a", "b", "c"]
@@ -31,7 +32,7 @@ ENOUGH_S = 60.0
 @given(
     size=st.integers(1, 1 << 44),
     num=st.integers(1, 200),
-    way=st.sampled_from(["ranges", "parts"]),
+    way=st.sampled_from(["ranges", "parts", "few parts"]),
     most=st.sampled_from([64 << 20, 4 << 30]),
 )
 def test_cut_covers_the_file_in_order_and_evenly(size: int, num: int, way: Any, most: int) -> None:
@@ -45,8 +46,14 @@ def test_cut_covers_the_file_in_order_and_evenly(size: int, num: int, way: Any, 
     assert len(taking_part) == max(1, min(num, shares.MOST_WORKERS, size // LEAST_BYTES[way]))
     sums = [sum(piece.size for piece in pieces if piece.worker == worker) for worker in taking_part]
     assert max(sums) - min(sums) <= 2 * PAGE_BYTES
-    if way == "parts" and len(pieces) > 1:
+    if way != "ranges" and len(pieces) > 1:
         assert all(piece.size >= 5 << 20 for piece in pieces[:-1])
+
+
+@given(size=st.integers(1, 5 << 40), num=st.integers(1, 200))
+def test_cut_into_few_parts_makes_no_more_than_are_joined_at_once(size: int, num: int) -> None:
+    pieces = cut(size, [f"w{index}" for index in range(num)], "few parts")
+    assert len(pieces) <= 32
 
 
 @given(st.lists(st.binary(max_size=50), max_size=6), st.data())
@@ -135,7 +142,7 @@ def shareable(make: Callable[[], Store]) -> Callable[[], Store]:
 
 
 def test_memory_cannot_be_shared_and_others_can(make: Callable[[], Store], place: Any) -> None:
-    expected = {"file": "ranges", "memory": None, "s3": "parts", "gs": "parts"}[place[0].partition(":")[0]]
+    expected = {"file": "ranges", "memory": None, "s3": "parts", "gs": "few parts"}[place[0].partition(":")[0]]
     assert make().shares == expected
 
 
@@ -182,6 +189,29 @@ def test_publish_again_after_a_failure_at_the_manifest_succeeds(
     found = Checkpoints(shareable()).newest_valid()
     assert found is not None
     assert found.id == ID
+
+
+def test_google_joins_few_parts_however_large_the_state_is(
+    gcs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(shares.MOST_BYTES, "parts", len(LARGE) // 35)  # as of a state of 140 GiB
+    store = Store(f"gs://{BUCKET}/large", gcs)
+    Checkpoints(store).claim(None)
+    shared(store, LARGE)
+    found = Checkpoints(store).newest_valid()
+    assert found is not None
+    with pytest.raises(StorageFailed, match=r"number of source components provided \(33\) exceeds the maximum"):
+        store.join([f"checkpoints/{ID.name}/state"] * 33, "joined")
+
+
+def test_join_that_fails_leaves_no_upload_that_s3_keeps(moto: dict[str, Any]) -> None:
+    store = Store(f"s3://{BUCKET}/joined", moto)
+    store.create("part", b"x" * (5 << 20))
+    with pytest.raises(StorageFailed):
+        store.join(["part", "missing"], "whole")
+    assert store._connected().list_multipart_uploads(BUCKET) == []
+    store.join(["part", "part"], "whole")
+    assert [entry.size for entry in store.entries("")] == [5 << 20, 10 << 20]
 
 
 @pytest.fixture
