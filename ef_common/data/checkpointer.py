@@ -140,23 +140,54 @@ class Checkpointer:
             UsageError: A checkpoint of another model.
             StorageFailed: The store cannot be read.
         """
+        return self._begin(partial(self._agree, model), self._claim_together)
+
+    def _begin(
+        self, find: Callable[[int | None], object], claim: Callable[[int | None], tuple[int, bool]]
+    ) -> Checkpoint | None:
+        """Find a checkpoint and claim a run, until no older job has gone on in between. Both get the first such run."""
+        first: int | None = None
         while True:
-            self.found = self._newest(model)
+            find(first)
+            run, is_newest = claim(first)
+            if is_newest:
+                break
+            first = first or run
+            logger.warning(
+                "%s: an older job has published or removed checkpoints before this one had begun, which looks again",
+                self._checkpoints.store,
+            )
+        self._join(run)
+        return self.found
+
+    def _agree(self, model: str, before: int | None) -> None:
+        """Find the same checkpoint as all other members."""
+        while True:
+            self._find(model, before)
             mine = None if self.found is None else self.found.id.name
             names, _ = operations.gather(self._session, mine, what="name of a checkpoint")
             if len(set(names)) == 1:
-                break
+                return
             logger.warning("the workers find different checkpoints, and look again. Received: %s", names)
+
+    def _claim_together(self, before: int | None) -> tuple[int, bool]:
+        """Claim a run in one of the members, whose verdict is that of all."""
         while True:
-            claimed = None
-            if _first(self._session) == self._session.worker.id:
-                claimed = _START(self._checkpoints.claim, None if self.found is None else self.found.id)
-            runs, _ = operations.gather(self._session, claimed, what="number of a run")
-            found = [run for run in runs if run is not None]
+            mine = self._claim(before) if _first(self._session) == self._session.worker.id else None
+            claims, _ = operations.gather(self._session, mine, what="number of a run")
+            found: list[tuple[int, bool]] = [(run, is_newest) for run, is_newest in filter(None, claims)]
             if found:
-                break  # else rank 0 was lost while it claimed one
-        self._join(max(found))
-        return self.found
+                return max(found)  # else rank 0 was lost while it claimed one
+
+    def _claim(self, before: int | None) -> tuple[int, bool]:
+        """Claim a run. Returns its number, and whether what was found is the newest, now that older runs have ended.
+
+        Args:
+            before: The first run that this start has claimed; None if this is it.
+        """
+        found = None if self.found is None else self.found.id
+        run: int = _START(self._checkpoints.claim, found)
+        return run, _START(self._checkpoints.newest, before=before or run) == found
 
     def look(self, model: str) -> Checkpoint | None:
         """In a newcomer that skips this training: find its result, if the end of it was saved.
@@ -164,24 +195,24 @@ class Checkpointer:
         Raises:
             UsageError, StorageFailed: As `begin`.
         """
-        found = self._newest(model)
-        self.found = None if found is None or found.complete is None else found
+        self._find(model)
+        if self.found is not None and self.found.complete is None:
+            self.found = None
         return self.found
 
     def begin_again(self, model: str) -> Checkpoint | None:
         """Like `begin`, in one worker that then hands everything on, because all who had a state are lost."""
-        self.found = self._newest(model)
-        self._join(_START(self._checkpoints.claim, None if self.found is None else self.found.id))
-        return self.found
+        return self._begin(partial(self._find, model), self._claim)
 
-    def _newest(self, model: str) -> Checkpoint | None:
-        found: Checkpoint | None = _START(self._checkpoints.newest_valid, keep=True)
+    def _find(self, model: str, before: int | None = None) -> None:
+        self.found = None  # its memory is needed
+        found: Checkpoint | None = _START(self._checkpoints.newest_valid, keep=True, before=before)
         if found is not None and found.manifest.model not in (None, model):
             raise UsageError(
                 "the checkpoints there are of another model: other names, shapes or types of parameters. Use another "
                 f"URL for this one, or remove them. Received: {self._checkpoints.store}, {found.id.name}"
             )
-        return found
+        self.found = found
 
     def _join(self, run: int) -> None:
         self._checkpoints.join(run, None if self.found is None else self.found.id)

@@ -117,6 +117,7 @@ class Checkpoints:
         self._writer = uuid.uuid4().hex
         self._manifests: dict[CheckpointId, Manifest] = {}
         self._valid: set[CheckpointId] = set()
+        self._passed_over: set[CheckpointId] = set()  # by the newest search
 
     # ------------------------------------------------------------ runs
 
@@ -260,22 +261,38 @@ class Checkpoints:
 
     # ------------------------------------------------------------ read
 
-    def newest_valid(self, *, verify: bool = True, keep: bool = False) -> Checkpoint | None:
+    def newest_valid(self, *, verify: bool = True, keep: bool = False, before: int | None = None) -> Checkpoint | None:
         """The checkpoint to start from. Each one that is passed over gets one log line that says why.
+
+        An older job may go on meanwhile, and remove what was listed; so the store is listed anew after each of them.
 
         Args:
             verify: Read all data and compare the checksums; otherwise only that the files are there, with their sizes.
             keep: Keep the files in memory, so that they need not be read again.
+            before: As if this run and newer ones had not begun.
 
         Raises:
             NewerFormat: A newer version wrote the newest one, or a claim.
         """
-        for id in lineage([one for one in self._folders() if self._has_manifest(one)], self._claims()):
+        self._passed_over.clear()
+        while (id := self.newest(before=before)) is not None:
             try:
                 return self._checked(id, verify=verify, keep=keep)
             except InvalidCheckpoint as error:
                 _logger.warning("%s: checkpoint %s is passed over: %s", self.store, id.name, error)
+                self._passed_over.add(id)
         return None
+
+    def newest(self, *, before: int | None = None) -> CheckpointId | None:
+        """The newest checkpoint that a start may take, without a look into it, and which was not passed over.
+
+        Args:
+            before: See `newest_valid`.
+        """
+        older = [one for one in self._folders() if before is None or one.run < before]
+        claims = {run: claim for run, claim in self._claims().items() if before is None or run < before}
+        chain = lineage([one for one in older if self._has_manifest(one)], claims)
+        return next((one for one in chain if one not in self._passed_over), None)
 
     def open(self, checkpoint: Checkpoint, name: str) -> BinaryIO:
         """Open one of its files for reading, from memory if it was kept. Close it.
@@ -342,13 +359,17 @@ class Checkpoints:
                 self._remove_leftovers(one.id, found[one.id])
         chain = lineage([one.id for one in stored if one.complete], self._claims())
         reasons = removable(stored, retention, chain=chain, valid=self._valid, run=self.run)
+        removed = []
         for id, reason in reasons.items():
+            if max(self._claimed(), default=0) > self.run:
+                break  # the newer run may start from what this one would remove
             _logger.debug("%s: checkpoint %s is removed: %s", self.store, id.name, reason)
             self.store.delete(f"{_folder(id)}/{manifests.NAME}")  # first: half of a removal is no checkpoint
             self.store.delete_folder(_folder(id))
             self._manifests.pop(id, None)
             self._valid.discard(id)
-        return list(reasons)
+            removed.append(id)
+        return removed
 
     def _remove_leftovers(self, id: CheckpointId, entries: Sequence[Entry]) -> None:
         """Remove leftovers of the sharing of a published checkpoint, which nobody needs."""

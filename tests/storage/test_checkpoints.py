@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ef_common.core.lineage import CheckpointId
-from ef_common.core.retention import Retention
+from ef_common.core.retention import Retention, removable
 from ef_common.errors import Fenced, NewerFormat, StorageFailed, UsageError
 from ef_common.storage.checkpoints import Checkpoints, Content
 from ef_common.storage.store import Store
@@ -122,6 +122,38 @@ def test_restarts_go_on_from_each_other_and_retention_holds(make: Callable[[], S
             checkpoints.publish(CheckpointId(start, 1, step), content(step))
             checkpoints.clean(Retention(keep_last=2))
             assert len(make().entries("checkpoints")) == min(step, 2)
+
+
+def test_newest_valid_takes_what_is_published_while_the_one_that_it_reads_is_removed(
+    local: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, copy = job(local), local.copy
+    old.publish(CheckpointId(1, 1, 10), content(10))
+
+    def replace_first(name: str, target: Callable[[bytes], object]) -> tuple[int, str]:
+        monkeypatch.undo()
+        old.publish(CheckpointId(1, 1, 20), content(20))
+        assert old.clean(Retention(keep_last=1)) == [CheckpointId(1, 1, 10)]
+        return copy(name, target)
+
+    monkeypatch.setattr(local, "copy", replace_first)
+    found = Checkpoints(local).newest_valid()
+    assert found is not None
+    assert found.id == CheckpointId(1, 1, 20)
+
+
+def test_clean_removes_nothing_once_a_newer_run_has_begun(local: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = job(local)
+    for step in (10, 20):
+        old.publish(CheckpointId(1, 1, step), content(step))
+
+    def begin_first(*arguments: Any, **settings: Any) -> Any:
+        Checkpoints(local).claim(CheckpointId(1, 1, 10))
+        return removable(*arguments, **settings)
+
+    monkeypatch.setattr("ef_common.storage.checkpoints.removable", begin_first)
+    assert old.clean(Retention(keep_last=1)) == []
+    assert Checkpoints(local).newest_valid().id == CheckpointId(1, 1, 10)
 
 
 def test_claim_by_many_at_once_gives_each_its_own_run(make: Callable[[], Store], place: Place) -> None:
