@@ -13,8 +13,9 @@ from ef_common import events
 from ef_common.core.lineage import CheckpointId
 from ef_common.core.retention import Retention
 from ef_common.core.view import SOLO
+from ef_common.data import checkpointer
 from ef_common.data.checkpointer import Checkpointer, Checkpointing
-from ef_common.errors import Fenced
+from ef_common.errors import Fenced, UsageError
 from ef_common.events import EventLog
 from ef_common.session import Session
 from ef_common.storage.checkpoints import Checkpoints, Content
@@ -181,3 +182,54 @@ def test_damaged_checkpoint_is_passed_over_with_one_claim(tmp_path: Path) -> Non
     job = start(tmp_path)
     assert job.found is not None
     assert (job.found.id.step, job.state()["run"]) == (100, 2)
+
+
+# ---------------------------------------------------------------- workers that see different stores
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[CheckpointId]:
+    """The checkpoints that were read, by all members."""
+    done: list[CheckpointId] = []
+    check = Checkpoints._checked
+
+    def note(checkpoints: Checkpoints, id: CheckpointId, *, verify: bool, keep: bool) -> Any:
+        done.extend([id] * (verify or keep))
+        return check(checkpoints, id, verify=verify, keep=keep)
+
+    monkeypatch.setattr(Checkpoints, "_checked", note)
+    return done
+
+
+def test_place_that_is_another_one_on_each_node_ends_all_members(
+    tmp_path: Path, read: list[CheckpointId], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpointer, "_PAUSES_S", (0.0, 0.0))
+    start(tmp_path / "m0").finish(7, complete=END)
+
+    def begin(session: Session, rank: int) -> str:
+        with pytest.raises(UsageError, match="is not one place for all workers") as caught:
+            make(tmp_path / f"m{rank}", session).begin("a model")
+        return str(caught.value)
+
+    seen = f"{CheckpointId(1, 0, 7).name} on m0; none on m1"
+    assert [text.partition("Received: ")[2] for text in Cluster(2).run(begin)] == [seen] * 2
+    assert read == []
+
+
+def test_listing_that_is_out_of_date_is_waited_for(
+    tmp_path: Path, read: list[CheckpointId], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpointer, "_PAUSES_S", (0.0, 0.0))
+    start(tmp_path).finish(7, complete=END)
+
+    def begin(session: Session, rank: int) -> int:
+        job = make(tmp_path, session)
+        list_now, stale = job._checkpoints._folders, [()] * (2 * rank)
+        monkeypatch.setattr(job._checkpoints, "_folders", lambda: stale.pop() if stale else list_now())
+        found = job.begin("a model")
+        assert found is not None
+        return found.id.step
+
+    assert Cluster(2).run(begin) == [7, 7]
+    assert read == [CheckpointId(1, 0, 7)] * 2

@@ -9,7 +9,7 @@ import atexit
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
@@ -21,6 +21,7 @@ from ef_common.core.cadence import Cadence, Pace
 from ef_common.core.checks import is_count
 from ef_common.core.lineage import CheckpointId
 from ef_common.core.retention import Retention
+from ef_common.core.view import View
 from ef_common.data.sharing import Sharing, SharingPlan
 from ef_common.data.source import Release, Source, SourceState
 from ef_common.errors import UsageError
@@ -39,7 +40,9 @@ _FINAL_WRITE_S = 1200.0
 """A store that hangs longer than this at the end of a training is an error: nobody would notice otherwise."""
 _START = Retries(total=timedelta(minutes=5)).warning(logger)
 """Without knowing what lies in the store, nobody can say where to begin."""
-
+_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0)
+"""Between two looks of workers that find different checkpoints: a network file system may cache for a minute."""
+_MOST_TOLD = 4
 
 Turn = Literal["alone", "together"]
 """How a checkpoint is taken."""
@@ -137,7 +140,7 @@ class Checkpointer:
             model: Identity of the model; see `fingerprint`.
 
         Raises:
-            UsageError: A checkpoint of another model.
+            UsageError: A checkpoint of another model; or the workers find different ones, as on disks of their own.
             StorageFailed: The store cannot be read.
         """
         return self._begin(partial(self._agree, model), self._claim_together)
@@ -161,14 +164,28 @@ class Checkpointer:
         return self.found
 
     def _agree(self, model: str, before: int | None) -> None:
-        """Find the same checkpoint as all other members."""
-        while True:
-            self._find(model, before)
-            mine = None if self.found is None else self.found.id.name
-            names, _ = operations.gather(self._session, mine, what="name of a checkpoint")
+        """Find the same checkpoint as all other members. It is read only once all have listed the same one."""
+        for pause_s in (*_PAUSES_S, None):
+            listed = _START(self._checkpoints.newest_valid, verify=False, before=before)
+            names, view = self._names(listed)
             if len(set(names)) == 1:
-                return
-            logger.warning("the workers find different checkpoints, and look again. Received: %s", names)
+                self._find(model, before)
+                names, view = self._names(self.found)
+                if len(set(names)) == 1:
+                    return
+            if pause_s is None:
+                raise UsageError(
+                    f"{self._checkpoints.store} is not one place for all workers: after {sum(_PAUSES_S):.0f} s they "
+                    "still find different checkpoints. Expected: a store that all nodes reach, or a shared file system "
+                    f"that is mounted on each of them. Received: {_seen(names, view)}"
+                )
+            logger.warning("the workers find different checkpoints, and look again. Received: %s", _seen(names, view))
+            time.sleep(pause_s)
+
+    def _names(self, found: Checkpoint | None) -> tuple[list[str | None], View]:
+        """What each member has found, and the view of these members."""
+        mine = None if found is None else found.id.name
+        return operations.gather(self._session, mine, what="name of a checkpoint")
 
     def _claim_together(self, before: int | None) -> tuple[int, bool]:
         """Claim a run in one of the members, whose verdict is that of all."""
@@ -403,6 +420,18 @@ def _share_of(state: SourceState, plan: SharingPlan) -> tuple[Content, Release]:
     bytes_of, release = state.copy_parts(plan.layout.slices(plan.mine))
     file = plan.file(partial(plan.layout.write, bytes_of=bytes_of))
     return state.content(file) if plan.leads else Content({state.file: file}), release
+
+
+def _seen(names: Sequence[str | None], view: View) -> str:
+    """What the nodes have found, for a message."""
+    finders: dict[str, dict[str, None]] = {}
+    for name, member in zip(names, view.members, strict=True):
+        finders.setdefault(name or "none", {})[member.node] = None
+    parts = []
+    for name, nodes in finders.items():
+        more = f" and {len(nodes) - _MOST_TOLD} more nodes" if len(nodes) > _MOST_TOLD else ""
+        parts.append(f"{name} on {', '.join(list(nodes)[:_MOST_TOLD])}{more}")
+    return "; ".join(parts)
 
 
 def _first(session: Session) -> str:

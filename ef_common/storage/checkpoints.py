@@ -262,7 +262,7 @@ class Checkpoints:
     # ------------------------------------------------------------ read
 
     def newest_valid(self, *, verify: bool = True, keep: bool = False, before: int | None = None) -> Checkpoint | None:
-        """The checkpoint to start from. Each one that is passed over gets one log line that says why.
+        """The checkpoint to start from. With `verify`, each one that is passed over gets one log line that says why.
 
         An older job may go on meanwhile, and remove what was listed; so the store is listed anew after each of them.
 
@@ -279,7 +279,8 @@ class Checkpoints:
             try:
                 return self._checked(id, verify=verify, keep=keep)
             except InvalidCheckpoint as error:
-                _logger.warning("%s: checkpoint %s is passed over: %s", self.store, id.name, error)
+                level = logging.WARNING if verify else logging.DEBUG
+                _logger.log(level, "%s: checkpoint %s is passed over: %s", self.store, id.name, error)
                 self._passed_over.add(id)
         return None
 
