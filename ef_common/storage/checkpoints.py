@@ -27,7 +27,15 @@ from typing import Any, BinaryIO, cast
 
 from ef_common.core.lineage import CheckpointId, RunClaim, fence, lineage, next_run
 from ef_common.core.retention import Retention, StoredFiles, removable
-from ef_common.errors import AlreadyExists, Fenced, InvalidCheckpoint, NewerFormat, NotFound, UsageError
+from ef_common.errors import (
+    AlreadyExists,
+    Fenced,
+    InvalidCheckpoint,
+    NewerFormat,
+    NotFound,
+    StorageFailed,
+    UsageError,
+)
 from ef_common.storage import manifest as manifests
 from ef_common.storage.manifest import Manifest, StoredFile
 from ef_common.storage.memory_file import MemoryFile
@@ -160,7 +168,7 @@ class Checkpoints:
     # ------------------------------------------------------------ write
 
     def publish(self, id: CheckpointId, content: Content, *, pause: Callable[[float], object] = time.sleep) -> Manifest:
-        """Write a checkpoint: data first, then the manifest.
+        """Write a checkpoint: data first, then the manifest. What older writes that did not end have left goes before.
 
         Args:
             id: Which one.
@@ -178,6 +186,7 @@ class Checkpoints:
             raise UsageError(f"Expected plain names of files, other than {manifests.NAME}. Received: {bad}")
         if self._published(id):
             return self._manifests[id]
+        self._make_room(id, shared=any(isinstance(write, SharedFile) for write in content.files.values()))
         files = {name: self._write(f"{_folder(id)}/{name}", write, pause) for name, write in content.files.items()}
         manifest = Manifest(
             id=id,
@@ -250,6 +259,32 @@ class Checkpoints:
         if self._excluded(id.generation):
             raise Fenced(f"{id.name} must not be published: others have the claim to continue", final=False)
         return published
+
+    def _make_room(self, id: CheckpointId, *, shared: bool) -> None:
+        """Remove the folders of older checkpoints that were not published, or they might fill the store for ever.
+
+        Only the writer of an older view could still publish one of them, if it is cut off or leaves: it then has an
+        incomplete one. Costs a request for each checkpoint that this process has not seen.
+
+        Args:
+            id: The checkpoint to be written.
+            shared: Whether others may have written shares of it. Otherwise an attempt to share it was given up.
+        """
+        try:
+            for one in self._folders():
+                is_over = one < id or (one == id and not shared)
+                if is_over and one not in self._manifests and not self._is_published(one):
+                    self.store.delete_folder(_folder(one))
+        except StorageFailed as error:
+            _logger.warning("%s: what is left of broken writes cannot be removed: %s", self.store, error)
+
+    def _is_published(self, id: CheckpointId) -> bool:
+        """Whether it has a manifest, by its name: a listing may be out of date."""
+        try:
+            self.store.read(f"{_folder(id)}/{manifests.NAME}")
+        except NotFound:
+            return False
+        return True
 
     def _write(self, name: str, write: WriteFile | SharedFile, pause: Callable[[float], object]) -> StoredFile:
         if isinstance(write, SharedFile):
