@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from ef_common.data.checkpointer import Checkpointer, Checkpointing
 from ef_common.errors import Fenced, UsageError
 from ef_common.events import EventLog
 from ef_common.session import Session
+from ef_common.storage import checkpoints
 from ef_common.storage.checkpoints import Checkpoints, Content
 from ef_common.storage.store import Store
 from tests.collectives.cluster import Cluster
@@ -95,9 +97,9 @@ def test_training_that_has_ended_is_saved_again_only_if_it_has_gone_on(tmp_path:
 # ---------------------------------------------------------------- starts that overlap
 
 
-def publish(checkpoints: Checkpoints, step: int, *, keep_last: int = 3) -> None:
-    checkpoints.publish(CheckpointId(1, 1, step), Content({"weights": lambda file: file.write(b"1, 2, 3")}))
-    checkpoints.clean(Retention(keep_last=keep_last))
+def publish(job: Checkpoints, step: int, *, keep_last: int = 3) -> None:
+    job.publish(CheckpointId(1, 1, step), Content({"weights": lambda file: file.write(b"1, 2, 3")}))
+    job.clean(Retention(keep_last=keep_last))
 
 
 def parent_of(directory: Path, run: int) -> str | None:
@@ -115,10 +117,10 @@ def old_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ch
         for step in steps:
             publish(old, step)
 
-        def publish_first(checkpoints: Checkpoints, parent: CheckpointId | None) -> int:
+        def publish_first(new: Checkpoints, parent: CheckpointId | None) -> int:
             monkeypatch.setattr(Checkpoints, "claim", claim)
             publish(old, 200, keep_last=keep_last)
-            return checkpoints.claim(parent)
+            return new.claim(parent)
 
         monkeypatch.setattr(Checkpoints, "claim", publish_first)
         return old
@@ -146,10 +148,10 @@ def test_start_that_dies_before_it_looks_again_loses_nothing(
     old_job(100, keep_last=1)
     read = Checkpoints._checked
 
-    def die(checkpoints: Checkpoints, id: CheckpointId, **settings: Any) -> Any:
+    def die(job: Checkpoints, id: CheckpointId, **settings: Any) -> Any:
         if id.step == 200:
             raise ZeroDivisionError
-        return read(checkpoints, id, **settings)
+        return read(job, id, **settings)
 
     monkeypatch.setattr(Checkpoints, "_checked", die)
     with pytest.raises(ZeroDivisionError):
@@ -193,9 +195,9 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[CheckpointId]:
     done: list[CheckpointId] = []
     check = Checkpoints._checked
 
-    def note(checkpoints: Checkpoints, id: CheckpointId, *, verify: bool, keep: bool) -> Any:
+    def note(job: Checkpoints, id: CheckpointId, *, verify: bool, keep: bool) -> Any:
         done.extend([id] * (verify or keep))
-        return check(checkpoints, id, verify=verify, keep=keep)
+        return check(job, id, verify=verify, keep=keep)
 
     monkeypatch.setattr(Checkpoints, "_checked", note)
     return done
@@ -233,3 +235,42 @@ def test_listing_that_is_out_of_date_is_waited_for(
 
     assert Cluster(2).run(begin) == [7, 7]
     assert read == [CheckpointId(1, 0, 7)] * 2
+
+
+# ---------------------------------------------------------------- the memory of what was read
+
+
+@pytest.fixture
+def memories(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
+    """The memory of each file that is read; when the next one gets its own, none is in use."""
+    made: list[weakref.ref[Any]] = []
+    make_memory = checkpoints._memory
+
+    def note(size: int) -> memoryview:
+        assert not any(one() for one in made)
+        memory = make_memory(size)
+        made.append(weakref.ref(memory.obj))
+        return memory
+
+    monkeypatch.setattr(checkpoints, "_memory", note)
+    return made
+
+
+def test_checkpoint_is_held_until_it_is_loaded_and_then_read_from_the_store(
+    tmp_path: Path, memories: list[weakref.ref[Any]]
+) -> None:
+    start(tmp_path).finish(7, complete=END)
+    job = start(tmp_path)
+    assert memories[0]() is not None
+    job.let_go()
+    assert memories[0]() is None
+    with job.open("weights") as file:
+        assert file.read() == b"1, 2, 3"
+    assert job.is_complete(END)
+
+
+def test_start_from_a_checkpoint_again_holds_one_copy(tmp_path: Path, memories: list[weakref.ref[Any]]) -> None:
+    start(tmp_path).finish(7, complete=END)
+    job = start(tmp_path)
+    assert job.begin_again("a model") is not None
+    assert [one() is not None for one in memories] == [False, True]

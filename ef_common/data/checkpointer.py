@@ -243,7 +243,7 @@ class Checkpointer:
             self._log.write("rollback", generation=self._session.view.generation, step=0, epoch=0)
 
     def open(self, name: str) -> BinaryIO:
-        """Open a file of the checkpoint that was found. Close it.
+        """Open a file of the checkpoint that was found: in memory, or in the store after `let_go`. Close it.
 
         Raises:
             ValueError: Nothing was found.
@@ -251,6 +251,11 @@ class Checkpointer:
         if self.found is None:
             raise ValueError(f"there is no checkpoint to read. Received: name={name!r}")
         return self._checkpoints.open(self.found, name)
+
+    def let_go(self) -> None:
+        """Free the memory with the files of the checkpoint that was found: they are loaded."""
+        if self.found is not None:
+            self.found = replace(self.found, kept={})
 
     # ------------------------------------------------------------ what newcomers need
 
