@@ -87,6 +87,7 @@ class FitCheckpoints:
             path = Path(directory) / (MODEL if state["file"] == MODEL else WEIGHTS)
             with self.job.open(state["file"]) as file, path.open("wb") as target:
                 shutil.copyfileobj(file, target, _CHUNK_BYTES)
+            self.job.let_go()
             try:
                 self._model.load_weights(path)
             except ValueError as error:

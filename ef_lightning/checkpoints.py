@@ -123,6 +123,7 @@ class TrainerCheckpoints:
     def _read(self) -> dict[str, Any]:
         with self.job.open(FILE) as file:
             checkpoint = self._plain.load(file)
+        self.job.let_go()
         own_files.forget_foreign_files(self._trainer, checkpoint)
         hooks.add_hyper_parameters(self._trainer, checkpoint)
         self._random = checkpoint[CHECKPOINT_KEY].pop("random")

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import weakref
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ef_common import events
+from ef_common.core.lineage import CheckpointId
+from ef_common.core.retention import Retention
 from ef_common.core.view import SOLO
+from ef_common.data import checkpointer
 from ef_common.data.checkpointer import Checkpointer, Checkpointing
+from ef_common.errors import Fenced, UsageError
 from ef_common.events import EventLog
 from ef_common.session import Session
+from ef_common.storage import checkpoints
 from ef_common.storage.checkpoints import Checkpoints, Content
 from ef_common.storage.store import Store
+from tests.collectives.cluster import Cluster
 
 END = {"max_epochs": 3}
 
@@ -28,10 +38,14 @@ class Numbers:
         return Content({"weights": lambda file: file.write(b"1, 2, 3")}), lambda: None
 
 
-def start(directory: Path) -> Checkpointer:
-    session = Session(SOLO.members[0], channel=None, groups=None)  # type: ignore[arg-type]
+def make(directory: Path, session: Session | None = None) -> Checkpointer:
+    session = session or Session(SOLO.members[0], channel=None, groups=None)  # type: ignore[arg-type]
     settings, source = Checkpointing(str(directory / "store")), Numbers()
-    job = Checkpointer(settings, session, source=source, log=EventLog(directory, "w0"))  # type: ignore[arg-type]
+    return Checkpointer(settings, session, source=source, log=EventLog(directory, session.worker.id))  # type: ignore[arg-type]
+
+
+def start(directory: Path) -> Checkpointer:
+    job = make(directory)
     job.begin("a model")
     return job
 
@@ -78,3 +92,185 @@ def test_training_that_has_ended_is_saved_again_only_if_it_has_gone_on(tmp_path:
     longer.finish(7, complete={"max_epochs": 4})
     assert len(stored(tmp_path)) == 2
     assert start(tmp_path).is_complete({"max_epochs": 4})
+
+
+# ---------------------------------------------------------------- starts that overlap
+
+
+def publish(job: Checkpoints, step: int, *, keep_last: int = 3) -> None:
+    job.publish(CheckpointId(1, 1, step), Content({"weights": lambda file: file.write(b"1, 2, 3")}))
+    job.clean(Retention(keep_last=keep_last))
+
+
+def parent_of(directory: Path, run: int) -> str | None:
+    parent: str | None = json.loads((directory / "store" / "runs" / f"{run:06d}.json").read_text())["run"]["parent"]
+    return parent
+
+
+@pytest.fixture
+def old_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Checkpoints]:
+    """Makes an older job that trains on until another one has begun, and publishes once more just before that."""
+
+    def begin(*steps: int, keep_last: int) -> Checkpoints:
+        old, claim = Checkpoints(Store(str(tmp_path / "store"))), Checkpoints.claim
+        old.claim(None)
+        for step in steps:
+            publish(old, step)
+
+        def publish_first(new: Checkpoints, parent: CheckpointId | None) -> int:
+            monkeypatch.setattr(Checkpoints, "claim", claim)
+            publish(old, 200, keep_last=keep_last)
+            return new.claim(parent)
+
+        monkeypatch.setattr(Checkpoints, "claim", publish_first)
+        return old
+
+    return begin
+
+
+@pytest.mark.parametrize(("steps", "keep_last"), [((), 1), ((100,), 1), ((100,), 3)])
+@pytest.mark.parametrize("begin", ["begin", "begin_again"])
+def test_start_takes_over_from_what_the_old_job_publishes_before_it_is_fenced_off(
+    tmp_path: Path, old_job: Callable[..., Checkpoints], steps: tuple[int, ...], keep_last: int, begin: str
+) -> None:
+    old = old_job(*steps, keep_last=keep_last)
+    found = getattr(make(tmp_path), begin)("a model")
+    assert found is not None
+    assert found.id.step == 200
+    assert parent_of(tmp_path, 3) == found.id.name
+    with pytest.raises(Fenced, match="run 3 has begun"):
+        publish(old, 300)
+
+
+def test_start_that_dies_before_it_looks_again_loses_nothing(
+    tmp_path: Path, old_job: Callable[..., Checkpoints], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old_job(100, keep_last=1)
+    read = Checkpoints._checked
+
+    def die(job: Checkpoints, id: CheckpointId, **settings: Any) -> Any:
+        if id.step == 200:
+            raise ZeroDivisionError
+        return read(job, id, **settings)
+
+    monkeypatch.setattr(Checkpoints, "_checked", die)
+    with pytest.raises(ZeroDivisionError):
+        start(tmp_path)
+    monkeypatch.setattr(Checkpoints, "_checked", read)
+    assert parent_of(tmp_path, 2) == CheckpointId(1, 1, 100).name
+    job = start(tmp_path)
+    assert job.found is not None
+    assert job.found.id.step == 200
+
+
+def test_members_look_again_together(tmp_path: Path, old_job: Callable[..., Checkpoints]) -> None:
+    old_job(100, keep_last=3)
+
+    def begin(session: Session, rank: int) -> tuple[int, int]:
+        job = make(tmp_path, session)
+        found = job.begin("a model")
+        assert found is not None
+        return found.id.step, job.state()["run"]
+
+    assert Cluster(2).run(begin) == [(200, 3)] * 2
+
+
+def test_damaged_checkpoint_is_passed_over_with_one_claim(tmp_path: Path) -> None:
+    old = Checkpoints(Store(str(tmp_path / "store")))
+    old.claim(None)
+    for step in (100, 200):
+        publish(old, step)
+    (tmp_path / "store" / "checkpoints" / CheckpointId(1, 1, 200).name / "weights").write_bytes(b"3, 2, 1")
+    job = start(tmp_path)
+    assert job.found is not None
+    assert (job.found.id.step, job.state()["run"]) == (100, 2)
+
+
+# ---------------------------------------------------------------- workers that see different stores
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[CheckpointId]:
+    """The checkpoints that were read, by all members."""
+    done: list[CheckpointId] = []
+    check = Checkpoints._checked
+
+    def note(job: Checkpoints, id: CheckpointId, *, verify: bool, keep: bool) -> Any:
+        done.extend([id] * (verify or keep))
+        return check(job, id, verify=verify, keep=keep)
+
+    monkeypatch.setattr(Checkpoints, "_checked", note)
+    return done
+
+
+def test_place_that_is_another_one_on_each_node_ends_all_members(
+    tmp_path: Path, read: list[CheckpointId], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpointer, "_PAUSES_S", (0.0, 0.0))
+    start(tmp_path / "m0").finish(7, complete=END)
+
+    def begin(session: Session, rank: int) -> str:
+        with pytest.raises(UsageError, match="is not one place for all workers") as caught:
+            make(tmp_path / f"m{rank}", session).begin("a model")
+        return str(caught.value)
+
+    seen = f"{CheckpointId(1, 0, 7).name} on m0; none on m1"
+    assert [text.partition("Received: ")[2] for text in Cluster(2).run(begin)] == [seen] * 2
+    assert read == []
+
+
+def test_listing_that_is_out_of_date_is_waited_for(
+    tmp_path: Path, read: list[CheckpointId], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpointer, "_PAUSES_S", (0.0, 0.0))
+    start(tmp_path).finish(7, complete=END)
+
+    def begin(session: Session, rank: int) -> int:
+        job = make(tmp_path, session)
+        list_now, stale = job._checkpoints._folders, [()] * (2 * rank)
+        monkeypatch.setattr(job._checkpoints, "_folders", lambda: stale.pop() if stale else list_now())
+        found = job.begin("a model")
+        assert found is not None
+        return found.id.step
+
+    assert Cluster(2).run(begin) == [7, 7]
+    assert read == [CheckpointId(1, 0, 7)] * 2
+
+
+# ---------------------------------------------------------------- the memory of what was read
+
+
+@pytest.fixture
+def memories(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
+    """The memory of each file that is read; when the next one gets its own, none is in use."""
+    made: list[weakref.ref[Any]] = []
+    make_memory = checkpoints._memory
+
+    def note(size: int) -> memoryview:
+        assert not any(one() for one in made)
+        memory = make_memory(size)
+        made.append(weakref.ref(memory.obj))
+        return memory
+
+    monkeypatch.setattr(checkpoints, "_memory", note)
+    return made
+
+
+def test_checkpoint_is_held_until_it_is_loaded_and_then_read_from_the_store(
+    tmp_path: Path, memories: list[weakref.ref[Any]]
+) -> None:
+    start(tmp_path).finish(7, complete=END)
+    job = start(tmp_path)
+    assert memories[0]() is not None
+    job.let_go()
+    assert memories[0]() is None
+    with job.open("weights") as file:
+        assert file.read() == b"1, 2, 3"
+    assert job.is_complete(END)
+
+
+def test_start_from_a_checkpoint_again_holds_one_copy(tmp_path: Path, memories: list[weakref.ref[Any]]) -> None:
+    start(tmp_path).finish(7, complete=END)
+    job = start(tmp_path)
+    assert job.begin_again("a model") is not None
+    assert [one() is not None for one in memories] == [False, True]

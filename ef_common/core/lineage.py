@@ -86,7 +86,8 @@ def lineage(checkpoints: Collection[CheckpointId], claims: Mapping[int, RunClaim
     """Checkpoints that a start may take, newest first.
 
     A run whose claim is missing or damaged is taken to have resumed from the newest of all older ones: the chain does
-    not break because of one small file.
+    not break because of one small file. So is a run that has published nothing and whose parent is gone: the job before
+    it has removed that one while it began, and has published newer ones instead.
 
     Args:
         checkpoints: Checkpoints with a manifest.
@@ -103,7 +104,8 @@ def lineage(checkpoints: Collection[CheckpointId], claims: Mapping[int, RunClaim
         run = runs.pop()
         chain += sorted((one for one in checkpoints if one.run == run and (not limit or one <= limit)), reverse=True)
         claim, limit = claims.get(run, RunClaim(None, readable=False)), None
-        if claim.readable:
+        was_removed = claim.parent is not None and claim.parent not in checkpoints
+        if claim.readable and not (was_removed and all(one.run != run for one in checkpoints)):
             limit = claim.parent
             if limit is None:
                 break

@@ -9,7 +9,7 @@ import atexit
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
@@ -21,6 +21,7 @@ from ef_common.core.cadence import Cadence, Pace
 from ef_common.core.checks import is_count
 from ef_common.core.lineage import CheckpointId
 from ef_common.core.retention import Retention
+from ef_common.core.view import View
 from ef_common.data.sharing import Sharing, SharingPlan
 from ef_common.data.source import Release, Source, SourceState
 from ef_common.errors import UsageError
@@ -39,7 +40,9 @@ _FINAL_WRITE_S = 1200.0
 """A store that hangs longer than this at the end of a training is an error: nobody would notice otherwise."""
 _START = Retries(total=timedelta(minutes=5)).warning(logger)
 """Without knowing what lies in the store, nobody can say where to begin."""
-
+_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0)
+"""Between two looks of workers that find different checkpoints: a network file system may cache for a minute."""
+_MOST_TOLD = 4
 
 Turn = Literal["alone", "together"]
 """How a checkpoint is taken."""
@@ -137,26 +140,71 @@ class Checkpointer:
             model: Identity of the model; see `fingerprint`.
 
         Raises:
-            UsageError: A checkpoint of another model.
+            UsageError: A checkpoint of another model; or the workers find different ones, as on disks of their own.
             StorageFailed: The store cannot be read.
         """
+        return self._begin(partial(self._agree, model), self._claim_together)
+
+    def _begin(
+        self, find: Callable[[int | None], object], claim: Callable[[int | None], tuple[int, bool]]
+    ) -> Checkpoint | None:
+        """Find a checkpoint and claim a run, until no older job has gone on in between. Both get the first such run."""
+        first: int | None = None
         while True:
-            self.found = self._newest(model)
-            mine = None if self.found is None else self.found.id.name
-            names, _ = operations.gather(self._session, mine, what="name of a checkpoint")
-            if len(set(names)) == 1:
+            find(first)
+            run, is_newest = claim(first)
+            if is_newest:
                 break
-            logger.warning("the workers find different checkpoints, and look again. Received: %s", names)
-        while True:
-            claimed = None
-            if _first(self._session) == self._session.worker.id:
-                claimed = _START(self._checkpoints.claim, None if self.found is None else self.found.id)
-            runs, _ = operations.gather(self._session, claimed, what="number of a run")
-            found = [run for run in runs if run is not None]
-            if found:
-                break  # else rank 0 was lost while it claimed one
-        self._join(max(found))
+            first = first or run
+            logger.warning(
+                "%s: an older job has published or removed checkpoints before this one had begun, which looks again",
+                self._checkpoints.store,
+            )
+        self._join(run)
         return self.found
+
+    def _agree(self, model: str, before: int | None) -> None:
+        """Find the same checkpoint as all other members. It is read only once all have listed the same one."""
+        for pause_s in (*_PAUSES_S, None):
+            listed = _START(self._checkpoints.newest_valid, verify=False, before=before)
+            names, view = self._names(listed)
+            if len(set(names)) == 1:
+                self._find(model, before)
+                names, view = self._names(self.found)
+                if len(set(names)) == 1:
+                    return
+            if pause_s is None:
+                raise UsageError(
+                    f"{self._checkpoints.store} is not one place for all workers: after {sum(_PAUSES_S):.0f} s they "
+                    "still find different checkpoints. Expected: a store that all nodes reach, or a shared file system "
+                    f"that is mounted on each of them. Received: {_seen(names, view)}"
+                )
+            logger.warning("the workers find different checkpoints, and look again. Received: %s", _seen(names, view))
+            time.sleep(pause_s)
+
+    def _names(self, found: Checkpoint | None) -> tuple[list[str | None], View]:
+        """What each member has found, and the view of these members."""
+        mine = None if found is None else found.id.name
+        return operations.gather(self._session, mine, what="name of a checkpoint")
+
+    def _claim_together(self, before: int | None) -> tuple[int, bool]:
+        """Claim a run in one of the members, whose verdict is that of all."""
+        while True:
+            mine = self._claim(before) if _first(self._session) == self._session.worker.id else None
+            claims, _ = operations.gather(self._session, mine, what="number of a run")
+            found: list[tuple[int, bool]] = [(run, is_newest) for run, is_newest in filter(None, claims)]
+            if found:
+                return max(found)  # else rank 0 was lost while it claimed one
+
+    def _claim(self, before: int | None) -> tuple[int, bool]:
+        """Claim a run. Returns its number, and whether what was found is the newest, now that older runs have ended.
+
+        Args:
+            before: The first run that this start has claimed; None if this is it.
+        """
+        found = None if self.found is None else self.found.id
+        run: int = _START(self._checkpoints.claim, found)
+        return run, _START(self._checkpoints.newest, before=before or run) == found
 
     def look(self, model: str) -> Checkpoint | None:
         """In a newcomer that skips this training: find its result, if the end of it was saved.
@@ -164,24 +212,24 @@ class Checkpointer:
         Raises:
             UsageError, StorageFailed: As `begin`.
         """
-        found = self._newest(model)
-        self.found = None if found is None or found.complete is None else found
+        self._find(model)
+        if self.found is not None and self.found.complete is None:
+            self.found = None
         return self.found
 
     def begin_again(self, model: str) -> Checkpoint | None:
         """Like `begin`, in one worker that then hands everything on, because all who had a state are lost."""
-        self.found = self._newest(model)
-        self._join(_START(self._checkpoints.claim, None if self.found is None else self.found.id))
-        return self.found
+        return self._begin(partial(self._find, model), self._claim)
 
-    def _newest(self, model: str) -> Checkpoint | None:
-        found: Checkpoint | None = _START(self._checkpoints.newest_valid, keep=True)
+    def _find(self, model: str, before: int | None = None) -> None:
+        self.found = None  # its memory is needed
+        found: Checkpoint | None = _START(self._checkpoints.newest_valid, keep=True, before=before)
         if found is not None and found.manifest.model not in (None, model):
             raise UsageError(
                 "the checkpoints there are of another model: other names, shapes or types of parameters. Use another "
                 f"URL for this one, or remove them. Received: {self._checkpoints.store}, {found.id.name}"
             )
-        return found
+        self.found = found
 
     def _join(self, run: int) -> None:
         self._checkpoints.join(run, None if self.found is None else self.found.id)
@@ -195,7 +243,7 @@ class Checkpointer:
             self._log.write("rollback", generation=self._session.view.generation, step=0, epoch=0)
 
     def open(self, name: str) -> BinaryIO:
-        """Open a file of the checkpoint that was found. Close it.
+        """Open a file of the checkpoint that was found: in memory, or in the store after `let_go`. Close it.
 
         Raises:
             ValueError: Nothing was found.
@@ -203,6 +251,11 @@ class Checkpointer:
         if self.found is None:
             raise ValueError(f"there is no checkpoint to read. Received: name={name!r}")
         return self._checkpoints.open(self.found, name)
+
+    def let_go(self) -> None:
+        """Free the memory with the files of the checkpoint that was found: they are loaded."""
+        if self.found is not None:
+            self.found = replace(self.found, kept={})
 
     # ------------------------------------------------------------ what newcomers need
 
@@ -372,6 +425,18 @@ def _share_of(state: SourceState, plan: SharingPlan) -> tuple[Content, Release]:
     bytes_of, release = state.copy_parts(plan.layout.slices(plan.mine))
     file = plan.file(partial(plan.layout.write, bytes_of=bytes_of))
     return state.content(file) if plan.leads else Content({state.file: file}), release
+
+
+def _seen(names: Sequence[str | None], view: View) -> str:
+    """What the nodes have found, for a message."""
+    finders: dict[str, dict[str, None]] = {}
+    for name, member in zip(names, view.members, strict=True):
+        finders.setdefault(name or "none", {})[member.node] = None
+    parts = []
+    for name, nodes in finders.items():
+        more = f" and {len(nodes) - _MOST_TOLD} more nodes" if len(nodes) > _MOST_TOLD else ""
+        parts.append(f"{name} on {', '.join(list(nodes)[:_MOST_TOLD])}{more}")
+    return "; ".join(parts)
 
 
 def _first(session: Session) -> str:

@@ -27,7 +27,15 @@ from typing import Any, BinaryIO, cast
 
 from ef_common.core.lineage import CheckpointId, RunClaim, fence, lineage, next_run
 from ef_common.core.retention import Retention, StoredFiles, removable
-from ef_common.errors import AlreadyExists, Fenced, InvalidCheckpoint, NewerFormat, NotFound, UsageError
+from ef_common.errors import (
+    AlreadyExists,
+    Fenced,
+    InvalidCheckpoint,
+    NewerFormat,
+    NotFound,
+    StorageFailed,
+    UsageError,
+)
 from ef_common.storage import manifest as manifests
 from ef_common.storage.manifest import Manifest, StoredFile
 from ef_common.storage.memory_file import MemoryFile
@@ -117,6 +125,7 @@ class Checkpoints:
         self._writer = uuid.uuid4().hex
         self._manifests: dict[CheckpointId, Manifest] = {}
         self._valid: set[CheckpointId] = set()
+        self._passed_over: set[CheckpointId] = set()  # by the newest search
 
     # ------------------------------------------------------------ runs
 
@@ -159,7 +168,7 @@ class Checkpoints:
     # ------------------------------------------------------------ write
 
     def publish(self, id: CheckpointId, content: Content, *, pause: Callable[[float], object] = time.sleep) -> Manifest:
-        """Write a checkpoint: data first, then the manifest.
+        """Write a checkpoint: data first, then the manifest. What older writes that did not end have left goes before.
 
         Args:
             id: Which one.
@@ -177,6 +186,7 @@ class Checkpoints:
             raise UsageError(f"Expected plain names of files, other than {manifests.NAME}. Received: {bad}")
         if self._published(id):
             return self._manifests[id]
+        self._make_room(id, shared=any(isinstance(write, SharedFile) for write in content.files.values()))
         files = {name: self._write(f"{_folder(id)}/{name}", write, pause) for name, write in content.files.items()}
         manifest = Manifest(
             id=id,
@@ -250,6 +260,32 @@ class Checkpoints:
             raise Fenced(f"{id.name} must not be published: others have the claim to continue", final=False)
         return published
 
+    def _make_room(self, id: CheckpointId, *, shared: bool) -> None:
+        """Remove the folders of older checkpoints that were not published, or they might fill the store for ever.
+
+        Only the writer of an older view could still publish one of them, if it is cut off or leaves: it then has an
+        incomplete one. Costs a request for each checkpoint that this process has not seen.
+
+        Args:
+            id: The checkpoint to be written.
+            shared: Whether others may have written shares of it. Otherwise an attempt to share it was given up.
+        """
+        try:
+            for one in self._folders():
+                is_over = one < id or (one == id and not shared)
+                if is_over and one not in self._manifests and not self._is_published(one):
+                    self.store.delete_folder(_folder(one))
+        except StorageFailed as error:
+            _logger.warning("%s: what is left of broken writes cannot be removed: %s", self.store, error)
+
+    def _is_published(self, id: CheckpointId) -> bool:
+        """Whether it has a manifest, by its name: a listing may be out of date."""
+        try:
+            self.store.read(f"{_folder(id)}/{manifests.NAME}")
+        except NotFound:
+            return False
+        return True
+
     def _write(self, name: str, write: WriteFile | SharedFile, pause: Callable[[float], object]) -> StoredFile:
         if isinstance(write, SharedFile):
             write_share(self.store, name, write)
@@ -260,22 +296,39 @@ class Checkpoints:
 
     # ------------------------------------------------------------ read
 
-    def newest_valid(self, *, verify: bool = True, keep: bool = False) -> Checkpoint | None:
-        """The checkpoint to start from. Each one that is passed over gets one log line that says why.
+    def newest_valid(self, *, verify: bool = True, keep: bool = False, before: int | None = None) -> Checkpoint | None:
+        """The checkpoint to start from. With `verify`, each one that is passed over gets one log line that says why.
+
+        An older job may go on meanwhile, and remove what was listed; so the store is listed anew after each of them.
 
         Args:
             verify: Read all data and compare the checksums; otherwise only that the files are there, with their sizes.
             keep: Keep the files in memory, so that they need not be read again.
+            before: As if this run and newer ones had not begun.
 
         Raises:
             NewerFormat: A newer version wrote the newest one, or a claim.
         """
-        for id in lineage([one for one in self._folders() if self._has_manifest(one)], self._claims()):
+        self._passed_over.clear()
+        while (id := self.newest(before=before)) is not None:
             try:
                 return self._checked(id, verify=verify, keep=keep)
             except InvalidCheckpoint as error:
-                _logger.warning("%s: checkpoint %s is passed over: %s", self.store, id.name, error)
+                level = logging.WARNING if verify else logging.DEBUG
+                _logger.log(level, "%s: checkpoint %s is passed over: %s", self.store, id.name, error)
+                self._passed_over.add(id)
         return None
+
+    def newest(self, *, before: int | None = None) -> CheckpointId | None:
+        """The newest checkpoint that a start may take, without a look into it, and which was not passed over.
+
+        Args:
+            before: See `newest_valid`.
+        """
+        older = [one for one in self._folders() if before is None or one.run < before]
+        claims = {run: claim for run, claim in self._claims().items() if before is None or run < before}
+        chain = lineage([one for one in older if self._has_manifest(one)], claims)
+        return next((one for one in chain if one not in self._passed_over), None)
 
     def open(self, checkpoint: Checkpoint, name: str) -> BinaryIO:
         """Open one of its files for reading, from memory if it was kept. Close it.
@@ -342,13 +395,17 @@ class Checkpoints:
                 self._remove_leftovers(one.id, found[one.id])
         chain = lineage([one.id for one in stored if one.complete], self._claims())
         reasons = removable(stored, retention, chain=chain, valid=self._valid, run=self.run)
+        removed = []
         for id, reason in reasons.items():
+            if max(self._claimed(), default=0) > self.run:
+                break  # the newer run may start from what this one would remove
             _logger.debug("%s: checkpoint %s is removed: %s", self.store, id.name, reason)
             self.store.delete(f"{_folder(id)}/{manifests.NAME}")  # first: half of a removal is no checkpoint
             self.store.delete_folder(_folder(id))
             self._manifests.pop(id, None)
             self._valid.discard(id)
-        return list(reasons)
+            removed.append(id)
+        return removed
 
     def _remove_leftovers(self, id: CheckpointId, entries: Sequence[Entry]) -> None:
         """Remove leftovers of the sharing of a published checkpoint, which nobody needs."""

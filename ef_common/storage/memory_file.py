@@ -18,6 +18,11 @@ class MemoryFile(io.RawIOBase):
         self._data = data
         self._position = 0
 
+    def close(self) -> None:
+        """Close it, and let go of the memory."""
+        self._data = memoryview(b"")
+        super().close()
+
     def readable(self) -> bool:
         return True
 

@@ -68,6 +68,12 @@ def test_parse_foreign_name_is_none(name: str) -> None:
         ),
         pytest.param([id_(1, 10)], {1: RunClaim(None), 2: RunClaim(None)}, [], id="started from nothing"),
         pytest.param(
+            [id_(1, 5), id_(1, 20)],
+            {1: RunClaim(None), 2: RunClaim(id_(1, 10))},
+            [id_(1, 20), id_(1, 5)],
+            id="the parent was removed while it was claimed",
+        ),
+        pytest.param(
             [id_(1, 10), id_(2, 20), id_(3, 12)],
             {1: RunClaim(None), 2: RunClaim(id_(1, 10)), 3: RunClaim(id_(1, 10))},
             [id_(3, 12), id_(1, 10)],

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -16,6 +18,8 @@ from ef_common.core.retention import Retention
 from ef_common.data.checkpointer import Checkpointing
 from ef_common.errors import UsageError
 from ef_common.launch import process
+from ef_common.storage import checkpoints
+from ef_common.storage.checkpoints import _memory
 from tests.keras.features import compiled, data
 from tests.keras.weights import Words
 
@@ -192,6 +196,32 @@ def started_again(folder: str) -> dict[str, Any]:
     broken = start(adam, settings, BreaksOffAtTheEndOfAnEpoch(), make=make)
     results["end of an epoch"] = [broken["finished"], off(start(adam, settings, make=make), undisturbed)]
     return results
+
+
+class NotesMemory(keras.callbacks.Callback):
+    """Notes the memory of each file of a checkpoint that is read, and whether it is in use in a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[weakref.ref[Any]] = []
+        self.in_use: list[bool] = []
+
+    def make(self, size: int) -> memoryview:
+        memory = _memory(size)
+        self.made.append(weakref.ref(memory.obj))
+        return memory
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.in_use = [one() is not None for one in self.made]
+
+
+def held(folder: str) -> list[bool]:
+    """Whether the files of a checkpoint are in memory while a training goes on from it."""
+    settings, notes = Checkpointing(f"{folder}/store", every_steps=1), NotesMemory()
+    start(adam, settings, BreaksOffWhenSaved())
+    with mock.patch.object(checkpoints, "_memory", notes.make):
+        start(adam, settings, make=lambda: [notes])
+    return notes.in_use
 
 
 def wide() -> Any:

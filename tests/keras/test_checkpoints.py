@@ -24,7 +24,8 @@ def call(backend: str, folder: str) -> dict[str, Any]:
     del os.environ["ELASTICFLOW_COORDINATOR"]
     importlib.import_module(f"tests.keras.on_{backend}")
     results = {}
-    for module, names in {"checkpoints": ("started_again", "formats", "ended"), "weights": ("files", "memory")}.items():
+    modules = {"checkpoints": ("started_again", "held", "formats", "ended"), "weights": ("files", "memory")}
+    for module, names in modules.items():
         functions = importlib.import_module(f"tests.keras.{module}")
         results |= {name: getattr(functions, name)(f"{folder}/{name}") for name in names}
     return results
@@ -46,6 +47,10 @@ def results(tmp_path_factory: pytest.TempPathFactory, backend: str) -> dict[str,
 
 def test_fit_started_again_at_any_step_ends_as_an_undisturbed_one(results: dict[str, Any]) -> None:
     assert results["started_again"] == {"each step": [3 * STEPS, []], "end of an epoch": [False, []]}
+
+
+def test_memory_of_a_checkpoint_is_free_when_the_fit_goes_on(results: dict[str, Any]) -> None:
+    assert results["held"] == [False, False]
 
 
 PLAIN = """

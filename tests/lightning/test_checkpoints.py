@@ -8,6 +8,7 @@ import inspect
 import json
 import os
 import re
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from ef_common.core.retention import Retention
 from ef_common.data.checkpointer import Checkpointing
 from ef_common.errors import NewerFormat, UnsupportedError, UsageError
 from ef_common.launch import process
+from ef_common.storage import checkpoints
 from ef_lightning import strategy_for
 from ef_lightning.plain_checkpoint import PlainCheckpoints
 from tests.lightning import battery, training
@@ -652,6 +654,29 @@ def _flip(file: Path) -> None:
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
+
+
+def test_memory_of_a_checkpoint_is_free_when_the_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[weakref.ref[Any]] = []
+    make_memory = checkpoints._memory
+
+    def note(size: int) -> memoryview:
+        memory = make_memory(size)
+        made.append(weakref.ref(memory.obj))
+        return memory
+
+    class InUse(pl.Callback):
+        def on_train_batch_start(self, *args: Any) -> None:
+            self.held = [one() for one in made]
+
+    broken_off(tmp_path / "store", monkeypatch)
+    monkeypatch.setattr(checkpoints, "_memory", note)
+    again = InUse()
+    settings = Checkpointing(str(tmp_path / "store"))
+    start(CASES["dropout_and_statistics"](pl, tmp_path), settings, monkeypatch, again)
+    assert again.held == [None]
 
 
 @pytest.mark.parametrize(

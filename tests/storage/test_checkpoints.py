@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ef_common.core.lineage import CheckpointId
-from ef_common.core.retention import Retention
+from ef_common.core.retention import Retention, removable
 from ef_common.errors import Fenced, NewerFormat, StorageFailed, UsageError
 from ef_common.storage.checkpoints import Checkpoints, Content
 from ef_common.storage.store import Store
@@ -124,6 +124,89 @@ def test_restarts_go_on_from_each_other_and_retention_holds(make: Callable[[], S
             assert len(make().entries("checkpoints")) == min(step, 2)
 
 
+def abandon(store: Store, id: CheckpointId) -> None:
+    """Leave what is left of a writer that was killed."""
+    with store.writer(f"checkpoints/{id.name}/weights") as file:
+        file.write(DATA)
+
+
+def ids(store: Store) -> list[CheckpointId | None]:
+    return [CheckpointId.parse(entry.name) for entry in store.entries("checkpoints")]
+
+
+def test_publish_first_removes_what_older_writes_that_did_not_end_have_left(make: Callable[[], Store]) -> None:
+    job(make()).publish(CheckpointId(1, 1, 10), content(10))
+    checkpoints = Checkpoints(make())
+    assert checkpoints.claim(CheckpointId(1, 1, 10)) == 2
+    older, newer = [CheckpointId(1, 1, 20), CheckpointId(2, 1, 90), CheckpointId(2, 2, 20)], CheckpointId(2, 2, 40)
+    for id in (*older, newer):
+        abandon(make(), id)
+    found: list[list[CheckpointId | None]] = []
+    id = CheckpointId(2, 2, 30)
+    checkpoints.publish(id, Content({"weights": lambda file: found.append(ids(make()))}))
+    assert [one for one in found[0] if one != id] == [CheckpointId(1, 1, 10), newer]
+    assert ids(make()) == [CheckpointId(1, 1, 10), id, newer]
+
+
+def test_publish_removes_nothing_whose_manifest_is_only_missing_in_a_listing(
+    local: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a network file system, after another node has published."""
+    job(local).publish(CheckpointId(1, 1, 10), content(10))
+    checkpoints, entries = Checkpoints(local), local.entries
+    checkpoints.join(1)
+    monkeypatch.setattr(local, "entries", lambda folder: [one for one in entries(folder) if "manifest" not in one.name])
+    checkpoints.publish(CheckpointId(1, 2, 20), content(20))
+    monkeypatch.undo()
+    assert ids(local) == [CheckpointId(1, 1, 10), CheckpointId(1, 2, 20)]
+
+
+def test_publish_succeeds_where_nothing_can_be_removed(
+    local: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(name: str) -> None:
+        raise StorageFailed("no right to delete")
+
+    checkpoints = job(local)
+    abandon(local, CheckpointId(1, 1, 10))
+    monkeypatch.setattr(local, "delete_folder", fail)
+    checkpoints.publish(CheckpointId(1, 1, 20), content(20))
+    assert Checkpoints(local).newest_valid().id.step == 20
+    assert "no right to delete" in caplog.text
+
+
+def test_newest_valid_takes_what_is_published_while_the_one_that_it_reads_is_removed(
+    local: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, copy = job(local), local.copy
+    old.publish(CheckpointId(1, 1, 10), content(10))
+
+    def replace_first(name: str, target: Callable[[bytes], object]) -> tuple[int, str]:
+        monkeypatch.undo()
+        old.publish(CheckpointId(1, 1, 20), content(20))
+        assert old.clean(Retention(keep_last=1)) == [CheckpointId(1, 1, 10)]
+        return copy(name, target)
+
+    monkeypatch.setattr(local, "copy", replace_first)
+    found = Checkpoints(local).newest_valid()
+    assert found is not None
+    assert found.id == CheckpointId(1, 1, 20)
+
+
+def test_clean_removes_nothing_once_a_newer_run_has_begun(local: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = job(local)
+    for step in (10, 20):
+        old.publish(CheckpointId(1, 1, step), content(step))
+
+    def begin_first(*arguments: Any, **settings: Any) -> Any:
+        Checkpoints(local).claim(CheckpointId(1, 1, 10))
+        return removable(*arguments, **settings)
+
+    monkeypatch.setattr("ef_common.storage.checkpoints.removable", begin_first)
+    assert old.clean(Retention(keep_last=1)) == []
+    assert Checkpoints(local).newest_valid().id == CheckpointId(1, 1, 10)
+
+
 def test_claim_by_many_at_once_gives_each_its_own_run(make: Callable[[], Store], place: Place) -> None:
     if place[0].startswith("memory"):
         pytest.skip("fsspec's memory looks, and then writes")
@@ -164,7 +247,8 @@ def test_writer_that_is_overtaken_while_it_writes_does_not_publish(make: Callabl
         old.publish(CheckpointId(1, 1, 20), Content({"weights": slowly}))
     assert not caught.value.final
     assert new.newest_valid().id == CheckpointId(1, 2, 15)
-    assert new.clean(Retention()) == [CheckpointId(1, 1, 20)]
+    new.clean(Retention())
+    assert ids(make()) == [CheckpointId(1, 2, 15)]
 
 
 def test_manifest_is_created_when_the_data_has_reached_the_disk(local: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,6 +88,19 @@ def test_disk_that_is_full_keeps_the_one_before_and_saving_goes_on_when_there_is
     assert Checkpoints(Store(small_disk / "run")).newest_valid().id.step == 2
 
 
+def test_disk_that_is_full_of_what_a_killed_job_has_left_has_room_again(small_disk: Path) -> None:
+    store = Store(small_disk / "run")
+    killed = CheckpointId(Checkpoints(store).claim(parent=None), 1, 1)
+    with store.writer(f"checkpoints/{killed.name}/weights") as file:
+        file.write(bytes(900_000))
+    checkpoints = Checkpoints(store)
+    run = checkpoints.claim(parent=None)
+    with Saver(checkpoints, retries=Retries(total=timedelta(0))) as saver:
+        saver.submit(snapshot(run, 2))
+        saver.close(ENOUGH_S)
+    assert Checkpoints(store).newest_valid().id == CheckpointId(run, 1, 2)
+
+
 @pytest.mark.processes
 def test_store_that_stalls_holds_up_nobody_and_saving_goes_on_when_it_answers(ceph: Ceph) -> None:
     patient = {**KEYS, "endpoint_url": ceph.endpoint}

@@ -323,6 +323,22 @@ def test_worker_that_goes_on_late_changes_nothing_that_was_published(local: Stor
     assert [entry.name for entry in local.entries(f"checkpoints/{ID.name}")] == ["manifest.json", "state"]
 
 
+@pytest.mark.parametrize("step", [ID.step, ID.step + 1])
+def test_what_is_left_of_a_shared_write_goes_before_the_next_one_is_written_alone(local: Store, step: int) -> None:
+    first = Worker(local, "a", data=DATA, timeout_s=0.0)
+    with pytest.raises(ShareMissing):
+        first.publish()
+    found: list[list[str]] = []
+
+    def write(file: Any) -> None:
+        folders = local.entries("checkpoints")
+        found.append([entry.name for folder in folders for entry in local.entries(f"checkpoints/{folder.name}")])
+        file.write(DATA)
+
+    first.checkpoints.publish(ID._replace(step=step), Content({"state": write}))
+    assert found == [["state"]]
+
+
 def test_share_reaches_the_disk_before_it_is_told_of(local: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     import os
 
