@@ -119,7 +119,7 @@ class Fit:
             full_batch=full_batch,
             global_batch=self._global_batch,
         )
-        self.data.dealer.num_epochs = lambda: callbacks.params["epochs"]
+        self.data.dealer.num_epochs = lambda: int(callbacks.params["epochs"])
         if self._autoscaler is not None:
             self._autoscaler.follow(self.data.dealer)
             self._undo.callback(self._autoscaler.close)
@@ -250,7 +250,7 @@ class Fit:
 
     @property
     def _limits(self) -> dict[str, Any]:
-        return {"epochs": self._callbacks.params["epochs"]}
+        return {"epochs": int(self._callbacks.params["epochs"])}
 
     def _make_reducer(self) -> Reducer:
         model, session, data = self._model, self._session, self.data

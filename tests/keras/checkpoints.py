@@ -87,7 +87,7 @@ def start(
     model: Any,
     checkpoint: Checkpointing | None,
     *more: Any,
-    epochs: int = 3,
+    epochs: int | np.int64 = 3,
     again: bool = True,
     make: Callable[[], list[Any]] = list,
 ) -> dict[str, Any]:
@@ -251,8 +251,8 @@ def ended(folder: str) -> dict[str, Any]:
     def three(place: str, make: Callable[[], list[Any]]) -> list[Any]:
         settings = Checkpointing(f"{folder}/{place}")
         first = start(adam, settings, make=make)
-        again = start(adam, settings, make=make)
-        longer = start(adam, settings, make=make, epochs=4)
+        again = start(adam, settings, make=make, epochs=np.int64(3))
+        longer = start(adam, settings, make=make, epochs=np.int64(4))
         return [first["steps"], again["steps"], again["weights"] == first["weights"], longer["steps"]]
 
     results: dict[str, Any] = {"epochs": three("epochs", list), "stopped": three("stopped", stopping)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -66,6 +67,12 @@ ALL = [0, 1, 2, 100, 101, 200, 201, 202, 203]
 def test_batches_are_stacked_over_the_ends_of_shards() -> None:
     data = data_of(3, 2, 4, batch_size=4, shuffle=False)
     assert names(data()) == [ALL[:4], ALL[4:8], ALL[8:]]
+
+
+def test_batch_size_that_is_a_number_of_numpy_can_be_written_as_json() -> None:
+    numbers = np.arange(10)
+    data = [ef_keras.dataset(numbers, batch_size=np.int64(4)).sample_batch_size, data_of(3, batch_size=np.int64(4))]
+    assert json.dumps([data[0], data[1].batch_size]) == "[4, 4]"
 
 
 def test_each_pass_has_an_order_of_its_own_and_the_stream_knows_its_number() -> None:
