@@ -240,9 +240,11 @@ class Fit:
     def _restore(self) -> bool:
         """Continue from a checkpoint, if there is one."""
         checkpoints, epochs = self._checkpoints, self._callbacks.params["epochs"]
-        if checkpoints is None or not self._state.go_back(checkpoints.find()):
+        found = None if checkpoints is None else checkpoints.find()
+        if checkpoints is None or found is None:
             return False
-        complete = checkpoints.job.is_complete(self._limits)
+        self.data.is_over = complete = checkpoints.job.is_complete(self._limits)
+        self._state.go_back(found)
         if complete:
             logger.info("the training is complete. To train on, change its number of epochs. Received: %d", epochs)
         hooks.start_at(self._model, epochs if complete else self.data.epoch)

@@ -221,6 +221,27 @@ def test_state_between_two_epochs_of_a_pass_goes_on_in_the_stream() -> None:
     assert not set(first) & set(second)
 
 
+@pytest.mark.parametrize("steps_per_epoch", [None, 5])
+def test_shards_may_come_and_go_between_two_passes(steps_per_epoch: int | None) -> None:
+    before = Fit(data_of(3, 2, 4, batch_size=2), steps_per_epoch=steps_per_epoch)
+    before.epoch(0)
+    after = Fit(data_of(3, 2, 4, 1, batch_size=2), steps_per_epoch=steps_per_epoch)
+    after.data.load_state(before.data.state(), saved=True)
+    assert after.data.epoch == 1
+    assert sorted(flat(after.epoch(1))) == [*ALL, 300]
+    after = Fit(data_of(1, batch_size=2))
+    after.data.load_state({**before.data.state(), "stream": None}, saved=True)
+    assert flat(after.epoch(1)) == [0]
+
+
+def test_shards_may_not_change_between_two_epochs_of_a_pass() -> None:
+    before = Fit(data_of(3, 2, 4, batch_size=2), steps_per_epoch=2)
+    before.epoch(0)
+    after = Fit(data_of(3, 2, 4, 1, batch_size=2), steps_per_epoch=2)
+    with pytest.raises(UsageError, match="another list of shards"):
+        after.data.load_state(before.data.state(), saved=True)
+
+
 def test_state_of_other_data_is_refused() -> None:
     fit = Fit(data_of(3, 2, 4, batch_size=2))
     fit.epoch(0, steps=1)
