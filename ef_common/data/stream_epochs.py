@@ -135,7 +135,7 @@ class StreamEpochs:
 
     def state(self) -> dict[str, Any]:
         """How far the stream is: a plain tree with arrays."""
-        return {**self.dealing.state(), "digest": self._digest}
+        return {**self.dealing.state(), "digest": self._digest, **self._stream.shuffling()}
 
     def load_state(self, state: dict[str, Any] | None, *, seed: int, saved: bool) -> None:
         """Continue from there. The dealer has loaded its own state.
@@ -148,7 +148,7 @@ class StreamEpochs:
             saved: It is that of a checkpoint.
 
         Raises:
-            UsageError: It is the state of other data, or this worker has another list of shards.
+            UsageError: It is the state of other data, or this worker has another list of shards, or another order.
         """
         if state is None and not self._dealer.progress.remaining:
             return  # the next epoch begins a pass
@@ -163,4 +163,5 @@ class StreamEpochs:
         else:
             self._shards = opened(self._stream, self._lanes, epoch=int(state["began"]), seed=seed)
             check_shards(self._shards, self._digest)
+            self._stream.check_shuffling(state)
         self.dealing.load_state(state, self._plan(), saved=saved)

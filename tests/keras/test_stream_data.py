@@ -242,6 +242,19 @@ def test_shards_may_not_change_between_two_epochs_of_a_pass() -> None:
         after.data.load_state(before.data.state(), saved=True)
 
 
+@pytest.mark.parametrize("settings", [{"shuffle": False}, {"shuffle_buffer": 3}])
+def test_state_of_another_order_is_refused_within_a_pass(settings: dict[str, Any]) -> None:
+    fit = Fit(data_of(3, 2, 4, batch_size=2))
+    fit.epoch(0, steps=1)
+    state = fit.data.state()
+    with pytest.raises(UsageError, match="in another order"):
+        Fit(data_of(3, 2, 4, batch_size=2, **settings)).data.load_state(state, saved=True)
+    of_a_release = {name: value for name, value in state["stream"].items() if not name.startswith("shuffle")}
+    Fit(data_of(3, 2, 4, batch_size=2, **settings)).data.load_state({**state, "stream": of_a_release}, saved=True)
+    fit.epoch(1)
+    Fit(data_of(3, 2, 4, batch_size=2, **settings)).data.load_state(fit.data.state(), saved=True)
+
+
 def test_state_of_other_data_is_refused() -> None:
     fit = Fit(data_of(3, 2, 4, batch_size=2))
     fit.epoch(0, steps=1)
