@@ -92,7 +92,7 @@ class SampleDataset(keras.utils.PyDataset):
         self._samples = samples
         self._map = map
         self._seed, self._epoch = seed, 0
-        self.sample_batch_size = batch_size
+        self.sample_batch_size = int(batch_size)
         self.shuffle = shuffle
         self.global_batch_size: int | None = None
         (self.num_samples,) = lengths

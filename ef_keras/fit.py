@@ -119,7 +119,7 @@ class Fit:
             full_batch=full_batch,
             global_batch=self._global_batch,
         )
-        self.data.dealer.num_epochs = lambda: callbacks.params["epochs"]
+        self.data.dealer.num_epochs = lambda: int(callbacks.params["epochs"])
         if self._autoscaler is not None:
             self._autoscaler.follow(self.data.dealer)
             self._undo.callback(self._autoscaler.close)
@@ -240,9 +240,11 @@ class Fit:
     def _restore(self) -> bool:
         """Continue from a checkpoint, if there is one."""
         checkpoints, epochs = self._checkpoints, self._callbacks.params["epochs"]
-        if checkpoints is None or not self._state.go_back(checkpoints.find()):
+        found = None if checkpoints is None else checkpoints.find()
+        if checkpoints is None or found is None:
             return False
-        complete = checkpoints.job.is_complete(self._limits)
+        self.data.is_over = complete = checkpoints.job.is_complete(self._limits)
+        self._state.go_back(found)
         if complete:
             logger.info("the training is complete. To train on, change its number of epochs. Received: %d", epochs)
         hooks.start_at(self._model, epochs if complete else self.data.epoch)
@@ -250,7 +252,7 @@ class Fit:
 
     @property
     def _limits(self) -> dict[str, Any]:
-        return {"epochs": self._callbacks.params["epochs"]}
+        return {"epochs": int(self._callbacks.params["epochs"])}
 
     def _make_reducer(self) -> Reducer:
         model, session, data = self._model, self._session, self.data

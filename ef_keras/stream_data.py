@@ -36,7 +36,7 @@ class StreamData:
         if batch_size < 1:
             raise UsageError(f"a batch has at least one sample. Received: batch_size={batch_size}")
         self.stream = stream
-        self.batch_size = batch_size
+        self.batch_size = int(batch_size)
         self.global_batch_size = global_batch_size
         self._map = map
         self._epoch = 0

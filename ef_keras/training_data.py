@@ -53,6 +53,7 @@ class TrainingData:
         full_batch: Size of a full batch; the same in all workers.
         fraction: Samples of this worker's newest batch, as a part of a full one; 1 where samples are what is dealt.
         epoch: Epoch of the running `fit`.
+        is_over: The state that is loaded next is the end of this `fit`, which needs no data any more.
         padding: The current batch only keeps step with the others: its gradient weighs nothing.
         on_boundary: Called between two steps.
         on_no_update: Called after a step that has not committed its samples; it is refused if they are not then.
@@ -91,6 +92,7 @@ class TrainingData:
         self.full_batch = full_batch
         self.fraction = 1.0
         self.epoch = 0
+        self.is_over = False
         self.padding = False
         self.on_boundary: Callable[[], None] = lambda: None
         self.on_no_update: Callable[[], None] = lambda: None
@@ -343,19 +345,19 @@ class TrainingData:
         self.seed, self.full_batch = state["seed"], state["full_batch"]
         if state["epoch"] < 0:
             return  # all who had begun are lost, and this worker begins with those who joined with it
-        length = self.source.epochs.length_of(state["epoch"])
-        if saved and state["length"] != length and not self.dealer.is_open:
-            raise UsageError(
-                "the checkpoint was made of an epoch of another length: the data have changed. "
-                f"Expected: {state['length']} (samples, or batches of a stream). Received: {length}"
-            )
         self.dealer.load_state(state)
         self.epoch = self.dealer.progress.epoch
+        if self.is_over:
+            self.dealer.log_rollback(epoch=None if self.dealer.progress.remaining else self.epoch + 1)
+            return
+        is_same = state["length"] == self.source.epochs.length_of(self.epoch)
+        if saved and not is_same:
+            self._check_length()
         if isinstance(self.source, ShardSource):
             self.source.load_state(state.get("stream"), seed=self.seed, saved=saved)
         order = state.get("order")
         if saved and not self.dealer.progress.remaining:
-            if isinstance(self.source, OrderedSource) and order is not None:
+            if isinstance(self.source, OrderedSource) and order is not None and is_same:
                 self.source.recall(order["orders"])
             self.epoch += 1
             self.dealer.log_rollback(epoch=self.epoch)
@@ -372,6 +374,20 @@ class TrainingData:
         else:
             self.dealer.log_admission()
         self._log_read(self._checksums)
+
+    def _check_length(self) -> None:
+        """Refuse data of another length than those of a checkpoint if its pass through them is not over."""
+        epochs, progress = self.source.epochs, self.dealer.progress
+        following = progress.epoch + 1
+        is_last = epochs.limit is None or progress.length < epochs.limit
+        ends_pass = is_last and not progress.remaining and epochs.begin_of_pass(following) == following
+        if not ends_pass and not self.dealer.is_open:
+            raise UsageError(
+                "the checkpoint was made of an epoch of another length: the data have changed within a pass through "
+                "them. Use a checkpoint of the end of a pass. "
+                f"Expected: {progress.length} (samples, or batches of a stream). "
+                f"Received: {epochs.length_of(progress.epoch)}"
+            )
 
     def _compare_with(self, expected: Checksums, source: OrderedSource, *, saved: bool) -> None:
         """Compare a batch of the epoch with what others have read, or what was read before."""

@@ -52,7 +52,7 @@ from ef_lightning.repetition import Repetition
 from ef_lightning.requests import Requests
 from ef_lightning.schedules import Schedules
 from ef_lightning.state import TrainerState
-from ef_lightning.stream_loader import IndexedReading, StreamLoader, StreamReading
+from ef_lightning.stream_loader import IndexedLoader, IndexedReading, StreamLoader, StreamReading
 from ef_lightning.timed_validation import TimedValidation
 from ef_lightning.train_loader import ElasticLoader
 from ef_lightning.walk_reading import WalkReading, check_settings_for_walk, has_no_positions
@@ -449,9 +449,10 @@ class Fit:
         if isinstance(reading, StreamReading):
             loader = StreamLoader(reading, self._session, self._trainer, log=worker.log)
         else:
-            loader = ElasticLoader(
-                dataloader,
-                reading,
+            make: Callable[..., ElasticLoader] = partial(ElasticLoader, dataloader, reading)
+            if isinstance(reading, IndexedReading):
+                make = partial(IndexedLoader, reading)
+            loader = make(
                 self._session,
                 self._trainer,
                 log=worker.log,

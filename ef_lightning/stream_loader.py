@@ -74,32 +74,62 @@ class IndexedReading:
     Args:
         loader: The user's loader.
         session: The worker's session. All members make the reading together.
+
+    Attributes:
+        stream: The stream.
     """
 
     def __init__(self, loader: DataLoader[Any], session: Session) -> None:
         check_stream(loader)
         self.given = loader
-        self._stream = IndexedStream(stream_dataset_of(loader.dataset))
-        agree_on_shards(session, self._stream.shards)
-        self.planned: Planned = PlannedLoader(loader, source=IndexedBatches(self._stream, loader.collate_fn))
+        self.stream = IndexedStream(stream_dataset_of(loader.dataset))
+        agree_on_shards(session, self.stream.shards)
+        self.planned: Planned = PlannedLoader(loader, source=IndexedBatches(self.stream, loader.collate_fn))
         self.batch_size = self.num_samples = int(loader.batch_size or 1)
         self.is_computed = True
         self.keeps_workers = loader.persistent_workers
 
     def length(self, limit: float, batch_size: int) -> int:
         """Samples of an epoch."""
-        return limited(len(self._stream), batch_size, limit)
+        return limited(len(self.stream), batch_size, limit)
 
     def order(self, session: Session, *, seed: int, epoch: int, length: int) -> np.ndarray:
         """Number of the sample at each position."""
-        if self._stream.follows_epochs:
+        if self.stream.follows_epochs:
             self.planned.close()  # also data workers that the user keeps: their copies do not know of the epoch
-        return compact(self._stream.order(seed=seed, epoch=epoch))
+        return compact(self.stream.order(seed=seed, epoch=epoch))
 
     def at(self, order: np.ndarray, places: Places, *, length: int, beside: Sequence[int] = ()) -> list[Any]:
         """Numbers of samples."""
         numbers: list[Any] = order[places].tolist()
         return numbers
+
+
+class IndexedLoader(ElasticLoader):
+    """Deals the samples of a stream by their numbers, which mean the same only where its shards are the same.
+
+    Args:
+        reading: How the user's loader is read.
+        session: The worker's session.
+        trainer: The Trainer that iterates over it.
+        settings: Those of the base class.
+    """
+
+    def __init__(self, reading: IndexedReading, session: Session, trainer: Any, **settings: Any) -> None:
+        super().__init__(reading.given, reading, session, trainer, **settings)
+        self._stream = reading.stream
+        self._numbering = reading.stream.numbering()
+
+    def state(self) -> dict[str, Any]:
+        """The state that a newcomer needs to continue with the others."""
+        return {**super().state(), "numbering": self._numbering}
+
+    def take_state(self, state: dict[str, Any], *, saved: bool = False) -> None:
+        """See the base class. Members keep their list of shards from epoch to epoch; a new start has one of its own."""
+        super().take_state(state, saved=saved)
+        is_in_epoch = state["epoch"] >= 0 and self.progress.remaining > 0
+        if "numbering" in state and (is_in_epoch or not saved):
+            self._stream.check_numbering(state["numbering"])
 
 
 class StreamLoader(ElasticLoader):

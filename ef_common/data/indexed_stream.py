@@ -7,13 +7,14 @@ global batch needs it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from ef_common.data.ordered_stream import OrderedStream
+from ef_common.data.shard_list import check_shards, digest
 from ef_common.errors import UnsupportedError, UsageError
 
 _END: Any = object()
@@ -54,7 +55,8 @@ class IndexedStream:
                 "global_batch_size determines which samples an update has, so none of them can be left out. Leave out "
                 "on_bad_shard. Received: on_bad_shard='skip'"
             )
-        self._first = np.concatenate(([0], np.cumsum(np.asarray(lengths, dtype=np.int64))))
+        self._lengths = np.asarray(lengths, dtype=np.int64).tolist()
+        self._first = np.concatenate(([0], np.cumsum(self._lengths, dtype=np.int64)))
         self._iterator: Iterator[Any] | None = None
         self._at = -1
 
@@ -70,6 +72,28 @@ class IndexedStream:
         order = self._stream.order(len(self.shards))
         parts = [np.arange(self._first[order[i]], self._first[order[i] + 1]) for i in range(len(self.shards))]
         return np.concatenate([np.arange(0), *parts])
+
+    def numbering(self) -> dict[str, Any]:
+        """What the numbers of the samples and their order depend on, besides seed and epoch, for a state.
+
+        Cost: 1 µs for each shard.
+        """
+        return {"digest": digest(self.shards), "lengths": digest(self._lengths), **self._stream.shuffling()}
+
+    def check_numbering(self, state: Mapping[str, Any]) -> None:
+        """Compare it with that of the training that is continued.
+
+        Raises:
+            UsageError: They differ.
+        """
+        check_shards(self.shards, state["digest"])
+        if state["lengths"] != digest(self._lengths):
+            raise UsageError(
+                "this worker has shards of other lengths than the training that it continues, so their samples have "
+                "other numbers. A shard must keep its length as long as a training reads it by number, and until the "
+                f"end of an epoch that is continued. Received: {len(self)} samples in {len(self.shards)} shards"
+            )
+        self._stream.check_shuffling(state)
 
     def read(self, number: int, before: Callable[[], object] = lambda: None) -> Any:
         """The sample with this number.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from ef_common.core.streams.order import ShardOrder
@@ -74,6 +74,24 @@ class OrderedStream:
     def order(self, num_shards: int) -> ShardOrder:
         """The order of the epoch's shards."""
         return ShardOrder(num_shards, seed=self.seed, epoch=self._epoch, shuffled=self.shuffle)
+
+    def shuffling(self) -> dict[str, int]:
+        """The settings that the order of an epoch depends on, for a state."""
+        return {"shuffle": int(self.shuffle), "shuffle_buffer": int(self.shuffle_buffer)}
+
+    def check_shuffling(self, state: Mapping[str, Any]) -> None:
+        """Compare the settings with those in the state of the training that is continued, if it has them.
+
+        Raises:
+            UsageError: They differ.
+        """
+        mine = self.shuffling()
+        theirs = {name: state.get(name, value) for name, value in mine.items()}
+        if mine != theirs:
+            raise UsageError(
+                "this worker reads the stream in another order than the training that it continues. shuffle and "
+                f"shuffle_buffer must be the same within an epoch. Expected: {theirs}. Received: {mine}"
+            )
 
     def samples(self, first: int = 0, every: int = 1) -> Iterator[Any]:
         """All samples of the epoch, or those of every n-th shard, beginning with the shard at place `first`."""

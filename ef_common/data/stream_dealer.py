@@ -188,6 +188,11 @@ class StreamDealer:
         self._dealer.progress = self._with_length(self._dealer.progress)
 
 
+def is_over(state: dict[str, Any]) -> bool:
+    """Whether a state of a :class:`StreamDealer` has nothing left of its pass through the stream."""
+    return state["begun"] == state["shards"] and not any(len(state[name]) for name in ("left", "dealt", "lanes"))
+
+
 def _rest_of(state: dict[str, Any], plan: Plan) -> dict[str, Any]:
     """What a state says that no update has used."""
     unused = joined(Piece(*row[-3:]) for name in ("left", "dealt", "lanes") for row in np.asarray(state[name]).tolist())

@@ -13,7 +13,7 @@ from ef_common.data.bad_shards import note_bad_shard
 from ef_common.data.dealer import Dealer
 from ef_common.data.ordered_stream import OrderedStream
 from ef_common.data.shard_list import agree_on_shards, check_shards
-from ef_common.data.stream_dealer import StreamDealer
+from ef_common.data.stream_dealer import StreamDealer, is_over
 from ef_common.data.stream_turns import Reader, StreamTurns
 from ef_common.errors import UsageError
 from ef_common.events import EventLog
@@ -135,10 +135,12 @@ class StreamEpochs:
 
     def state(self) -> dict[str, Any]:
         """How far the stream is: a plain tree with arrays."""
-        return {**self.dealing.state(), "digest": self._digest}
+        return {**self.dealing.state(), "digest": self._digest, **self._stream.shuffling()}
 
     def load_state(self, state: dict[str, Any] | None, *, seed: int, saved: bool) -> None:
         """Continue from there. The dealer has loaded its own state.
+
+        At the end of a pass, other shards are no error: the next pass begins with those that there are then.
 
         Args:
             state: The others' state, or that of a checkpoint.
@@ -146,14 +148,20 @@ class StreamEpochs:
             saved: It is that of a checkpoint.
 
         Raises:
-            UsageError: It is the state of other data, or this worker has another list of shards.
+            UsageError: It is the state of other data, or this worker has another list of shards, or another order.
         """
+        if state is None and not self._dealer.progress.remaining:
+            return  # the next epoch begins a pass
         if state is None:
             raise UsageError(
                 "the checkpoint was made with a data set of another kind: it has no place in a stream. Use a "
                 "checkpoint of the end of an epoch, or train on from its weights"
             )
-        self._shards = opened(self._stream, self._lanes, epoch=int(state["began"]), seed=seed)
         self._digest = str(state["digest"])
-        check_shards(self._shards, self._digest)
+        if is_over(state):
+            self._shards = range(int(state["shards"]))  # none of them is read again
+        else:
+            self._shards = opened(self._stream, self._lanes, epoch=int(state["began"]), seed=seed)
+            check_shards(self._shards, self._digest)
+            self._stream.check_shuffling(state)
         self.dealing.load_state(state, self._plan(), saved=saved)

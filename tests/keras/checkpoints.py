@@ -91,9 +91,10 @@ def start(
     model: Any,
     checkpoint: Checkpointing | None,
     *more: Any,
-    epochs: int = 3,
+    epochs: int | np.int64 = 3,
     again: bool = True,
     make: Callable[[], list[Any]] = list,
+    num_samples: int = NUM_SAMPLES,
 ) -> dict[str, Any]:
     """The command. Returns what it came to.
 
@@ -104,6 +105,7 @@ def start(
         epochs: Of `fit`.
         again: In another process; else the next training of the same one.
         make: Makes callbacks of Keras's.
+        num_samples: Of the training data.
     """
     if again:
         process._this = None
@@ -115,7 +117,7 @@ def start(
     history, callbacks = {}, make()
     try:
         history = made.fit(
-            *data(NUM_SAMPLES),
+            *data(num_samples),
             batch_size=BATCH_SIZE,
             epochs=epochs,
             verbose=0,
@@ -278,14 +280,15 @@ def ended(folder: str) -> dict[str, Any]:
     def stopping() -> list[Any]:
         return [keras.callbacks.EarlyStopping("val_loss", patience=0, min_delta=100.0)]
 
-    def three(place: str, make: Callable[[], list[Any]]) -> list[Any]:
+    def three(place: str, make: Callable[[], list[Any]], more: int = 0) -> list[Any]:
         settings = Checkpointing(f"{folder}/{place}")
         first = start(adam, settings, make=make)
-        again = start(adam, settings, make=make)
-        longer = start(adam, settings, make=make, epochs=4)
+        again = start(adam, settings, make=make, epochs=np.int64(3), num_samples=NUM_SAMPLES + more)
+        longer = start(adam, settings, make=make, epochs=np.int64(4), num_samples=NUM_SAMPLES + more)
         return [first["steps"], again["steps"], again["weights"] == first["weights"], longer["steps"]]
 
     results: dict[str, Any] = {"epochs": three("epochs", list), "stopped": three("stopped", stopping)}
+    results["grown"] = three("grown", list, more=BATCH_SIZE)
     settings = Checkpointing(f"{folder}/two", every_steps=1)
     start(adam, settings, epochs=1)
     start(adam, settings, BreaksOffWhenSaved(), again=False)

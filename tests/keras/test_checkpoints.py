@@ -168,5 +168,6 @@ def test_fit_that_has_ended_goes_on_only_for_more_epochs(results: dict[str, Any]
     assert found == {
         "epochs": [3 * STEPS, 0, True, STEPS],
         "stopped": [2 * STEPS, 0, True, STEPS],
+        "grown": [3 * STEPS, 0, True, STEPS + 1],
         "two": [0, 3 * STEPS - 1, []],
     }

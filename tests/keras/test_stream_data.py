@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -66,6 +67,12 @@ ALL = [0, 1, 2, 100, 101, 200, 201, 202, 203]
 def test_batches_are_stacked_over_the_ends_of_shards() -> None:
     data = data_of(3, 2, 4, batch_size=4, shuffle=False)
     assert names(data()) == [ALL[:4], ALL[4:8], ALL[8:]]
+
+
+def test_batch_size_that_is_a_number_of_numpy_can_be_written_as_json() -> None:
+    numbers = np.arange(10)
+    data = [ef_keras.dataset(numbers, batch_size=np.int64(4)).sample_batch_size, data_of(3, batch_size=np.int64(4))]
+    assert json.dumps([data[0], data[1].batch_size]) == "[4, 4]"
 
 
 def test_each_pass_has_an_order_of_its_own_and_the_stream_knows_its_number() -> None:
@@ -212,6 +219,40 @@ def test_state_between_two_epochs_of_a_pass_goes_on_in_the_stream() -> None:
     second = flat(after.epoch(1))
     assert second == flat(before.epoch(1))
     assert not set(first) & set(second)
+
+
+@pytest.mark.parametrize("steps_per_epoch", [None, 5])
+def test_shards_may_come_and_go_between_two_passes(steps_per_epoch: int | None) -> None:
+    before = Fit(data_of(3, 2, 4, batch_size=2), steps_per_epoch=steps_per_epoch)
+    before.epoch(0)
+    after = Fit(data_of(3, 2, 4, 1, batch_size=2), steps_per_epoch=steps_per_epoch)
+    after.data.load_state(before.data.state(), saved=True)
+    assert after.data.epoch == 1
+    assert sorted(flat(after.epoch(1))) == [*ALL, 300]
+    after = Fit(data_of(1, batch_size=2))
+    after.data.load_state({**before.data.state(), "stream": None}, saved=True)
+    assert flat(after.epoch(1)) == [0]
+
+
+def test_shards_may_not_change_between_two_epochs_of_a_pass() -> None:
+    before = Fit(data_of(3, 2, 4, batch_size=2), steps_per_epoch=2)
+    before.epoch(0)
+    after = Fit(data_of(3, 2, 4, 1, batch_size=2), steps_per_epoch=2)
+    with pytest.raises(UsageError, match="another list of shards"):
+        after.data.load_state(before.data.state(), saved=True)
+
+
+@pytest.mark.parametrize("settings", [{"shuffle": False}, {"shuffle_buffer": 3}])
+def test_state_of_another_order_is_refused_within_a_pass(settings: dict[str, Any]) -> None:
+    fit = Fit(data_of(3, 2, 4, batch_size=2))
+    fit.epoch(0, steps=1)
+    state = fit.data.state()
+    with pytest.raises(UsageError, match="in another order"):
+        Fit(data_of(3, 2, 4, batch_size=2, **settings)).data.load_state(state, saved=True)
+    of_a_release = {name: value for name, value in state["stream"].items() if not name.startswith("shuffle")}
+    Fit(data_of(3, 2, 4, batch_size=2, **settings)).data.load_state({**state, "stream": of_a_release}, saved=True)
+    fit.epoch(1)
+    Fit(data_of(3, 2, 4, batch_size=2, **settings)).data.load_state(fit.data.state(), saved=True)
 
 
 def test_state_of_other_data_is_refused() -> None:

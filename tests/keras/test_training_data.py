@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from ef_common.core.sharding import EpochProgress, GlobalBatch, Window
 from ef_common.core.view import Member, View
-from ef_common.errors import UnsupportedError
+from ef_common.errors import UnsupportedError, UsageError
 from ef_common.events import EventLog
 from ef_common.session.crash_record import CrashRecord
 
@@ -51,7 +52,7 @@ class World:
 
     def __init__(self, *names: str) -> None:
         self.worker = Member("a", "a", "")
-        self.completed_in = view(*names)
+        self.completed_in = self.view = view(*names)
         self.next: View | None = None
         self.newcomer = self.is_alone = False
         self.stats = Stats()
@@ -233,3 +234,49 @@ def test_epoch_of_a_state_goes_on_where_it_stood() -> None:
     newcomer._session.view = world.completed_in
     newcomer.load_state(data.state())
     assert take(next(newcomer.batches())) == take(next(steps)) == [4, 5]
+
+
+def training_of(length: int, limit: int | None = None) -> TrainingData:
+    data = training(World("a"))
+    data.source.epochs = Epochs(length, limit)
+    return data
+
+
+def trained(data: TrainingData, *, steps: int | None = None) -> list[int]:
+    """Positions of the epoch's steps, or of the first ones."""
+    found: list[int] = []
+    for step in itertools.islice(data.batches(), steps):
+        found += take(step)
+        data.dealer.commit(data._session.completed_in, None)
+    return found
+
+
+@pytest.mark.parametrize(("epoch", "limit"), [(0, None), (0, 100), (1, 20)])
+def test_data_may_have_another_length_in_the_next_pass(epoch: int, limit: int | None) -> None:
+    before, after = training_of(23, limit), training_of(24, limit)
+    before.epoch = epoch
+    trained(before)
+    after.load_state(before.state(), saved=True)
+    assert after.epoch == epoch + 1
+    assert trained(after) == list(range(24 if limit is None else min(limit, 24)))
+
+
+@pytest.mark.parametrize(
+    ("epoch", "limit", "length", "steps"), [(0, None, 24, 3), (0, 20, 18, None), (1, 20, 41, None)]
+)
+def test_data_may_not_have_another_length_within_a_pass(
+    epoch: int, limit: int | None, length: int, steps: int | None
+) -> None:
+    before = training_of(23, limit)
+    before.epoch = epoch
+    trained(before, steps=steps)
+    with pytest.raises(UsageError, match="an epoch of another length"):
+        training_of(length, limit).load_state(before.state(), saved=True)
+
+
+def test_training_that_is_over_needs_no_data() -> None:
+    before, after = training_of(23), training_of(24)
+    trained(before, steps=3)
+    after.is_over = True
+    after.load_state(before.state(), saved=True)
+    assert after.dealer.num_updates == 3

@@ -104,7 +104,7 @@ GUARDS: dict[str, tuple[str, ...]] = {
     ),
     "ef_lightning": ("tests/lightning", "tests/faults/test_deterministic.py", "tests/faults/test_restart.py"),
     "ef_lightning/stream_evaluation.py": ("tests/faults/test_streams.py",),
-    "ef_lightning/stream_loader.py": ("tests/faults/test_streams.py",),
+    "ef_lightning/stream_loader.py": ("tests/lightning/test_stream_loader.py", "tests/faults/test_streams.py"),
     "ef_keras/demo.py": ("tests/demo",),
     "ef_lightning/demo.py": ("tests/demo",),
     "elasticflow": ("tests/test_elasticflow.py", "tests/program"),
