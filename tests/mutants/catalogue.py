@@ -547,4 +547,33 @@ MUTANTS: tuple[Mutant, ...] = (
         new="silent=not proves)",
         harm="A worker whose connection a firewall has reset takes its coordinator for dead, which goes on without it.",
     ),
+    Mutant(
+        name="start-that-overlaps-the-old-job-looks-once",
+        file="ef_common/data/checkpointer.py",
+        old="        return run, _START(self._checkpoints.newest, before=before or run) == found\n",
+        new="        return run, True\n",
+        harm="A job that starts while the one before it still saves begins from a checkpoint that is gone by then, and "
+        "the newest one is lost.",
+    ),
+    Mutant(
+        name="leftovers-of-broken-saves-fill-the-disk",
+        file="ef_common/storage/checkpoints.py",
+        old="        self._make_room(id, shared=any(",
+        new="        bool(any(",
+        harm="A job that was killed while it saved leaves so much that no checkpoint finds room any more.",
+    ),
+    Mutant(
+        name="newcomer-that-its-machine-fails-fails-the-job",
+        file="ef_common/launch/deaths.py",
+        old="                restarts.excuse()\n",
+        new="                pass\n",
+        harm="One pod on a node that lacks something ends a training of a thousand others under Kubernetes.",
+    ),
+    Mutant(
+        name="samples-by-number-with-other-shards",
+        file="ef_lightning/stream_loader.py",
+        old='            self._stream.check_numbering(state["numbering"])\n',
+        new="            pass\n",
+        harm="A worker with one file more counts other samples by the same numbers: some are trained twice, some never.",
+    ),
 )
