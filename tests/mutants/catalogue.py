@@ -574,6 +574,6 @@ MUTANTS: tuple[Mutant, ...] = (
         file="ef_lightning/stream_loader.py",
         old='            self._stream.check_numbering(state["numbering"])\n',
         new="            pass\n",
-        harm="A worker with one file more counts other samples by the same numbers: some are trained twice, some never.",
+        harm="A worker with one file more counts other samples by the same numbers: some are trained twice.",
     ),
 )
