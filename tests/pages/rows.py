@@ -183,6 +183,7 @@ SHOWN = {
     "docs/get-started/lightning.md: 5. Check (2)": OF_THE_PAGE,
     "docs/guides/kubernetes.md: A job that chooses its size": "tests/kubernetes/test_commands.py",
     "docs/guides/kubernetes.md: How far it is": "tests/kubernetes/test_commands.py",
+    "docs/guides/launching.md: SkyPilot and SageMaker": "tests/faults/test_clouds.py",
     "docs/guides/monitoring.md: The terminal": OF_THE_PAGE,
     "docs/guides/streams-sources.md: The stream must be the same in all workers": "tests/lightning/test_walked.py",
     "docs/guides/monitoring.md: The terminal (2)": "tests/pages/test_programs.py",
