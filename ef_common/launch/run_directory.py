@@ -20,6 +20,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -36,6 +37,10 @@ PLACE = Path("elasticflow-runs")
 """Below the working directory: where runs are that were given no other place."""
 _LAUNCHERS, _WANTED = "launcher*.json", "wanted.json"
 _LOOK_S = 0.1
+
+
+class Unanswered(UsageError):
+    """A scheduler has not said whether it has done what it was asked to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +127,30 @@ class ScaleOrder:
 
     number: int
     num_workers: int
+
+
+@contextlib.contextmanager
+def removed_if_refused(place: Path, *, otherwise: str) -> Iterator[None]:
+    """Submit a job: if that fails, a directory that is new is removed, unless the job may have been accepted.
+
+    Args:
+        place: The directory of the run.
+        otherwise: What the user should know if nobody has answered.
+
+    Raises:
+        UsageError: In place of `Unanswered`.
+    """
+    is_new = not place.exists()
+    try:
+        yield
+    except Unanswered as error:
+        raise UsageError(f"{error}. {otherwise}") from None
+    except KeyboardInterrupt:  # perhaps while it waited for the answer
+        raise
+    except BaseException:
+        if is_new:
+            shutil.rmtree(place, ignore_errors=True)
+        raise
 
 
 def create(script: str, place: Path | None = None, *, local: bool = True, joins: bool = False) -> Path:

@@ -20,15 +20,12 @@ from pathlib import Path
 from ef_common.errors import UsageError
 from ef_common.files import write_whole
 from ef_common.launch import environment, run_directory
+from ef_common.launch.run_directory import Unanswered
 from ef_common.launch.slurm_script import SlurmSubmission, script_of
 
 _RECORD, _SCRIPT, _TOKEN = "slurm.json", "job.sh", "token"
 _TIMEOUT_S = 120.0
 _HERE = "give this command on a machine of the Slurm cluster, such as its login node"
-
-
-class _Unanswered(UsageError):
-    """A command may have been carried out all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,24 +58,14 @@ def submit(submission: SlurmSubmission, place: Path, *, checkpoint: str) -> Slur
     before = job_in(place)
     if before is not None and _is_queued(before):
         raise UsageError(f"Slurm job {before.number} trains there. Use another --run-dir. Received: {place}")
-    is_new = not place.exists()
-    try:
+    otherwise = f"The job may be in the queue all the same: `squeue --me` shows it, and {place} is kept for it"
+    with run_directory.removed_if_refused(place, otherwise=otherwise):
         run_directory.create(submission.command[0], place, local=False)
         if environment.TOKEN not in os.environ and not (place / _TOKEN).exists():
             write_whole(place / _TOKEN, f"{secrets.token_hex(16)}\n".encode(), mode=0o600)
         script = script_of(submission, place, directory=Path.cwd(), checkpoint=checkpoint)
         write_whole(place / _SCRIPT, script.encode())
         number = _ask("sbatch", "--parsable", str(place / _SCRIPT)).partition(";")[0]  # behind it is the cluster
-    except _Unanswered as error:
-        raise UsageError(
-            f"{error}. The job may be in the queue all the same: `squeue --me` shows it, and {place} is kept for it"
-        ) from None
-    except KeyboardInterrupt:  # likewise
-        raise
-    except BaseException:
-        if is_new:
-            shutil.rmtree(place, ignore_errors=True)
-        raise
     job = SlurmJob(number, submission.max_nodes, int(submission.per_node) if submission.per_node.isdecimal() else 0)
     run_directory.write_json(place / _RECORD, asdict(job))
     return job
@@ -178,15 +165,15 @@ def _ask(command: str, *arguments: str) -> str:
 
     Raises:
         UsageError: It fails; what it says in one line.
-        _Unanswered: It does not hear from Slurm in time.
+        Unanswered: It does not hear from Slurm in time.
     """
     _check_for(command)
     try:
         done = subprocess.run([command, *arguments], capture_output=True, text=True, timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        raise _Unanswered(f"`{command}` does not answer within {_TIMEOUT_S:g} s") from None
+        raise Unanswered(f"`{command}` does not answer within {_TIMEOUT_S:g} s") from None
     if done.returncode:
         lines = [line.removeprefix(f"{command}: ").removeprefix("error: ") for line in done.stderr.splitlines()]
-        kind = _Unanswered if "timed out" in done.stderr else UsageError
+        kind = Unanswered if "timed out" in done.stderr else UsageError
         raise kind(f"{command}: {'; '.join(filter(None, lines)) or f'exit status {done.returncode}'}")
     return done.stdout.strip()

@@ -17,7 +17,6 @@ import os
 import re
 import secrets
 import shlex
-import shutil
 import socket
 import sys
 import urllib.error
@@ -32,6 +31,7 @@ from typing import Any
 from ef_common.errors import UsageError
 from ef_common.files import write_whole
 from ef_common.launch import environment, run_directory
+from ef_common.launch.run_directory import Unanswered
 
 COMPONENT = "worker"
 _RECORD, _YARNFILE, _SCRIPT, _TOKEN = "yarn.json", "Yarnfile", "node.sh", "token"
@@ -42,10 +42,6 @@ MAX_NAME = 63
 _NAME = re.compile(rf"[a-z][a-z0-9-]{{0,{MAX_NAME - 1}}}")
 _STATES = ("ACCEPTED", "STARTED", "STABLE", "FLEX", "UPGRADING")
 """Those of a service that has not ended."""
-
-
-class _Unanswered(UsageError):
-    """The ResourceManager may have done all the same what it was asked to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,9 +205,9 @@ def submit(training: Training, place: Path, *, url: str, checkpoint: str) -> Yar
     before = job_in(place)
     if before is not None and status_of(before).state in _STATES:
         raise UsageError(f"service {before.name} trains there. Use another --run-dir. Received: {place}")
-    is_new = not place.exists()
     job = YarnJob(url, training.name, training.max_nodes)
-    try:
+    otherwise = f"YARN may have accepted the service all the same: `elasticflow yarn status {place}` tells"
+    with run_directory.removed_if_refused(place, otherwise=otherwise):
         run_directory.create(training.command[0], place, local=False)
         if environment.TOKEN not in os.environ or not (place / _TOKEN).exists():
             token = os.environ.get(environment.TOKEN) or secrets.token_hex(16)
@@ -222,16 +218,6 @@ def submit(training: Training, place: Path, *, url: str, checkpoint: str) -> Yar
         run_directory.write_json(place / _YARNFILE, service)
         run_directory.write_json(place / _RECORD, asdict(job))
         _ask(url, "POST", "", service)
-    except _Unanswered as error:
-        raise UsageError(
-            f"{error}. YARN may have accepted the service all the same: `elasticflow yarn status {place}` tells"
-        ) from None
-    except KeyboardInterrupt:  # likewise
-        raise
-    except BaseException:
-        if is_new:
-            shutil.rmtree(place, ignore_errors=True)
-        raise
     return job
 
 
@@ -291,7 +277,7 @@ def _ask(url: str, method: str, path: str, body: Mapping[str, Any] | None = None
 
     Raises:
         UsageError: It refuses, in its own words, or is not there.
-        _Unanswered: It does not say whether it has done that.
+        Unanswered: It does not say whether it has done that.
     """
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
@@ -310,11 +296,11 @@ def _ask(url: str, method: str, path: str, body: Mapping[str, Any] | None = None
         said = _parsed(error.read()).get("diagnostics") or error.reason
         if error.code == HTTPStatus.UNAUTHORIZED:
             said = f"{said} (Kerberos is not supported here)"
-        kind = _Unanswered if error.code >= HTTPStatus.INTERNAL_SERVER_ERROR else UsageError
+        kind = Unanswered if error.code >= HTTPStatus.INTERNAL_SERVER_ERROR else UsageError
         raise kind(f"YARN refuses that with status {error.code}: {said}") from None
     except OSError as error:
         reason = getattr(error, "reason", None) or error
-        kind = UsageError if isinstance(reason, (ConnectionRefusedError, socket.gaierror)) else _Unanswered
+        kind = UsageError if isinstance(reason, (ConnectionRefusedError, socket.gaierror)) else Unanswered
         raise kind(f"no ResourceManager answers: {reason}. Received: --url={url}") from None
 
 

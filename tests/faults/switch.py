@@ -59,7 +59,7 @@ class Switch:
         self._stopped = threading.Event()
         self._parent = os.getppid()
         self._thread = threading.Thread(target=self._carry, name="switch")
-        self._num_carried = self._num_lost = 0
+        self._num_lost = 0
 
     def set_all(self, way: Way) -> None:
         """This is how frames go between any two nodes."""
@@ -79,10 +79,6 @@ class Switch:
     def heal(self) -> None:
         """Nothing is lost or late any more."""
         self._ways = {}
-
-    def num_carried(self) -> int:
-        """How many frames it has carried."""
-        return self._num_carried
 
     def num_lost(self) -> int:
         """How many frames it has lost."""
@@ -150,7 +146,6 @@ class Switch:
         heapq.heappush(self._late, (due + way.delay_s, next(self._numbers), target, frame))
 
     def _hand(self, node: int, frame: bytes) -> None:
-        self._num_carried += 1
         with contextlib.suppress(OSError):  # its interface is down, or its queue is full
             os.write(self._ports[node], frame)
 

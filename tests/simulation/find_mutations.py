@@ -8,19 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from ef_common.testing.simulation import simulate
-from ef_common.testing.simulation.schedule import FAMILIES
 from tests.simulation.mutations import MUTATIONS
-from tests.simulation.test_mutations import NUM_SEEDS, SEEDS
+from tests.simulation.test_mutations import seeds_that_show
 
 
 def find(which: tuple[str, str]) -> tuple[str, int]:
-    """Search from the schedule that has shown this mutation of a family before, and then from the first one."""
+    """A schedule that shows this mutation of a family."""
     family, name = which
     with pytest.MonkeyPatch.context() as patch:
         MUTATIONS[family][name](patch)
-        seeds = (SEEDS.get(name, 0), *range(NUM_SEEDS))
-        return name, next(seed for seed in seeds if simulate(FAMILIES[family](seed)).violation is not None)
+        return name, next(seeds_that_show(family, name))
 
 
 def main() -> None:

@@ -417,7 +417,7 @@ class Simulation:
             return
         for worker in self.workers.values():
             # With more than one coordinator lost, one may look for a quorum, or a newcomer for somebody, in vain.
-            is_told = not self.schedule.job.standbys and not self._hears_nothing(worker.name)
+            is_told = not self.schedule.job.standbys and not worker.channel.broke
             if worker.running and not worker.process.frozen and is_told:
                 raise Violation(f"{worker.name} runs on after the job has failed")
             if worker.end == "finished" and worker.ended_at > failed_at:
