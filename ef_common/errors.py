@@ -190,7 +190,12 @@ class Left(Exception):
     Args:
         reason: Why.
         last: The new view is without anybody.
+
+    Attributes:
+        status: Exit status with which the process is to end.
     """
+
+    status = 0
 
     def __init__(self, reason: str, *, last: bool = False) -> None:
         super().__init__(reason)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import queue
@@ -16,6 +17,7 @@ from ef_common import threads
 from ef_common.core.room import Room
 from ef_common.core.view import View
 from ef_common.core.watermark import Watermark
+from ef_common.errors import CoordinatorLost, Evicted, JobFailed, Left
 from ef_common.horovod import rounds
 from ef_common.horovod.rounds import RoundAction
 from ef_common.horovod.store import RendezvousStore, StoreLost
@@ -29,6 +31,8 @@ PATIENCE_S = 60.0
 """How long processes that the driver has started may be missing before it is asked about them."""
 SETTLE_S = 0.5
 """How long to wait for further losses after one, because losses of one cause are seen one after the other."""
+STATUS_LEFT = os.EX_TEMPFAIL
+"""Exit status of a worker that has left: for the driver, 0 would say that the job is complete."""
 _READY_SCOPE = "rank_and_size"
 _LOOK_S = 0.5
 _LOOKS_PER_S = 100  # of all workers together
@@ -42,8 +46,8 @@ class Driver:
         host: Name that the driver has for this host.
         local_rank: Index of this process on it.
         size: Number of processes that the driver counts on at the start.
+        local_size: How many of them are on this host.
         interface: Network interface to use.
-        published: What newcomers must find in the store, which the driver clears in each round.
     """
 
     def __init__(
@@ -53,14 +57,14 @@ class Driver:
         host: str,
         local_rank: int,
         size: int,
+        local_size: int,
         interface: str,
-        published: Mapping[str, bytes],
     ) -> None:
         self._store = store
         self._slot = f"{host}:{local_rank}"
         self._interface = interface
-        self._published = dict(published)
-        self._state = rounds.Rounds(host, size)
+        self._published: dict[str, bytes] = {}
+        self._state = rounds.Rounds(host, size, local_size)
         self._events: queue.Queue[rounds.Event] = queue.Queue()
         self._thread: threading.Thread | None = None
         self._process = 0
@@ -68,8 +72,8 @@ class Driver:
         self._leave: Callable[[], None] = lambda: None
         self._notices: Any = None
 
-    def start(self) -> None:
-        """Register with the driver and start.
+    def register(self) -> None:
+        """Have the driver tell this worker of hosts that come and go; it tells of each only once.
 
         Raises:
             StoreLost: horovodrun does not answer.
@@ -79,17 +83,30 @@ class Driver:
         self._notices = HostNotices(self._store.own_host(), lambda: self._events.put(rounds.HostsChanged()))
         self._notices.start()
         self._notices.register(self._store, self._slot, self._interface)
+
+    def start(self, published: Mapping[str, bytes]) -> None:
+        """Start to act on what it has been told since it was registered.
+
+        Args:
+            published: What newcomers must find in the store, which the driver clears in each round.
+        """
+        self._published.update(published)
         self._process = os.getpid()
         self._thread = threads.start(self._run, name="elasticflow-driver", job="follows horovodrun's driver")
+
+    def stop(self) -> None:
+        """Hear no more of hosts. May be repeated."""
+        if self._notices is not None:
+            self._notices.stop()
 
     def close(self) -> None:
         """End when the process is about to end: wait for an open round, unless the process has failed."""
         if self._thread is None or self._process != os.getpid():
             return
-        self._notices.stop()
+        self.stop()
         if getattr(sys, "last_value", None) is None:
             # The driver may end this process while it waits; its work is done.
-            signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
+            signal.signal(signal.SIGTERM, lambda number, frame: os._exit(STATUS_LEFT if self._state.left else 0))
             self._events.put(rounds.Ending())
             while not self._ended.wait(1.0):  # in slices, so that signals are noticed
                 continue
@@ -107,6 +124,10 @@ class Driver:
         planned = view.admitted_at == view.generation
         self._events.put(rounds.Viewed(members, planned, view.rank_of(worker) is not None))
 
+    def dismissed(self, *, left: bool) -> None:
+        """This worker is out of the job before its end; called in any thread."""
+        self._events.put(rounds.Dismissed(left))
+
     def finished(self) -> None:
         """The program ends with its trainings complete; called in any thread."""
         self._published[FINISHED_KEY] = b"1"
@@ -116,13 +137,23 @@ class Driver:
 
     def _run(self) -> None:
         try:
-            while not self._may_end():
-                self._take(self._next())
+            while not self._state.ending:
+                self._decide(self._next())
+            self._finish_rounds()
         finally:
             self._ended.set()
 
-    def _may_end(self) -> bool:
-        return self._state.ending and not self._state.waiting and self._events.empty()
+    def _finish_rounds(self) -> None:
+        """Wait for the open round, if there is one, and for each that is called by then."""
+        while True:
+            if not self._state.waiting and (called := self._look()):
+                self._decide(called)
+            if not self._state.waiting:
+                return
+            event = self._events.get()  # the answer comes, or the store is lost
+            self._decide(event)
+            if event == rounds.Answered(None):
+                return
 
     def _next(self) -> rounds.Event:
         """The next event; if there is none for a while, look for a call."""
@@ -136,15 +167,11 @@ class Driver:
         if self._state.waiting or self._state.stage is rounds.RoundStage.HOMELESS:
             return None
         try:
-            return rounds.Called() if self._store.get(CALL_KEY) else None
+            call = self._store.get(CALL_KEY)
         except StoreLost as error:  # for good, or because it has much to do
             logger.debug("%s", error)
             return None
-
-    def _take(self, event: rounds.Event) -> None:
-        if isinstance(event, rounds.Ending) and (called := self._look()):
-            self._decide(called)
-        self._decide(event)
+        return None if call is None else rounds.Called(json.loads(call))
 
     def _decide(self, event: rounds.Event) -> None:
         self._state, actions, reason = rounds.decide(
@@ -161,7 +188,11 @@ class Driver:
     def _act(self, action: RoundAction) -> None:
         match action:
             case RoundAction.CALL:
-                self._store.put(CALL_KEY, b"1")
+                self._store.put(CALL_KEY, json.dumps(None).encode())
+            case RoundAction.RESIGN:
+                self._store.put(CALL_KEY, json.dumps(self._state.host).encode())
+            case RoundAction.READY if self._others_have_finished():
+                self._events.put(rounds.Answered(None))
             case RoundAction.READY:
                 threads.start(self._say_ready, name="elasticflow-ready", job="tells horovodrun's driver READY")
             case RoundAction.LEAVE:
@@ -170,18 +201,30 @@ class Driver:
                 for key, value in self._published.items():
                     self._store.put(key, value)
 
+    def _others_have_finished(self) -> bool:
+        """Whether the training of another worker is over, while this one has something left to do."""
+        if self._state.closed or self._state.ending:
+            return False
+        try:
+            return self._store.get(FINISHED_KEY) is not None
+        except StoreLost:  # READY will not be heard, either
+            return False
+
     def _say_ready(self) -> None:
-        """Send READY and wait for the answer, which comes when all have: ``rank,size,...``, or -1 for all."""
-        size = None
+        """Send READY and wait for the answer, which comes when all have.
+
+        It is ``rank,size,local_rank,local_size,...``; all are -1 without a slot.
+        """
+        answered = rounds.Answered(None)
         try:
             answer = self._store.get(self._slot, scope=_READY_SCOPE, timeout_s=None)
             if answer is not None:
-                rank, size = (int(number) for number in answer.split(b",")[:2])
-                size = size if rank >= 0 else 0
+                rank, size, _, num_here = (int(number) for number in answer.split(b",")[:4])
+                answered = rounds.Answered(size, num_here) if rank >= 0 else rounds.Answered(0)
         except (StoreLost, ValueError) as error:
             logger.info("%s: no answer from the driver: %s", self._slot, error)
         finally:  # whatever has come up: the round is waited for until there is an answer
-            self._events.put(rounds.Answered(size))
+            self._events.put(answered)
 
 
 class WatchedChannel:
@@ -221,6 +264,8 @@ class WatchedChannel:
     def _tell(self, generation: int) -> None:
         try:
             view = self._channel.next_view(generation - 1)  # it is here already
+        except (Left, Evicted, JobFailed, CoordinatorLost) as error:
+            self._driver.dismissed(left=isinstance(error, Left))
         except Exception as error:  # each kind of end, which the worker's own thread meets too
             logger.debug("no view for the driver: %s", error)
         else:

@@ -27,9 +27,15 @@ Rules:
    admitted.
 5. A newcomer without a slot leaves after its admission.
 6. If some processes are missing for long, and nobody is known to be lost, they may have died before they came, so there
-   is a round.
+   is a round; and, if it changes nothing, another one after twice that time, since they may also need long to come.
+   Where all processes are on one host, a round would end the job, as in rule 3.
 7. When the program ends, known losses are reported at once; after that nobody calls a round. A worker that ends looks
    for a call once more, and waits for the answer: READY and an end with status 0 would count twice.
+8. For the driver, a process that ends with status 0 has completed the job, and the next round ends all others. A worker
+   that leaves before the end of the training therefore ends with another status, for which the driver gives up its
+   host. It calls a round and names the host, so that its neighbours leave, too. Once the training of any worker is
+   over, nobody says READY before its own end: its round would end the others in what they do after the training.
+9. A worker that is out of the job for any other reason says nothing more; its process ends with an error.
 """
 
 from __future__ import annotations
@@ -55,6 +61,7 @@ class Rounds:
     Args:
         host: Name that the driver has for its host.
         num_assigned: Number of processes that the driver counts on.
+        num_here: How many of them are on this host.
         members: Worker and host of each member of the newest view.
         member: This worker is one.
         failed: Hosts that have lost a member.
@@ -62,11 +69,15 @@ class Rounds:
         stage: Where it stands with the driver.
         closed: The program ends, with its trainings complete.
         ending: The process is about to end.
+        left: It was asked to leave, and is out of the job.
+        out: It is out of the job.
         short_since: Since when there are fewer members than processes.
+        num_vain: Number of rounds in a row that did not change that.
     """
 
     host: str
     num_assigned: int
+    num_here: int = 0
     members: tuple[tuple[str, str], ...] = ()
     member: bool = False
     failed: frozenset[str] = frozenset()
@@ -74,7 +85,10 @@ class Rounds:
     stage: RoundStage = RoundStage.TRAINING
     closed: bool = False
     ending: bool = False
+    left: bool = False
+    out: bool = False
     short_since: float | None = None
+    num_vain: int = 0
 
     @property
     def waiting(self) -> bool:
@@ -91,6 +105,7 @@ class RoundAction(Enum):
     """The actions to carry out, in this order."""
 
     CALL = "call"  # a round
+    RESIGN = "resign"  # call a round, and name this host, which the driver gives up
     READY = "ready"  # say it, in a thread
     LEAVE = "leave"  # the view, at the next boundary
     PUBLISH = "publish"  # what newcomers must find in the driver's store
@@ -112,7 +127,9 @@ class HostsChanged:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """Somebody has called a round."""
+    """Somebody has called a round; a worker that has left names its host."""
+
+    host: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +137,14 @@ class Answered:
     """The round is complete. No size: there was no answer; size 0: this worker has no slot."""
 
     size: int | None
+    num_here: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Dismissed:
+    """This worker is out of the job before its end."""
+
+    left: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +164,7 @@ class RoundTick:
 
 _AFTER = {RoundStage.WAITING: RoundStage.TRAINING, RoundStage.PARTING: RoundStage.LEAVING}
 """What follows from an answer that leaves a slot, or from none."""
-Event = Viewed | HostsChanged | Called | Answered | RoundClosed | Ending | RoundTick
+Event = Viewed | HostsChanged | Called | Answered | Dismissed | RoundClosed | Ending | RoundTick
 Decision = tuple[Rounds, tuple[RoundAction, ...], str]
 
 
@@ -161,10 +186,12 @@ def decide(state: Rounds, event: Event, now: float, *, patience_s: float, settle
             state, actions, reason = _viewed(state, event, now + settle_s)
         case HostsChanged():
             state, actions, reason = _call(state, "the hosts have changed")
-        case Called():
-            state, actions, reason = _answer(state)
-        case Answered(size):
-            state, actions, reason = _answered(state, size)
+        case Called(host):
+            state, actions, reason = _answer(state, host)
+        case Answered():
+            state, actions, reason = _answered(state, event)
+        case Dismissed(left):
+            state, actions, reason = replace(state, left=left, out=True), (), ""
         case RoundClosed():
             state, actions, reason = _closed(state)
         case Ending():
@@ -181,7 +208,8 @@ def _viewed(state: Rounds, view: Viewed, due: float) -> Decision:
     new = set(lost.values()) - state.failed
     here = {state.host, *after.values()}  # of other hosts, nothing follows from a loss any more
     was_member, failed = state.member, ((state.failed | new) - back) & here
-    state = replace(state, members=view.members, member=view.member, failed=failed)
+    num_vain = state.num_vain if after == before else 0
+    state = replace(state, members=view.members, member=view.member, failed=failed, num_vain=num_vain)
     if state.leaving and view.member and not was_member:
         return state, (RoundAction.LEAVE,), "admitted, and without a slot"
     if not new or state.closed or not view.member:
@@ -190,7 +218,7 @@ def _viewed(state: Rounds, view: Viewed, due: float) -> Decision:
 
 
 def _may_speak(state: Rounds) -> bool:
-    return state.stage is RoundStage.TRAINING and not _is_last(state)
+    return state.stage is RoundStage.TRAINING and not state.out and not _is_last(state)
 
 
 def _is_last(state: Rounds) -> bool:
@@ -211,19 +239,25 @@ def _call(state: Rounds, reason: str) -> Decision:
     return (state, (), "") if state.closed else _speak(state, (RoundAction.CALL, RoundAction.READY), reason)
 
 
-def _answer(state: Rounds) -> Decision:
-    return _speak(state, (RoundAction.READY,), "a round is called")
+def _answer(state: Rounds, host: str | None) -> Decision:
+    if host is None:
+        return _speak(state, (RoundAction.READY,), "a round is called")
+    state = replace(state, failed=state.failed | {host})
+    return _speak(state, (RoundAction.READY,), f"a worker of {host} has left")
 
 
-def _answered(state: Rounds, size: int | None) -> Decision:
-    was_leaving = state.leaving
+def _answered(state: Rounds, answer: Answered) -> Decision:
+    was_leaving, size = state.leaving, answer.size
     state = replace(state, stage=_AFTER.get(state.stage, state.stage), short_since=None)
     if size is None:
         return state, (), "the driver gives no answer"
     if size:
         due = None if size == len(state.members) else state.due  # nobody is missing: it knows of each loss
-        state = replace(state, num_assigned=size, due=due)
-        return state, (RoundAction.PUBLISH,), f"the driver counts on {size} processes"
+        in_vain = size == state.num_assigned > len(state.members)
+        num_vain = state.num_vain + 1 if in_vain else 0
+        state = replace(state, num_assigned=size, num_here=answer.num_here, due=due, num_vain=num_vain)
+        resigned = (RoundAction.RESIGN,) if state.left and state.ending else ()
+        return state, (RoundAction.PUBLISH, *resigned), f"the driver counts on {size} processes"
     leave = (RoundAction.LEAVE,) if state.member and not was_leaving else ()
     return replace(state, stage=RoundStage.HOMELESS), leave, "the driver has no slot for this worker any more"
 
@@ -243,6 +277,8 @@ def _ending(state: Rounds) -> Decision:
     state = replace(state, ending=True)
     if state.stage is RoundStage.LEAVING:
         return replace(state, stage=RoundStage.PARTING), (RoundAction.READY,), "out of the view"
+    if state.left and state.stage is RoundStage.TRAINING and not state.closed:
+        return state, (RoundAction.RESIGN,), "it leaves, so the driver gives up this host"
     return state, (), ""
 
 
@@ -251,7 +287,9 @@ def _overdue(state: Rounds, now: float, patience_s: float) -> Decision:
         if _is_last(state):
             return replace(state, due=None), (), "no other host is left: the driver learns of it at the end"
         return _call(replace(state, due=None), "workers are lost")
-    if state.short_since is None or now < state.short_since + patience_s:
+    if state.short_since is None or now < state.short_since + patience_s * 2**state.num_vain:
+        return state, (), ""
+    if state.num_here == state.num_assigned:
         return state, (), ""
     return _call(state, f"there are {len(state.members)} members of {state.num_assigned} processes")
 

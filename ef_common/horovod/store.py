@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import socket
 
+from ef_common.control.sockets import tune
 from ef_common.protocol.addresses import Address
 
 SCOPE = "elasticflow"
@@ -44,6 +45,8 @@ class RendezvousStore:
     def _ask(self, method: str, path: str, body: bytes | None, timeout_s: float | None) -> bytes | None:
         connection = http.client.HTTPConnection(*self.address, timeout=timeout_s)
         try:
+            connection.connect()
+            tune(connection.sock)  # the machine may vanish while the answer is waited for
             connection.request(method, path, body)
             answer = connection.getresponse()
             value = answer.read()

@@ -21,6 +21,7 @@ with the processes which look for network interfaces, so no token can be derived
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -35,7 +36,7 @@ from typing import TypeVar
 
 from ef_common.core.membership import Settings
 from ef_common.errors import AuthenticationError, CoordinatorLost, JobFinished, ProtocolError, UsageError
-from ef_common.horovod.driver import FINISHED_KEY, Driver, WatchedChannel
+from ef_common.horovod.driver import FINISHED_KEY, STATUS_LEFT, Driver, WatchedChannel
 from ef_common.horovod.store import RendezvousStore, StoreLost
 from ef_common.launch.coordinator_process import START_S, start_coordinator
 from ef_common.launch.environment import COORDINATOR, WorkerEnvironment
@@ -137,6 +138,11 @@ class HorovodJob:
         """The channel, whose events are reported to the driver."""
         return channel if self.driver is None else WatchedChannel(channel, self.driver, worker)
 
+    @property
+    def leave_status(self) -> int:
+        """Exit status of a worker that leaves: without an elastic driver, any other than 0 ends all workers."""
+        return 0 if self.driver is None else STATUS_LEFT
+
     def close(self) -> None:
         """End the job after the worker's own connection is closed."""
         if self.driver is not None:
@@ -162,10 +168,25 @@ def join_horovodrun(
     if "LOCAL_RANK" not in os.environ:  # for whoever chooses a device by it
         os.environ.update(LOCAL_RANK=str(given.local_rank), LOCAL_WORLD_SIZE=str(given.local_size))
     store = RendezvousStore(given.store)
-    try:
-        found = _Search(store, given, environment, gather_s, credentials).run()
-    except StoreLost as error:
-        raise CoordinatorLost(str(error)) from error
+    driver = None
+    if given.elastic:
+        driver = Driver(
+            store,
+            host=given.host,
+            local_rank=given.local_rank,
+            size=given.size,
+            local_size=given.local_size,
+            interface=given.interface,
+        )
+    with contextlib.ExitStack() as undone:
+        try:
+            if driver is not None:  # before the search, as hosts may come meanwhile
+                undone.callback(driver.stop)
+                driver.register()
+            found = _Search(store, given, environment, gather_s, credentials).run()
+        except StoreLost as error:
+            raise CoordinatorLost(str(error)) from error
+        undone.pop_all()
     # Workers are admitted one by one, wherever they run.
     environment = replace(
         environment,
@@ -175,17 +196,8 @@ def join_horovodrun(
         local_rank=0,
         local_world_size=1,
     )
-    driver = None
-    if given.elastic:
-        driver = Driver(
-            store,
-            host=given.host,
-            local_rank=given.local_rank,
-            size=given.size,
-            interface=given.interface,
-            published={COORDINATOR_KEY: found.describe()},
-        )
-        driver.start()
+    if driver is not None:
+        driver.start({COORDINATOR_KEY: found.describe()})
     return HorovodJob(environment, driver)
 
 

@@ -17,24 +17,25 @@ logger = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def leaving_cleanly() -> Iterator[None]:
-    """End a worker that has nothing more to do with status 0; interrupt it if another one was interrupted."""
+    """End a worker that has nothing more to do; interrupt it if another one was interrupted."""
     try:
         yield
     except JobFinished:
         exit_cleanly("the job has finished already; nothing to join")
     except Left as left:
-        worker = worker_if_any()
+        worker, status = worker_if_any(), left.status
         if worker is not None:
             worker.session.crash_record.leave()
-        exit_cleanly(f"left the job: {left}")
+            status = worker.leave_status
+        exit_cleanly(f"left the job: {left}", status)
     except JobFailed as failure:
         if is_interruption(failure):
             raise KeyboardInterrupt(str(failure)) from failure
         raise
 
 
-def exit_cleanly(reason: str) -> None:
-    """End this process with status 0."""
+def exit_cleanly(reason: str, status: int = 0) -> None:
+    """End this process with that status."""
     logger.info("%s", reason)
     atexit.register(end_soon)
-    raise SystemExit(0)
+    raise SystemExit(status)

@@ -67,6 +67,7 @@ class Worker:
         claims: URL for claims that the environment names.
         autoscale: How the environment says that the job chooses its size.
         provisioner: Gives what starts and ends nodes, the same each time; None where nothing does.
+        leave_status: Exit status of this process if it leaves.
         trainings: Numbers the trainings of this process that have checkpoints.
         fits: Numbers all of them.
     """
@@ -82,6 +83,7 @@ class Worker:
     claims: str | None = field(default=None, repr=False)
     autoscale: Autoscale | None = None
     provisioner: Callable[[], Provisioner | None] = lambda: None
+    leave_status: int = 0
     trainings: Iterator[int] = field(default_factory=itertools.count)
     fits: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
@@ -213,8 +215,9 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
         on_straggling=on_straggling,
         tls=tls,
     )
+    leave_status = 0
     if isinstance(job, HorovodJob):
-        channel = job.watch(channel, member.id)
+        channel, leave_status = job.watch(channel, member.id), job.leave_status
     session = Session(
         member,
         channel=channel,
@@ -235,6 +238,7 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
     except BaseException as error:
         if isinstance(error, Left):
             record.leave()
+            error.status = leave_status
         notices.close()
         page.stop()
         raise
@@ -251,6 +255,7 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
         claims=environment.claims,
         autoscale=environment.autoscale,
         provisioner=cache(partial(provisioner_for, environment)),
+        leave_status=leave_status,
     )
     ends = (
         page.stop,

@@ -17,6 +17,7 @@ import psutil
 
 from ef_common.launch import environment
 from ef_common.testing.harness_run import GUARD_S, HarnessError, Run
+from tests.faults.horovodrun_worker import GO_ON
 from tests.faults.hosts import ENOUGH, Host
 
 HERE = Path(__file__).parent
@@ -75,6 +76,7 @@ class HorovodrunJob(Run):
         faults: Mapping[int, Mapping[str, Any]] | None = None,
         script: Sequence[str] = (str(HERE / "horovodrun_worker.py"),),
         launcher: Sequence[str] = LAUNCHER,
+        rank_that_waits: str = "",
     ) -> None:
         """Start it.
 
@@ -84,11 +86,13 @@ class HorovodrunJob(Run):
             faults: Of the first workers, by the ranks that horovodrun gives them.
             script: What it runs, with its arguments.
             launcher: How horovodrun is started.
+            rank_that_waits: Of the first worker that waits for `end_waiting` after the training.
         """
         spec = {
             "host": self._host.name,
             "options": {"epochs": 1000, "stop": ENOUGH, "step_sleep_s": 0.05, **(train or {})},
             "faults": faults or {},
+            "rank_that_waits": rank_that_waits,
         }
         (self.directory / "spec.json").write_text(json.dumps(spec))
         dropped = ("PET_", "ELASTICFLOW_", "HOROVOD_", "LOCAL_")
@@ -127,8 +131,16 @@ class HorovodrunJob(Run):
 
     def enough(self) -> int:
         """Have the training end, and wait until the job does."""
-        (self.directory / ENOUGH).touch()
+        self.finish_training()
         return self.wait()
+
+    def finish_training(self) -> None:
+        """Have the training end."""
+        (self.directory / ENOUGH).touch()
+
+    def end_waiting(self) -> None:
+        """Have the worker that waits after the training go on to its end."""
+        (self.directory / GO_ON).touch()
 
     def check(self) -> None:
         """Nothing can come of a job that has ended."""

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from tests.faults.faults import MARKS
 
 FAIL = signal.SIGUSR2
 """A fault with this signal is an exception."""
+
+
+GO_ON = "go-on"
 
 
 class InjectedError(RuntimeError):
@@ -31,7 +35,11 @@ def main() -> None:
         marks = directory / "marks"
         marks.mkdir(exist_ok=True)
         os.environ[MARKS] = str(marks)
+    waits = os.environ["HOROVOD_RANK"] == spec["rank_that_waits"]
     result = train(spec, fault_of(directory, spec))
+    if waits:
+        while not (directory / GO_ON).exists():
+            time.sleep(0.05)
     (directory / "results" / f"{os.getpid()}.json").write_text(json.dumps(result))
 
 

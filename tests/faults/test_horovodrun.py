@@ -7,6 +7,7 @@ Its hosts are localhost and 127.0.0.1. Which of them has rank 0 is left to chanc
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -241,6 +242,37 @@ def test_newcomer_that_comes_after_the_end(job: HorovodrunJob) -> None:
     check(job, set(job.on(A)))
     assert job.on(B) == []
     assert "nothing to join" in job.output
+
+
+@pytest.mark.thorough
+def test_worker_that_leaves_does_not_end_the_job(job: HorovodrunJob) -> None:
+    """For the driver, a process that ends with status 0 has completed the job: the next round would end the other."""
+    job.set_hosts(f"{A}:1", f"{B}:1")
+    job.start("-np", "2", "--min-np", "1", "--max-np", "2", *job.discovered())
+    job.wait_for_step(2)
+    (leaver,) = job.on(B)
+    os.kill(leaver, signal.SIGUSR1)
+    job.view(1)
+    job.wait_until(lambda events: "the driver counts on 1 processes" in job.output, "a round")
+    job.wait_for_steps(20)
+    assert job.enough() == 0
+    check(job, set(job.on(A)))
+    assert job.view_sizes() == [2, 1]
+
+
+@pytest.mark.thorough
+def test_host_that_comes_after_the_training_does_not_end_who_has_work_left(job: HorovodrunJob) -> None:
+    """Another worker has ended, so a complete round would be the end of the job for the driver."""
+    job.set_hosts(f"{A}:1", f"{B}:1")
+    job.start("-np", "2", "--min-np", "1", "--max-np", "3", *job.discovered(), rank_that_waits="0")
+    job.wait_for_step(2)
+    job.finish_training()
+    job.wait_until(lambda events: len(job.results_by_pid()) == 1, "the result of the worker that does not wait")
+    job.set_hosts(f"{A}:2", f"{B}:2")
+    job.wait_until(lambda events: "the driver gives no answer" in job.output, "the news of the host")
+    job.end_waiting()
+    assert job.wait() == 0
+    check(job, {*job.on(A), *job.on(B)})
 
 
 @pytest.mark.thorough

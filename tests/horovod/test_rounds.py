@@ -11,6 +11,7 @@ from ef_common.horovod import rounds
 from ef_common.horovod.rounds import (
     Answered,
     Called,
+    Dismissed,
     Ending,
     Event,
     HostsChanged,
@@ -28,9 +29,9 @@ A0, A1, B0, B1 = ("a0", "a"), ("a1", "a"), ("b0", "b"), ("b1", "b")
 CALL = (RoundAction.CALL, RoundAction.READY)
 
 
-def after(*events: Event, host: str = "b", size: int = 4) -> tuple[Rounds, tuple[RoundAction, ...]]:
+def after(*events: Event, host: str = "b", size: int = 4, num_here: int = 2) -> tuple[Rounds, tuple[RoundAction, ...]]:
     """State after these events, a second apart, and the actions of the last one."""
-    state, actions = Rounds(host, size), ()
+    state, actions = Rounds(host, size, num_here), ()
     for now, event in enumerate(events):
         state, actions = at(state, event, now)
     return state, actions
@@ -159,6 +160,70 @@ def test_processes_that_came_in_time_are_not_asked_for() -> None:
     assert at(state, RoundTick(), 12.0)[1] == ()
 
 
+def test_processes_that_a_round_does_not_bring_are_asked_for_less_and_less_often() -> None:
+    state, _ = after(view(B0, B1))
+    now = 10.0
+    for pause_s in (20.0, 40.0):
+        state, actions = at(state, RoundTick(), now)
+        assert actions == CALL
+        state, _ = at(state, Answered(4, 2), now)
+        now += pause_s
+        assert at(state, RoundTick(), now - 0.1)[1] == ()
+    state, _ = at(state, view(B0, B1, A0), now)
+    assert at(state, RoundTick(), now + 10.0)[1] == CALL
+
+
+def test_on_the_only_host_nobody_asks_for_what_is_missing() -> None:
+    state, _ = after(view(B0, B1), num_here=4)
+    assert at(state, RoundTick(), 12.0)[1] == ()
+    state, _ = at(after(view(B0, B1), HostsChanged(), num_here=4)[0], Answered(4, 2), 12.0)
+    assert at(state, RoundTick(), 33.0)[1] == CALL
+
+
+# ---------------------------------------------------------------- workers that leave
+
+
+def test_worker_that_has_left_names_its_host_and_does_not_say_ready() -> None:
+    left = (ALL, view(A0, A1, B0, planned=True, member=False), Dismissed(left=True))
+    state, actions = after(*left, Ending())
+    assert actions == (RoundAction.RESIGN,)
+    assert not state.waiting
+    assert at(state, Called("b"), 9.0)[1] == ()
+    assert after(*left, Called())[1] == ()
+
+
+def test_worker_that_leaves_while_a_round_is_open_waits_for_it_first() -> None:
+    open_round = (ALL, Called(), Dismissed(left=True), Ending())
+    state, actions = after(*open_round)
+    assert (actions, state.waiting) == ((), True)
+    assert at(state, Answered(4, 2), 9.0)[1] == (RoundAction.PUBLISH, RoundAction.RESIGN)
+    assert at(state, Answered(0), 9.0)[1] == (RoundAction.LEAVE,)
+
+
+def test_neighbours_of_a_worker_that_has_left_leave_and_the_others_say_ready() -> None:
+    left = (ALL, view(A0, A1, B0, planned=True), Called("b"))
+    assert after(*left)[1] == (RoundAction.LEAVE,)
+    assert after(*left, host="a")[1] == (RoundAction.READY,)
+    state, _ = after(*left, Dismissed(left=True), Ending())
+    assert state.waiting
+    # The driver did not know yet that the host is to be given up: it learns of it.
+    assert at(state, Answered(4, 2), 9.0)[1] == (RoundAction.PUBLISH, RoundAction.RESIGN)
+
+
+def test_leaving_from_the_only_host_is_not_told() -> None:
+    state, actions = after(view(B0, B1, planned=True), view(B0, planned=True), Called("b"), size=2)
+    assert (actions, state.leaving) == ((), False)
+    assert at(state, RoundTick(), 60.0)[1] == ()
+
+
+@pytest.mark.parametrize("event", [Called(), Called("a"), HostsChanged(), view(A0, A1), RoundTick(), Ending()])
+def test_worker_that_is_out_of_the_job_says_nothing(event: Event) -> None:
+    assert after(ALL, Dismissed(left=False), event)[1] == ()
+
+
+# ---------------------------------------------------------------- the end
+
+
 @pytest.mark.parametrize("events", [(HostsChanged(),), (view(A1, B0, B1), RoundTick())])
 def test_after_the_training_nobody_calls(events: tuple[Event, ...]) -> None:
     assert after(ALL, RoundClosed(), *events)[1] == ()
@@ -224,6 +289,7 @@ def test_no_sequence_of_events_leads_elsewhere() -> None:
         state = Rounds(rng.choice("ab"), 4)
         for now in range(10):
             events: list[Event] = [*views, HostsChanged(), Called(), RoundTick(), RoundClosed(), Ending()]
+            events += [Called("a"), Dismissed(left=rng.random() < 0.5)]
             if state.waiting:
                 events += [Answered(None), Answered(0), Answered(4)]
             before, (state, _) = state, at(state, rng.choice(events), now)

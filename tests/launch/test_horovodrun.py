@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -9,13 +11,20 @@ from typing import Any
 
 import pytest
 
-from ef_common.errors import AuthenticationError, JobFinished, ProtocolError, UsageError
+from ef_common.errors import AuthenticationError, CoordinatorLost, JobFinished, ProtocolError, UsageError
 from ef_common.horovod import rounds
-from ef_common.horovod.driver import Driver
+from ef_common.horovod.driver import CALL_KEY, FINISHED_KEY, Driver
 from ef_common.horovod.store import RendezvousStore, StoreLost
 from ef_common.launch import horovodrun
 from ef_common.launch.environment import read_environment
-from ef_common.launch.horovodrun import CoordinatorEntry, is_horovodrun, join_horovodrun, read_horovodrun_environment
+from ef_common.launch.horovodrun import (
+    COORDINATOR_KEY,
+    CoordinatorEntry,
+    _Search,
+    is_horovodrun,
+    join_horovodrun,
+    read_horovodrun_environment,
+)
 from ef_common.protocol.addresses import Address
 from ef_common.protocol.auth import Token
 
@@ -190,11 +199,15 @@ def test_store_that_is_gone_raises(store: RendezvousStore) -> None:
         gone.own_host()
 
 
+def driver_of(store: RendezvousStore) -> Driver:
+    return Driver(store, host="h", local_rank=0, size=2, local_size=1, interface="")
+
+
 def test_round_is_over_whatever_comes_up_while_ready_is_said(
     monkeypatch: pytest.MonkeyPatch, store: RendezvousStore
 ) -> None:
-    driver = Driver(store, host="h", local_rank=0, size=1, interface="", published={})
-    monkeypatch.setattr(store, "get", lambda *args, **kwargs: 1 / 0)
+    driver = driver_of(store)
+    monkeypatch.setattr(store, "get", lambda key, scope="", **kwargs: 1 / 0 if scope else None)
     driver._act(rounds.RoundAction.READY)
     assert driver._events.get(timeout=60) == rounds.Answered(None)
 
@@ -202,9 +215,80 @@ def test_round_is_over_whatever_comes_up_while_ready_is_said(
 def test_close_does_not_wait_for_a_driver_that_has_failed(
     monkeypatch: pytest.MonkeyPatch, store: RendezvousStore
 ) -> None:
-    driver = Driver(store, host="h", local_rank=0, size=1, interface="", published={})
+    driver = driver_of(store)
     monkeypatch.setattr(rounds, "decide", lambda *args, **kwargs: 1 / 0)
     driver.finished()
     with pytest.raises(ZeroDivisionError):
         driver._run()
     assert driver._ended.is_set()
+
+
+class RoundStore(RendezvousStore):
+    """A store in which a round is complete at once; it clears what is in it, and a call comes after the first one."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 1))
+        self.values: dict[str, bytes] = {}
+        self.num_rounds = 0
+
+    def put(self, key: str, value: bytes, *, scope: str = "") -> None:
+        self.values[key] = value
+
+    def get(self, key: str, *, scope: str = "", timeout_s: float | None = None) -> bytes | None:
+        if scope != "rank_and_size":
+            return self.values.get(key)
+        self.num_rounds += 1
+        self.values = {CALL_KEY: b"null"} if self.num_rounds == 1 else {}
+        return b"0,2,0,1,0,2"
+
+
+def test_ready_is_not_said_once_the_training_of_another_worker_is_over() -> None:
+    """Its process has ended with status 0, so a complete round would end those that export a model, say."""
+    store = RoundStore()
+    driver = driver_of(store)
+    store.put(FINISHED_KEY, b"1")
+    driver._decide(rounds.HostsChanged())
+    assert driver._events.get(timeout=60) == rounds.Answered(None)
+    assert store.num_rounds == 0
+
+
+def test_worker_that_ends_answers_each_round_that_is_called_by_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    store = RoundStore()
+    driver = driver_of(store)
+    store.put(CALL_KEY, b"null")
+    driver.start({COORDINATOR_KEY: b"here"})
+    driver.finished()
+    driver.close()
+    assert store.num_rounds == 2
+    assert store.values == {COORDINATOR_KEY: b"here", FINISHED_KEY: b"1"}
+
+
+def test_worker_that_leaves_calls_a_round_in_which_its_host_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    store = RoundStore()
+    driver = driver_of(store)
+    driver.start({})
+    driver.dismissed(left=True)
+    driver.close()
+    assert store.values == {CALL_KEY: b'"h"'}
+    assert store.num_rounds == 0
+
+
+@pytest.mark.usefixtures("given")
+def test_hosts_that_come_while_the_workers_gather_are_heard_of(
+    store: RendezvousStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver tells of each of them once."""
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    happened: list[str] = []
+    monkeypatch.setattr(Driver, "register", lambda self: happened.append("registered"))
+    monkeypatch.setattr(Driver, "start", lambda self, published: happened.extend(published))
+    monkeypatch.setattr(_Search, "_wait_for", lambda *args: happened.append("waited"))
+    with pytest.raises(CoordinatorLost):
+        join_horovodrun(read_environment({}))
+    assert happened == ["registered", "waited"]
+    store.put("coordinator", CoordinatorEntry(("10.0.0.1", 77), Token("abc"), secret=False).describe())
+    job = join_horovodrun(read_environment({}))
+    assert happened[2:] == ["registered", "coordinator"]
+    assert job.leave_status == os.EX_TEMPFAIL
