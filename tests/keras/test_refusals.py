@@ -11,6 +11,7 @@ import pytest
 
 from ef_common.testing.harness import Job
 from tests import warm
+from tests.horovod_built import is_built
 from tests.keras.launch import call
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
@@ -43,6 +44,13 @@ def test_data_without_the_length_that_is_needed_are_refused(
 def test_streams_that_differ_are_refused(tmp_path: Path) -> None:
     problem = "UsageError: the workers read different data at step 1"
     check_that_all_refuse(tmp_path, "refuse_streams_that_differ", problem, "set_random_seed")
+
+
+@pytest.mark.skipif(not is_built("tensorflow"), reason="Horovod is not built: elasticflow horovod build")
+def test_horovod_that_the_program_has_started_is_refused(tmp_path: Path) -> None:
+    """Each worker would be alone in it, and train by itself."""
+    problem = "UsageError: the program has called hvd.init()"
+    check_that_all_refuse(tmp_path, "refuse_horovod_of_the_program", problem, "Remove hvd.init()")
 
 
 def check_that_all_refuse(tmp_path: Path, case: str, problem: str, remedy: str) -> None:
