@@ -156,6 +156,27 @@ def test_what_jax_cannot_do_is_refused_naming_the_backends_that_can(monkeypatch:
             refused()
 
 
+@pytest.mark.parametrize("built", [True, False])
+def test_gloo_is_what_fits_tensorflow_without_a_horovod_that_was_built_for_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, built: bool
+) -> None:
+    """The Python code of Horovod for TensorFlow is there in both cases."""
+    keras = pytest.importorskip("keras")
+    pytest.importorskip("torch")
+    from ef_keras import backends
+
+    for package in ("horovod", "horovod/tensorflow"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").touch()
+    if built:
+        (tmp_path / "horovod/tensorflow/mpi_lib.so").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "horovod"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(keras.config, "backend", lambda: "tensorflow")
+    assert backends.engine(None) == ("horovod-tensorflow" if built else "gloo")
+
+
 def test_nccl_is_what_fits_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     keras = pytest.importorskip("keras")
     from ef_keras import backends
