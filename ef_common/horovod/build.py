@@ -104,7 +104,7 @@ def build(*, say: Say, force: bool = False) -> Path:
         raise BuildError("there is neither torch nor TensorFlow to build Horovod for. Install one of them first")
     options = {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_GPU")}
     directory = wheel_directory(versions, options)
-    wheels = []
+    wheels: list[Path] = []
     with contextlib.suppress(OSError):  # somebody else's home, say
         wheels = sorted(directory.glob("*.whl"))
     if wheels and not force:
