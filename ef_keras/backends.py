@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -15,6 +15,7 @@ import numpy as np
 from ef_common.core.compensation import Rule
 from ef_common.core.view import View
 from ef_common.errors import UnsupportedError, UsageError
+from ef_common.horovod.library import built_for
 from ef_common.session import Session
 from ef_keras import hooks
 from ef_keras.reducer import Reducer
@@ -50,7 +51,7 @@ def engine(backend: str | None) -> str:
     Args:
         backend: "gloo", "nccl" (under torch: NCCL for what is on GPUs, if each worker has one of its own, and Gloo for
             all else), "horovod", or None for what fits: "nccl" under torch; Horovod under TensorFlow, or Gloo where
-            Horovod has not been built but torch is there.
+            Horovod has not been built for it but torch is there.
 
     Raises:
         UsageError: The name is unknown.
@@ -59,7 +60,8 @@ def engine(backend: str | None) -> str:
     if backend not in (None, *BACKENDS):
         raise UsageError(f"unknown backend. Expected one of {BACKENDS}. Received: backend={backend!r}")
     if backend is None:
-        backend = _DEFAULTS[framework] if framework != "tensorflow" or _has("horovod.tensorflow") else "gloo"
+        # The Python code for TensorFlow is in every Horovod, also where only torch was there when it was built.
+        backend = "gloo" if framework == "tensorflow" and built_for(framework) is None else _DEFAULTS[framework]
     if backend == "nccl":
         if framework != "torch":
             raise UsageError(
@@ -67,19 +69,12 @@ def engine(backend: str | None) -> str:
             )
         return "nccl"
     if backend == "gloo":
-        if not _has("torch"):
+        if find_spec("torch") is None:
             raise UsageError(
                 "no way to move data between the workers: build Horovod (elasticflow horovod build), or install torch"
             )
         return "gloo"
     return "horovod" if framework == "torch" else "horovod-tensorflow"
-
-
-def _has(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
 
 
 def reducer_for(session: Session, model: Any, weights: Callable[[View], Sequence[float]]) -> Reducer:

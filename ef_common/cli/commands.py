@@ -392,7 +392,7 @@ def build_horovod(force: bool, install: bool) -> None:
             for framework in building.frameworks():
                 prove(framework)
                 click.echo(f"{mark(True)} two processes have summed with Horovod for {framework}")
-    except ElasticFlowError as error:
+    except (ElasticFlowError, OSError) as error:
         click.echo(f"elasticflow horovod build: {error}", err=True)
         sys.exit(1)
 

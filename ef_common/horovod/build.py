@@ -6,6 +6,7 @@ kept by the versions that they were built for, so the next environment with the 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -20,7 +21,7 @@ from importlib import metadata
 from pathlib import Path
 
 from ef_common.errors import ElasticFlowError
-from ef_common.horovod import source
+from ef_common.horovod import resources, source
 
 TESTED = {"torch": ("2.13",), "tensorflow": ("2.21",)}
 """Versions with which the changes have been tried."""
@@ -64,7 +65,11 @@ def untested(versions: Mapping[str, str]) -> list[str]:
 
 
 def wheel_directory(versions: Mapping[str, str], options: Mapping[str, str]) -> Path:
-    """Where the wheel for these versions and build options is kept."""
+    """Where the wheel for these versions and build options is kept.
+
+    Raises:
+        BuildError: The user has no home directory, and XDG_CACHE_HOME is not set.
+    """
     parts = [
         f"{source.VERSION}-{source.fingerprint()}",
         sysconfig.get_platform(),
@@ -72,7 +77,12 @@ def wheel_directory(versions: Mapping[str, str], options: Mapping[str, str]) -> 
     ]
     parts += [f"{name}-{version}" for name, version in sorted(versions.items())]
     parts += [f"{name}-{value}" for name, value in sorted(options.items())]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError as error:
+        raise BuildError(
+            f"the wheel has no place to be kept: {error} Set XDG_CACHE_HOME to a directory that can be written"
+        ) from error
     return cache / "elasticflow" / "horovod" / "_".join(part.replace(os.sep, "-") for part in parts)
 
 
@@ -84,7 +94,7 @@ def build(*, say: Say, force: bool = False) -> Path:
         force: Build even if there is a wheel already.
 
     Returns:
-        The wheel.
+        The wheel: in the cache, or in a temporary directory where the cache cannot be written.
 
     Raises:
         BuildError: Something is missing, or the compilation failed.
@@ -94,7 +104,9 @@ def build(*, say: Say, force: bool = False) -> Path:
         raise BuildError("there is neither torch nor TensorFlow to build Horovod for. Install one of them first")
     options = {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_GPU")}
     directory = wheel_directory(versions, options)
-    wheels = sorted(directory.glob("*.whl"))
+    wheels: list[Path] = []
+    with contextlib.suppress(OSError):  # somebody else's home, say
+        wheels = sorted(directory.glob("*.whl"))
     if wheels and not force:
         say(f"found {wheels[0]}")
         return wheels[0]
@@ -107,11 +119,26 @@ def build(*, say: Say, force: bool = False) -> Path:
         source.apply(root)
         named = " and ".join(f"{name} {version}" for name, version in versions.items())
         say(f"compiling Horovod {source.VERSION} for {named} with {jobs} processes; this takes minutes")
-        wheel = _compile(root, Path(temporary) / "wheel", versions, jobs)
+        return _keep(_compile(root, Path(temporary) / "wheel", versions, jobs), directory, say=say)
+
+
+def _keep(wheel: Path, directory: Path, *, say: Say) -> Path:
+    """Move the wheel into this directory of the cache, or, if that is impossible, into one of its own."""
+    partial = directory / f".{wheel.name}.{os.getpid()}"
+    try:
         directory.mkdir(parents=True, exist_ok=True)
-        partial = directory / f".{wheel.name}.{os.getpid()}"
         shutil.copy(wheel, partial)
         return partial.rename(directory / wheel.name)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        kept = Path(tempfile.mkdtemp(prefix="elasticflow-horovod-")) / wheel.name
+        wheel.rename(kept)
+        say(
+            f"the next environment will not find this wheel ({error}). Set XDG_CACHE_HOME to a directory that can be "
+            f"written, or install it there: pip install --no-deps {kept}"
+        )
+        return kept
 
 
 def install(wheel: Path, *, say: Say) -> None:
@@ -150,28 +177,19 @@ def check_tools() -> None:
 
 
 def num_jobs() -> int:
-    """How many compilers fit into the memory and on the cores.
+    """How many compilers fit into the memory and on the cores that this process may use.
 
     Raises:
-        BuildError: Not even one.
+        BuildError: Not even one fits.
     """
-    available = available_bytes()
+    available = resources.available_bytes()
     if available < _COMPILER_BYTES:
         raise BuildError(
             f"too little memory to compile Horovod. Needed: {_COMPILER_BYTES / 2**30:.1f} GiB. "
             f"Available: {available / 2**30:.1f} GiB. Build the wheel on a larger machine with the same versions, "
             "and copy the cache of elasticflow from there"
         )
-    return max(1, min(os.cpu_count() or 1, available // _COMPILER_BYTES))
-
-
-def available_bytes() -> int:
-    """Memory that is available without swapping."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    return min(resources.num_cores(), available // _COMPILER_BYTES)
 
 
 def _compiler() -> str | None:

@@ -27,7 +27,7 @@ from ef_common.collectives.linked_group import LinkedGroup, Nothing
 from ef_common.collectives.peer_connections import PeerConnections
 from ef_common.core.calls import HEADER_BYTES, call_in, header, length_in
 from ef_common.core.view import View
-from ef_common.errors import GroupBroken
+from ef_common.errors import GroupBroken, UsageError
 from ef_common.horovod.rendezvous import Rendezvous, environment_of
 from ef_common.session.ports import Bootstrap, Group, Meeting, Pending
 from ef_common.tls import Tls
@@ -69,7 +69,11 @@ class HorovodBinding(Protocol):
         """How to access the memory of its tensors."""
 
     def init(self) -> None:
-        """Start Horovod with the settings in the environment."""
+        """Start Horovod with the settings in the environment.
+
+        Raises:
+            UsageError: The program has started it, so no other group can be built.
+        """
 
     def shutdown(self) -> None:
         """Stop Horovod; nothing is in flight when this returns."""
@@ -217,6 +221,8 @@ class HorovodGroups:
                         *new.listening(rendezvous.listeners),
                     ):
                         shut_down(descriptor, inode)
+        if isinstance(outcome[0], UsageError):
+            raise outcome[0]
         if outcome[0] is not None:
             self._horovod.shutdown()
             raise GroupBroken(f"could not connect: {outcome[0]}")

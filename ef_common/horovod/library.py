@@ -82,23 +82,37 @@ class Library:
 
     Args:
         framework: Whose library: "torch" or "tensorflow". The framework must have been imported.
+
+    Raises:
+        UsageError: There is no such library, or the program has started it.
     """
 
     memory: Memory = ArrayMemory()
 
     def __init__(self, framework: str) -> None:
         self._library = _load(framework)
+        self._check_not_started()
 
     def init(self) -> None:
         """Start Horovod with the settings in the environment.
 
         Raises:
             RuntimeError: Horovod could not connect to the others.
+            UsageError: The program has started Horovod, which would keep its own members.
         """
+        self._check_not_started()
         none = ctypes.c_int(0)
         if not self._library.horovod_init(None, none, None, None, none):
             raise RuntimeError("Horovod could not connect to the other members")
         self._library.horovod_memory_open()
+
+    def _check_not_started(self) -> None:
+        if self._library.horovod_is_initialized():
+            raise UsageError(
+                "the program has called hvd.init(), but ElasticFlow starts Horovod itself, once for each view. Remove "
+                "hvd.init() and all other uses of Horovod from the program; the place of a worker on its node is "
+                "in the environment variable LOCAL_RANK"
+            )
 
     def shutdown(self) -> None:
         """Stop Horovod; its threads have ended when this returns. Its connections must be down."""
@@ -146,7 +160,7 @@ def _load(framework: str) -> Any:
         raise UsageError(f"Horovod is not installed, or not for {framework}. Build it: elasticflow horovod build")
     try:
         library = ctypes.CDLL(str(path))
-        library.horovod_init.restype = ctypes.c_bool
+        library.horovod_init.restype = library.horovod_is_initialized.restype = ctypes.c_bool
         library.horovod_memory_sum.restype = library.horovod_memory_gather.restype = ctypes.c_void_p
         library.horovod_memory_sum.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_int64]
         library.horovod_memory_gather.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64]

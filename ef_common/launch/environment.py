@@ -116,7 +116,7 @@ class WorkerEnvironment:
         standby: Port of the coordinator that this node keeps ready; 0 for none.
         notice: Where to ask whether this machine is to go, or None.
         crash_records: Directory of the launcher's for the worker's crash record, or None.
-        agent: The end of the agent that has started the worker, as a notice; None if it is not known.
+        agent: The end of what has started the worker, as a notice: its agent or horovodrun. None if it is not known.
         autoscale: How the job chooses its size, or None.
         scale_command: Command that gives it nodes, or None.
         scale_timeout_s: The command is killed after this time.

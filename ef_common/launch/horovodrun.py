@@ -40,6 +40,7 @@ from ef_common.horovod.driver import FINISHED_KEY, STATUS_LEFT, Driver, WatchedC
 from ef_common.horovod.store import RendezvousStore, StoreLost
 from ef_common.launch.coordinator_process import START_S, start_coordinator
 from ef_common.launch.environment import COORDINATOR, WorkerEnvironment
+from ef_common.launch.horovodrun_end import HorovodrunEnd
 from ef_common.protocol.addresses import Address, format_address, parse_address
 from ef_common.protocol.auth import Token
 from ef_common.protocol.introduction import HELP
@@ -195,6 +196,7 @@ def join_horovodrun(
         node=given.host,
         local_rank=0,
         local_world_size=1,
+        agent=HorovodrunEnd(given.store, size=given.size),
     )
     if driver is not None:
         driver.start({COORDINATOR_KEY: found.describe()})

@@ -22,6 +22,7 @@ from tests.faults.hosts import ENOUGH, Host
 
 HERE = Path(__file__).parent
 LAUNCHER = (sys.executable, str(HERE / "horovodrun_launcher.py"))
+WITHOUT_SSH = (sys.executable, str(HERE / "horovodrun_without_ssh.py"))
 COMMAND = (str(Path(sys.executable).with_name("horovodrun")),)
 A, B = "localhost", "127.0.0.1"
 
@@ -76,7 +77,11 @@ class HorovodrunJob(Run):
         faults: Mapping[int, Mapping[str, Any]] | None = None,
         script: Sequence[str] = (str(HERE / "horovodrun_worker.py"),),
         launcher: Sequence[str] = LAUNCHER,
+<<<<<<< HEAD
         rank_that_waits: str = "",
+=======
+        gone_s: float | None = None,
+>>>>>>> 1b2c8dd732450c133448efcbbc85a193fe788541
     ) -> None:
         """Start it.
 
@@ -86,13 +91,21 @@ class HorovodrunJob(Run):
             faults: Of the first workers, by the ranks that horovodrun gives them.
             script: What it runs, with its arguments.
             launcher: How horovodrun is started.
+<<<<<<< HEAD
             rank_that_waits: Of the first worker that waits for `end_waiting` after the training.
+=======
+            gone_s: For how long it must refuse connections, to count as gone.
+>>>>>>> 1b2c8dd732450c133448efcbbc85a193fe788541
         """
         spec = {
             "host": self._host.name,
             "options": {"epochs": 1000, "stop": ENOUGH, "step_sleep_s": 0.05, **(train or {})},
             "faults": faults or {},
+<<<<<<< HEAD
             "rank_that_waits": rank_that_waits,
+=======
+            "gone_s": gone_s,
+>>>>>>> 1b2c8dd732450c133448efcbbc85a193fe788541
         }
         (self.directory / "spec.json").write_text(json.dumps(spec))
         dropped = ("PET_", "ELASTICFLOW_", "HOROVOD_", "LOCAL_")
@@ -129,6 +142,12 @@ class HorovodrunJob(Run):
             self.dump_stacks()
             raise HarnessError(f"horovodrun does not end\n{self.tails()}") from None
 
+    def kill(self) -> None:
+        """Kill horovodrun itself."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
     def enough(self) -> int:
         """Have the training end, and wait until the job does."""
         self.finish_training()
@@ -158,7 +177,7 @@ class HorovodrunJob(Run):
     def end(self) -> None:
         """Kill whatever belongs to the job: horovodrun's own processes, the workers, the coordinator."""
         deadline = time.monotonic() + GUARD_S
-        while (processes := self._processes()) and time.monotonic() < deadline:
+        while (processes := self.processes()) and time.monotonic() < deadline:
             for process in processes:
                 try:
                     process.kill()
@@ -168,7 +187,7 @@ class HorovodrunJob(Run):
         if self._process is not None:
             self._process.wait(GUARD_S)
 
-    def _processes(self) -> list[psutil.Process]:
+    def processes(self) -> list[psutil.Process]:
         """All processes with this run directory in their environment."""
         return [process for process in psutil.process_iter() if self._is_ours(process)]
 

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ef_common.launch import horovodrun_end
 from tests.faults.faults import MARKS
 
 FAIL = signal.SIGUSR2
@@ -31,6 +32,8 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     faulthandler.register(signal.SIGUSR2, file=sys.stderr, all_threads=True)
     signal.signal(FAIL, fail)
+    if spec["gone_s"] is not None:
+        horovodrun_end.REFUSED_S = horovodrun_end._PAUSE_S = spec["gone_s"]
     if any("after" in fault for fault in spec["faults"].values()):
         marks = directory / "marks"
         marks.mkdir(exist_ok=True)

@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 
 from ef_common.testing.harness_run import HarnessError
-from tests.faults.horovodrun_job import COMMAND, A, B, HorovodrunJob
+from tests.faults.horovodrun_job import COMMAND, WITHOUT_SSH, A, B, HorovodrunJob
 from tests.faults.horovodrun_worker import FAIL
 from tests.faults.hosts import Host, hosted
 from tests.horovod_built import needs_horovod
+from tests.waiting import poll_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180), *needs_horovod("torch")]
 in_both = hosted("lightning", "keras-tensorflow")
@@ -242,6 +243,20 @@ def test_newcomer_that_comes_after_the_end(job: HorovodrunJob) -> None:
     check(job, set(job.on(A)))
     assert job.on(B) == []
     assert "nothing to join" in job.output
+
+
+def test_workers_that_the_end_of_horovodrun_does_not_reach_leave(job: HorovodrunJob) -> None:
+    """Else they would train to the end beside those of the next start."""
+    job.start(launcher=WITHOUT_SSH, gone_s=1.0)
+    job.view(2)
+    pids = {event["pid"] for event in job.events("start")}
+    job.wait_for_step(2)
+    job.kill()
+    notices = job.wait_until(lambda events: [event for event in events if event["kind"] == "notice"], "a notice")
+    assert all("does not answer" in notice["what"] for notice in notices)
+    poll_until(lambda: pids.isdisjoint(process.pid for process in job.processes()))
+    assert job.results_by_pid() == {}
+    job.audit()
 
 
 @pytest.mark.thorough

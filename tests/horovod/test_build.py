@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import sys
 import tarfile
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from ef_common.horovod import build as building
-from ef_common.horovod import source
+from ef_common.horovod import resources, source
 from ef_common.horovod.build import BuildError
 
 GIB = 1 << 30
@@ -45,13 +46,13 @@ def test_cmake_that_is_too_old_is_named_with_its_version(monkeypatch: pytest.Mon
 def test_no_more_compilers_than_memory_and_cores(
     monkeypatch: pytest.MonkeyPatch, available: int, cores: int, expected: int
 ) -> None:
-    monkeypatch.setattr(building, "available_bytes", lambda: available)
-    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    monkeypatch.setattr(resources, "available_bytes", lambda: available)
+    monkeypatch.setattr(resources, "num_cores", lambda: cores)
     assert building.num_jobs() == expected
 
 
 def test_too_little_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(building, "available_bytes", lambda: GIB)
+    monkeypatch.setattr(resources, "available_bytes", lambda: GIB)
     with pytest.raises(BuildError, match=r"too little memory .*Needed: 2\.0 GiB\. Available: 1\.0 GiB"):
         building.num_jobs()
 
@@ -81,6 +82,72 @@ def test_wheel_is_found_again_by_versions_options_and_changes(cache: Path, monke
     monkeypatch.setattr(source, "CHANGES", source.CHANGES[1:])
     others.append(building.wheel_directory(versions, {}))
     assert len({directory, *others}) == 4
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build takes no time, and makes a wheel that contains "compiled"."""
+
+    def compile_wheel(root: Path, target: Path, versions: Any, jobs: int) -> Path:
+        target.mkdir()
+        wheel = target / "horovod-0.whl"
+        wheel.write_text("compiled")
+        return wheel
+
+    monkeypatch.setattr(building, "frameworks", lambda: {"torch": "2.13.0"})
+    monkeypatch.setattr(building, "check_tools", lambda: None)
+    monkeypatch.setattr(building, "num_jobs", lambda: 1)
+    monkeypatch.setattr(building, "download", lambda directory, say: directory)
+    monkeypatch.setattr(source, "apply", lambda root: None)
+    monkeypatch.setattr(building, "_compile", compile_wheel)
+
+
+@pytest.mark.usefixtures("compiled")
+def test_wheel_is_put_into_the_cache(cache: Path) -> None:
+    wheel = building.build(say=lambda line: None)
+    assert wheel.read_text() == "compiled"
+    assert list(cache.rglob("*horovod-0.whl*")) == [wheel]
+
+
+@pytest.mark.usefixtures("compiled")
+def test_wheel_is_not_lost_where_the_cache_cannot_be_made(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.touch()  # a file where a directory should be
+    monkeypatch.setattr("tempfile.tempdir", str(cache.parent))
+    said: list[str] = []
+    wheel = building.build(say=said.append)
+    assert wheel.read_text() == "compiled"
+    assert "XDG_CACHE_HOME" in said[-1]
+    assert str(wheel) in said[-1]
+    assert list(cache.parent.rglob("*.whl")) == [wheel]
+
+
+@pytest.mark.usefixtures("compiled")
+def test_wheel_is_not_lost_where_the_cache_is_full(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def copy(wheel: Path, target: Path) -> None:
+        target.write_text("comp")
+        raise OSError(errno.ENOSPC, "No space left on device", str(target))
+
+    monkeypatch.setattr("tempfile.tempdir", str(cache.parent))
+    monkeypatch.setattr("shutil.copy", copy)
+    said: list[str] = []
+    wheel = building.build(say=said.append)
+    assert wheel.read_text() == "compiled"
+    assert "No space left on device" in said[-1]
+    assert list(cache.parent.rglob("*horovod-0.whl*")) == [wheel]
+
+
+@pytest.mark.usefixtures("compiled")
+def test_user_without_a_home_learns_how_to_name_a_cache_before_anything_is_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr("pathlib.Path.home", home)
+    monkeypatch.setattr(building, "_compile", lambda *args: pytest.fail("a build was begun"))
+    with pytest.raises(BuildError, match=r"home directory\. Set XDG_CACHE_HOME"):
+        building.build(say=lambda line: None)
 
 
 def test_source_with_another_checksum_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

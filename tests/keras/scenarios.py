@@ -76,6 +76,13 @@ def refuse_step_without_update() -> str:
     return _message(lambda: model.fit(*data(), verbose=0, callbacks=ef_keras.callbacks()))
 
 
+def refuse_horovod_of_the_program() -> str:
+    import horovod.tensorflow as hvd
+
+    hvd.init()
+    return _message(lambda: compiled(net()).fit(*data(), verbose=0, callbacks=ef_keras.callbacks()))
+
+
 def refuse_streams_that_differ() -> str:
     import tensorflow as tf
 

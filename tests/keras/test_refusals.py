@@ -11,6 +11,7 @@ import pytest
 
 from ef_common.testing.harness import Job
 from tests import warm
+from tests.horovod_built import is_built
 from tests.keras.launch import call
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
@@ -43,6 +44,13 @@ def test_data_without_the_length_that_is_needed_are_refused(
 def test_streams_that_differ_are_refused(tmp_path: Path) -> None:
     problem = "UsageError: the workers read different data at step 1"
     check_that_all_refuse(tmp_path, "refuse_streams_that_differ", problem, "set_random_seed")
+
+
+@pytest.mark.skipif(not is_built("tensorflow"), reason="Horovod is not built: elasticflow horovod build")
+def test_horovod_that_the_program_has_started_is_refused(tmp_path: Path) -> None:
+    """Each worker would be alone in it, and train by itself."""
+    problem = "UsageError: the program has called hvd.init()"
+    check_that_all_refuse(tmp_path, "refuse_horovod_of_the_program", problem, "Remove hvd.init()")
 
 
 def check_that_all_refuse(tmp_path: Path, case: str, problem: str, remedy: str) -> None:
@@ -146,6 +154,27 @@ def test_what_jax_cannot_do_is_refused_naming_the_backends_that_can(monkeypatch:
     for refused in (lambda: callbacks(deterministic=True), backends.train_step_of):
         with pytest.raises(UnsupportedError, match=r"KERAS_BACKEND=tensorflow or KERAS_BACKEND=torch.* Received: jax"):
             refused()
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_gloo_is_what_fits_tensorflow_without_a_horovod_that_was_built_for_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, built: bool
+) -> None:
+    """The Python code of Horovod for TensorFlow is there in both cases."""
+    keras = pytest.importorskip("keras")
+    pytest.importorskip("torch")
+    from ef_keras import backends
+
+    for package in ("horovod", "horovod/tensorflow"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").touch()
+    if built:
+        (tmp_path / "horovod/tensorflow/mpi_lib.so").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "horovod"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(keras.config, "backend", lambda: "tensorflow")
+    assert backends.engine(None) == ("horovod-tensorflow" if built else "gloo")
 
 
 def test_nccl_is_what_fits_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -25,8 +24,10 @@ from ef_common.launch.horovodrun import (
     join_horovodrun,
     read_horovodrun_environment,
 )
+from ef_common.launch.horovodrun_end import HorovodrunEnd
 from ef_common.protocol.addresses import Address
 from ef_common.protocol.auth import Token
+from tests.horovodrun_store import horovodrun_store
 
 HOROVODRUN = {
     "HOROVOD_RANK": "3",
@@ -42,31 +43,8 @@ HOROVODRUN = {
 @pytest.fixture
 def store() -> Iterator[RendezvousStore]:
     """A store like horovodrun's."""
-    values: dict[str, bytes] = {}
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            value = values.get(self.path)
-            self.send_response(404 if value is None else 200)
-            self.end_headers()
-            self.wfile.write(value or b"")
-
-        def do_PUT(self) -> None:
-            values[self.path] = self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *args: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield RendezvousStore(("127.0.0.1", server.server_address[1]))
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with horovodrun_store() as address:
+        yield RendezvousStore(address)
 
 
 @pytest.fixture
@@ -131,6 +109,15 @@ def test_worker_finds_the_coordinator_and_the_token(store: RendezvousStore) -> N
     assert (job.environment.node, job.environment.local_world_size, job.driver) == ("node1", 1, None)
     assert store.get("started-3") == b"1"
     job.close()
+
+
+@pytest.mark.usefixtures("given")
+def test_end_of_a_static_horovodrun_is_a_notice(store: RendezvousStore) -> None:
+    store.put("coordinator", CoordinatorEntry(("10.0.0.1", 77), Token("abc"), secret=False).describe())
+    source = join_horovodrun(read_environment({})).environment.agent
+    assert isinstance(source, HorovodrunEnd)
+    assert source._store.address == store.address
+    assert source.ask() == ""
 
 
 @pytest.mark.usefixtures("given")
