@@ -321,6 +321,20 @@ def test_run_that_is_not_named_is_the_newest(tmp_path: Path, monkeypatch: pytest
     assert "second.py" in CliRunner().invoke(main, ["status", "--once"]).output
 
 
+def test_newest_run_was_started_last_whichever_launcher_has_written_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    launcher = run_directory.this_launcher(["x"], max_workers=8, local=True)
+    for name, began, wrote in (("second", 200.0, 300), ("first", 100.0, 400)):
+        place = run_directory.PLACE / name
+        place.mkdir(parents=True)
+        run_directory.write_launcher(place, replace(launcher, began=began))
+        os.utime(place / "launcher.json", (0, wrote))
+    assert run_directory.newest() == run_directory.PLACE / "second"
+    assert [path.name for path, _ in run_directory.launchers()] == ["second", "first"]
+
+
 def test_orders_are_numbered_and_checked(tmp_path: Path) -> None:
     def launcher(**changes: object) -> None:
         mine = run_directory.this_launcher(["x"], max_workers=8, local=True)
