@@ -246,7 +246,7 @@ class Follower:
         written comes the next time.
 
         Raises:
-            EventLogError: A line is no JSON object with a time, or an event is malformed; names the file.
+            EventLogError: A file cannot be read, or a line is no JSON object with a time or is malformed; names it.
         """
         files = sorted((self._run_dir / "events").glob("*.jsonl"))
         return heapq.merge(*map(self._read_on, files), key=_time_of)
@@ -254,9 +254,14 @@ class Follower:
     def _read_on(self, path: Path) -> Iterator[Record]:
         size = _CHUNK_BYTES
         while True:
-            with path.open("rb") as file:
-                file.seek(self._read.get(path, 0))
-                data = file.read(size)
+            try:
+                with path.open("rb") as file:
+                    file.seek(self._read.get(path, 0))
+                    data = file.read(size)
+            except FileNotFoundError:  # removed since it was listed
+                return
+            except OSError as error:
+                raise EventLogError(f"{path} cannot be read: {error.strerror}") from error
             whole, newline, _ = data.rpartition(b"\n")
             if not newline:
                 if len(data) > MAX_LINE_BYTES:

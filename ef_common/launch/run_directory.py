@@ -288,6 +288,8 @@ def _read(file: Path) -> Launcher | None:
         return None
     except (TypeError, ValueError) as error:
         raise UsageError(f"{file} is not one of this version: {error}") from None
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}") from None
 
 
 def write_launcher(run_dir: Path, launcher: Launcher) -> None:

@@ -456,6 +456,18 @@ def test_list_with_a_run_of_another_version_says_so(tmp_path: Path, monkeypatch:
     assert "is not one of this version" in elasticflow("list", status=2)
 
 
+@pytest.mark.parametrize("unreadable", ["events/a.jsonl", "launcher.json"])
+@pytest.mark.parametrize(
+    "arguments", [["status", "--once"], ["logs", "--follow"], ["logs", "--follow", "--json"], ["scale"]], ids=" ".join
+)
+def test_file_that_cannot_be_read_is_named_in_one_line(tmp_path: Path, unreadable: str, arguments: list[str]) -> None:
+    (tmp_path / unreadable).mkdir(parents=True)
+    command, *options = arguments
+    number = ["2"] if command == "scale" else []
+    told = elasticflow(command, *options, str(tmp_path), *number, status=2)
+    assert told == f"elasticflow {command}: {tmp_path / unreadable} cannot be read: Is a directory\n"
+
+
 def test_scale_to_what_there_is_says_so(tmp_path: Path) -> None:
     run_directory.write_launcher(tmp_path, run_directory.this_launcher(["x"], max_workers=8, local=True))
     with EventLog(tmp_path, "a") as log:
