@@ -188,10 +188,31 @@ def test_progress_and_time_left_are_those_of_all_workers(tmp_path: Path) -> None
     status.update()
     assert (status.num_done, status.progress) == (32, 0.5)  # two steps of 16, each told by both
     now = newest(status)
-    since = status._positions._counted[0][0]  # of the step before, so there were three
+    since = status._positions._readings[0][0]  # of the view, so there were three
     assert status.eta_s(now) == pytest.approx((32 + 64) / (48 / max(now - since, 1.0)))
     assert "epoch 3 of 4, 50% of it, about" in text_of(status)
     assert status.eta_s(now + 60) is None
+
+
+def test_speed_and_time_left_of_slow_steps_are_right_between_them(tmp_path: Path) -> None:
+    status, began = Status(tmp_path), 1e9
+    view = {"generation": 1, "members": ["a", "b"], "world_size": 2, "pause_s": None, "reason": "2 workers start"}
+
+    def take(moment: float, kind: str, **fields: Any) -> None:
+        for rank, worker in enumerate("ab"):
+            mine = {"rank": rank} if kind == "view" else {"mine": [[8 * rank, 8 * rank + 8]]} if kind == "step" else {}
+            status.take({"time": began + moment, "worker": worker, "kind": kind, **fields, **mine})
+
+    take(0.0, "view", **view)
+    take(0.0, "epoch", epoch=2, length=16 * 10, epochs=3)
+    for number in range(1, 4):
+        take(60.0 * number, "step", **step(number, []))
+        for second in (1, 10, 30, 59):
+            now = began + 60.0 * number + second
+            assert status.samples_per_second(now) == pytest.approx(16 / 60)
+            assert status.eta_s(now) == pytest.approx((10 - number) * 60.0)
+    take(181.0, "view", **{**view, "generation": 2, "members": ["a"], "reason": "b: connection closed"})
+    assert status.samples_per_second(began + 182.0) == pytest.approx(8 / 60)
 
 
 def test_second_training_of_a_program_begins_at_nothing(tmp_path: Path) -> None:
@@ -306,7 +327,7 @@ def test_status_reads_on_and_leaves_a_torn_line_for_later(tmp_path: Path) -> Non
     path.write_bytes(whole)
     status.update()
     assert status.step == 8
-    assert len(status.workers["a"].speed._counted) == 2  # none was read twice
+    assert len(status.workers["a"].speed._readings) == 3  # of the view and the steps: none was read twice
 
 
 def test_run_that_is_not_named_is_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
