@@ -80,6 +80,18 @@ def expand(spans: Iterable[Sequence[int]]) -> list[int]:
     return [position for start, stop in spans for position in range(start, stop)]
 
 
+def num_samples(step: Record, name: str) -> float:
+    """Number of samples that a field of an event `step` stands for.
+
+    Args:
+        step: The event.
+        name: ``committed``, ``mine`` or ``returned``.
+    """
+    if name == "committed" and "samples" in step:
+        return float(step["samples"])
+    return sum(stop - start for start, stop in step[name]) * float(step.get("samples_per_position", 1))
+
+
 class Listener(Protocol):
     """Receives the events of this process as they are written.
 
@@ -405,6 +417,10 @@ def _number(value: Any) -> bool:
     return _integer(value) or (type(value) is float and math.isfinite(value))  # JSON's 1e999 becomes infinite
 
 
+def _positive(value: Any) -> bool:
+    return _number(value) and value > 0
+
+
 def _text_or_null(value: Any) -> bool:
     return value is None or _text(value)
 
@@ -452,6 +468,7 @@ _ENVELOPE_FIELDS: dict[str, Check] = {"time": _number, "worker": _text, "kind": 
 _OPTIONAL_FIELDS: dict[str, Check] = {
     "generation": _count,
     "samples": _count,
+    "samples_per_position": _positive,
     "cursor_positions": _spans,
     "skipped_positions": _spans,
     "parts": _rows(4),
@@ -506,9 +523,11 @@ _FIELDS: dict[str, dict[str, Check]] = {
     "epoch_end": {"epoch": _count, "exact": _flag, "length": _count},
     # A reduction was committed: all its positions, this worker's part, and the positions returned by lost workers. If
     # the optional field samples is present, positions are batches that the workers share, and a part is a share of
-    # their samples. In a stream of shards, the optional field parts says what positions of some workers were: the first
-    # position, the shard, and its first and last offset; ends lists shards with the offset at which they ended; and
-    # skipped lists what could not be read and is left out, as (shard, start, stop).
+    # their samples. If a position is another number of samples than one, a batch for instance, the optional field
+    # samples_per_position is that number, as far as the worker knows it; the last batch may be smaller. In a stream of
+    # shards, the optional field parts says what positions of some workers were: the first position, the shard, and its
+    # first and last offset; ends lists shards with the offset at which they ended; and skipped lists what could not be
+    # read and is left out, as (shard, start, stop).
     "step": {
         "step": _count,
         "epoch": _count,

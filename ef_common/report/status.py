@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ef_common.events import Follower
+from ef_common.events import Follower, num_samples
 from ef_common.launch.run_directory import Launcher, read_launcher
 from ef_common.launch.speed import Speed
 from ef_common.story import GOODBYE, duration, in_words, size_in_words
@@ -60,7 +60,7 @@ class Change:
         before: Members of the previous view.
         after: Members of this view.
         reason: Reason for this view.
-        dealt_again: Positions of its lost workers that were dealt again.
+        dealt_again: Samples of its lost workers that were dealt again.
         batch: Global batch size before and after it, if that has changed.
     """
 
@@ -100,7 +100,7 @@ class Status:
         num_epochs: Number of epochs, if the log says so.
         length: Positions of the epoch; None if that is not known.
         num_done: Number of these positions that are trained.
-        num_dealt_again: Positions of lost workers that were dealt again.
+        num_dealt_again: Samples of lost workers that were dealt again.
         global_batch_size: Samples of an update, once the log says so.
         lr_scale: Factor of the learning rate, once the log says so.
         checkpoint: Record of the newest checkpoint.
@@ -235,13 +235,14 @@ class Status:
 
     def _take_step(self, worker: WorkerStatus, record: dict[str, Any]) -> None:
         worker.step, worker.loss = record["step"], record["loss"]
-        worker.speed.count(record["time"], _num(record["mine"]))
+        worker.speed.count(record["time"], num_samples(record, "mine"))
         if (worker.training, record["step"]) <= self.counted:
             return  # another worker has told of it
         self.counted = (worker.training, record["step"])
+        returned = round(num_samples(record, "returned"))
         if self._view is not None:
-            self._view.dealt_again += _num(record["returned"])
-        self.num_dealt_again += _num(record["returned"])
+            self._view.dealt_again += returned
+        self.num_dealt_again += returned
         num_positions = _num(record["committed"])
         self._positions.count(record["time"], num_positions)
         self.num_done = num_positions + (self.num_done if record["epoch"] == self.epoch else 0)

@@ -74,6 +74,17 @@ def test_status_counts_the_samples_of_all_workers_and_tells_views_once(tmp_path:
     assert status.samples_per_second(time.time() + 60) == 0.0
 
 
+def test_samples_are_counted_where_positions_are_batches(tmp_path: Path) -> None:
+    for rank, log in enumerate(write_run(tmp_path)):
+        batches = {"mine": [[16 + rank, 17 + rank]], "committed": [[16, 18]], "returned": [[15, 16]]}
+        log.write("step", **{**step(8, []), **batches}, samples_per_position=32)
+    status = Status(tmp_path)
+    status.update()
+    now = newest(status)
+    assert status.samples_per_second(now) == pytest.approx(16.0 + 2 * 32)
+    assert status.num_dealt_again == status._view.dealt_again == 32  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("width", [80, 140])
 def test_status_shows_process_ids_in_one_piece_on_any_terminal(tmp_path: Path, width: int) -> None:
     worker = "a-host-whose-name-is-as-long-as-in-a-cloud-8caf76-1234567-3893"
