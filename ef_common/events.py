@@ -89,7 +89,8 @@ def num_samples(step: Record, name: str) -> float:
     """
     if name == "committed" and "samples" in step:
         return float(step["samples"])
-    return sum(stop - start for start, stop in step[name]) * float(step.get("samples_per_position", 1))
+    num_positions: int = sum(stop - start for start, stop in step[name])
+    return num_positions * float(step.get("samples_per_position", 1))
 
 
 class Listener(Protocol):

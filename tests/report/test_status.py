@@ -211,8 +211,8 @@ def test_speed_and_time_left_of_slow_steps_are_right_between_them(tmp_path: Path
 
     def take(moment: float, kind: str, **fields: Any) -> None:
         for rank, worker in enumerate("ab"):
-            mine = {"rank": rank} if kind == "view" else {"mine": [[8 * rank, 8 * rank + 8]]} if kind == "step" else {}
-            status.take({"time": began + moment, "worker": worker, "kind": kind, **fields, **mine})
+            own = {"rank": rank, "mine": [[8 * rank, 8 * rank + 8]]}
+            status.take({"time": began + moment, "worker": worker, "kind": kind, **fields, **own})
 
     take(0.0, "view", **view)
     take(0.0, "epoch", epoch=2, length=16 * 10, epochs=3)
