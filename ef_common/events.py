@@ -80,6 +80,19 @@ def expand(spans: Iterable[Sequence[int]]) -> list[int]:
     return [position for start, stop in spans for position in range(start, stop)]
 
 
+def num_samples(step: Record, name: str) -> float:
+    """Number of samples that a field of an event `step` stands for.
+
+    Args:
+        step: The event.
+        name: ``committed``, ``mine`` or ``returned``.
+    """
+    if name == "committed" and "samples" in step:
+        return float(step["samples"])
+    num_positions: int = sum(stop - start for start, stop in step[name])
+    return num_positions * float(step.get("samples_per_position", 1))
+
+
 class Listener(Protocol):
     """Receives the events of this process as they are written.
 
@@ -246,7 +259,7 @@ class Follower:
         written comes the next time.
 
         Raises:
-            EventLogError: A line is no JSON object with a time, or an event is malformed; names the file.
+            EventLogError: A file cannot be read, or a line is no JSON object with a time or is malformed; names it.
         """
         files = sorted((self._run_dir / "events").glob("*.jsonl"))
         return heapq.merge(*map(self._read_on, files), key=_time_of)
@@ -254,9 +267,14 @@ class Follower:
     def _read_on(self, path: Path) -> Iterator[Record]:
         size = _CHUNK_BYTES
         while True:
-            with path.open("rb") as file:
-                file.seek(self._read.get(path, 0))
-                data = file.read(size)
+            try:
+                with path.open("rb") as file:
+                    file.seek(self._read.get(path, 0))
+                    data = file.read(size)
+            except FileNotFoundError:  # removed since it was listed
+                return
+            except OSError as error:
+                raise EventLogError(f"{path} cannot be read: {error.strerror}") from error
             whole, newline, _ = data.rpartition(b"\n")
             if not newline:
                 if len(data) > MAX_LINE_BYTES:
@@ -400,6 +418,10 @@ def _number(value: Any) -> bool:
     return _integer(value) or (type(value) is float and math.isfinite(value))  # JSON's 1e999 becomes infinite
 
 
+def _positive(value: Any) -> bool:
+    return _number(value) and value > 0
+
+
 def _text_or_null(value: Any) -> bool:
     return value is None or _text(value)
 
@@ -447,6 +469,7 @@ _ENVELOPE_FIELDS: dict[str, Check] = {"time": _number, "worker": _text, "kind": 
 _OPTIONAL_FIELDS: dict[str, Check] = {
     "generation": _count,
     "samples": _count,
+    "samples_per_position": _positive,
     "cursor_positions": _spans,
     "skipped_positions": _spans,
     "parts": _rows(4),
@@ -501,9 +524,11 @@ _FIELDS: dict[str, dict[str, Check]] = {
     "epoch_end": {"epoch": _count, "exact": _flag, "length": _count},
     # A reduction was committed: all its positions, this worker's part, and the positions returned by lost workers. If
     # the optional field samples is present, positions are batches that the workers share, and a part is a share of
-    # their samples. In a stream of shards, the optional field parts says what positions of some workers were: the first
-    # position, the shard, and its first and last offset; ends lists shards with the offset at which they ended; and
-    # skipped lists what could not be read and is left out, as (shard, start, stop).
+    # their samples. If a position is another number of samples than one, a batch for instance, the optional field
+    # samples_per_position is that number, as far as the worker knows it; the last batch may be smaller. In a stream of
+    # shards, the optional field parts says what positions of some workers were: the first position, the shard, and its
+    # first and last offset; ends lists shards with the offset at which they ended; and skipped lists what could not be
+    # read and is left out, as (shard, start, stop).
     "step": {
         "step": _count,
         "epoch": _count,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ef_common.events import num_samples
 from ef_common.terminal import num_workers, say
 
 _CHECKPOINTS_S = 60.0
@@ -112,11 +113,10 @@ class Story:
         change, self._change = self._change, None
         if change is None:
             return
-        returned = 0 if step is None else sum(stop - start for start, stop in step["returned"])
-        unit = "batches" if step is not None and "samples" in step else "samples"
+        returned = 0 if step is None else round(num_samples(step, "returned"))
         what = in_words(change.before, change.after, change.reason)
         parts = [what, f"resumed after {duration(change.pause_s)}"]
-        parts += [f"{returned} {unit} are dealt again"] if returned else []
+        parts += [f"{returned} samples are dealt again"] if returned else []
         parts += [change.batch] if change.batch else []
         joined, gone = _differences(change.before, change.after)
         self._say(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ef_common import events
 from ef_common.core.epochs import ENDLESS
 from ef_common.core.sharding import GlobalBatch
 from ef_common.core.view import SOLO, Member, View
@@ -164,6 +165,20 @@ def test_dealer_tells_of_each_update_and_of_what_is_left(tmp_path: Path) -> None
     assert dealer.rest() == Rest(2.0 * (4 + 2 * 20))
     dealer.begin(1, ENDLESS)
     assert dealer.rest() is None
+
+
+def test_step_says_how_many_samples_a_position_is_unless_it_is_one(tmp_path: Path) -> None:
+    session = Session(SOLO.members[0], channel=None, groups=None)  # type: ignore[arg-type]
+    dealer = Dealer(session, log=EventLog(tmp_path, "w"), batch_size=1)
+    dealer.begin(0, 3)
+    for number in (1.0, 32, 2.5):
+        dealer.samples_per_position = number
+        dealer.deal()
+        dealer.commit(session.completed_in)
+    steps = [record for record in events.read(tmp_path) if record["kind"] == "step"]
+    assert [step.get("samples_per_position") for step in steps] == [None, 32, 2.5]
+    assert [events.num_samples(step, "mine") for step in steps] == [1, 32, 2.5]
+    assert session.stats.num_samples_trained == sum(events.num_samples(step, "committed") for step in steps)
 
 
 def logged(log: EventLog, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ef_common import events
-from ef_common.events import EventLog, EventLogError, expand, ranges, read
+from ef_common.events import EventLog, EventLogError, Follower, expand, path_of, ranges, read
 
 
 def _line(**fields: Any) -> str:
@@ -243,6 +243,14 @@ def test_read_leaves_out_one_torn_last_line_of_each_file(tmp_path: Path) -> None
 def test_read_yields_unknown_kinds_and_extra_fields(tmp_path: Path) -> None:
     _file(tmp_path, _line(kind="later", new=[1]))
     assert [record["new"] for record in read(tmp_path)] == [[1]]
+
+
+def test_file_that_is_removed_after_it_was_listed_is_no_error(tmp_path: Path) -> None:
+    for worker in "ab":
+        EventLog(tmp_path, worker).write("end", reason="done")
+    news = Follower(tmp_path).news()
+    path_of(tmp_path, "a").unlink()
+    assert [record["worker"] for record in news] == ["b"]
 
 
 def test_read_without_events_says_what_was_expected(tmp_path: Path) -> None:

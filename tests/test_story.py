@@ -87,9 +87,9 @@ def test_arrivals_and_departures(told: Told) -> None:
     told.view(3, "abd", "planned: 0 join, 1 leave")
     assert told.step() == ["4 → 3 workers: worker c left; resumed after 41 ms"]
     told.view(4, "ae", "b gone (no heartbeat for 10 s)")
-    assert told.step((3, 4), samples=1) == [
+    assert told.step((3, 4), samples_per_position=32) == [
         "3 → 2 workers: worker e joined, workers b, d were lost (no heartbeat for 10 s); resumed after 41 ms; "
-        "1 batches are dealt again"
+        "32 samples are dealt again"
     ]
 
 

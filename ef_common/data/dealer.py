@@ -332,6 +332,8 @@ class Dealer:
         }
         if self._num_samples is not None:
             record["samples"] = self._num_samples  # what `mine` are numbers of
+        elif self.samples_per_position != 1:
+            record["samples_per_position"] = self.samples_per_position
         after, complete = self.progress, self.progress.remaining == 0 and bool(before.uncommitted)
         exact = self.parts is None or self.parts.is_over
         self._session.when_confirmed(lambda: self._log_step(record, after, complete=complete, exact=exact))

@@ -203,15 +203,24 @@ def newest() -> Path:
 
 
 def newest_first() -> list[Path]:
-    """The runs that were started from this working directory, as :func:`newest` takes them."""
-    found = sorted(PLACE.glob(f"*/{_LAUNCHERS}"), key=lambda path: path.stat().st_mtime, reverse=True)
-    return list(dict.fromkeys(path.parent for path in found))
+    """The runs that were started from this working directory, the one that was started last first."""
+    return sorted({file.parent for file in PLACE.glob(f"*/{_LAUNCHERS}")}, key=_began, reverse=True)
+
+
+def _began(place: Path) -> tuple[float, float]:
+    """When a run was started, and when its launchers have last written; of another version's, only that is known."""
+    wrote = max((file.stat().st_mtime for file in place.glob(_LAUNCHERS)), default=0.0)
+    try:
+        launcher = read_launcher(place)
+    except UsageError:
+        launcher = None
+    return (wrote if launcher is None else launcher.began), wrote
 
 
 def launchers() -> list[tuple[Path, Launcher]]:
     """The runs that were started from this working directory, with their launchers, the newest first."""
     found = [(path, read_launcher(path)) for path in newest_first()]
-    return sorted(((path, one) for path, one in found if one is not None), key=lambda pair: -pair[1].began)
+    return [(path, one) for path, one in found if one is not None]
 
 
 def stop(run_dir: Path, *, kill: bool = False) -> None:
@@ -279,6 +288,8 @@ def _read(file: Path) -> Launcher | None:
         return None
     except (TypeError, ValueError) as error:
         raise UsageError(f"{file} is not one of this version: {error}") from None
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}") from None
 
 
 def write_launcher(run_dir: Path, launcher: Launcher) -> None:

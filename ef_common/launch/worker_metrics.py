@@ -9,39 +9,14 @@ Cost: one number is read each second, and a line of text is written for each met
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 
 from ef_common.launch.environment import WorkerEnvironment
 from ef_common.launch.port_page import PortPage
+from ef_common.launch.speed import Speed
 from ef_common.session import Session
 
-SPEED_S = 10.0
 _PREFIX = "elasticflow_"
-
-
-class Speed:
-    """What is done per second lately: over ten seconds, or over one interval between changes if that is longer."""
-
-    def __init__(self) -> None:
-        self._readings: deque[tuple[float, float]] = deque()
-
-    def note(self, now: float, total: float) -> None:
-        """So much was done until now."""
-        readings = self._readings
-        if readings and readings[-1][1] == total:
-            return
-        readings.append((now, total))
-        while len(readings) > 2 and readings[1][0] <= now - SPEED_S:
-            readings.popleft()
-
-    def at(self, now: float) -> float:
-        """The speed, which falls when nothing is done for long."""
-        if len(self._readings) < 2:
-            return 0.0
-        (began, first), (ended, last) = self._readings[0], self._readings[-1]
-        stands = now - ended > max(SPEED_S, ended - began)
-        return (last - first) / ((now if stands else ended) - began)
 
 
 class MetricsPage:

@@ -9,36 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ef_common.events import Follower
+from ef_common.events import Follower, num_samples
 from ef_common.launch.run_directory import Launcher, read_launcher
+from ef_common.launch.speed import Speed
 from ef_common.story import GOODBYE, duration, in_words, size_in_words
 from ef_common.terminal import num_workers
 
-SPEED_S = 10.0
-"""Speeds are averages over this many seconds."""
 _NUM_CHANGES = 8
 _NUM_SEEN = 4096
 """Number of events remembered as reported by a worker; all report the same ones within moments."""
 _TOLD_BY_ALL = ("training", "run", "rollback", "epoch", "evaluation")
-
-
-class _Speed:
-    """The recent rate of events per second."""
-
-    def __init__(self) -> None:
-        self._counted: deque[tuple[float, int]] = deque()
-
-    def count(self, moment: float, number: int) -> None:
-        self._counted.append((moment, number))
-        while self._counted[0][0] < moment - SPEED_S:
-            self._counted.popleft()
-
-    def at(self, now: float) -> float:
-        while self._counted and self._counted[0][0] < now - SPEED_S:
-            self._counted.popleft()
-        if not self._counted:
-            return 0.0
-        return sum(number for _, number in self._counted) / max(now - self._counted[0][0], 1.0)
 
 
 @dataclass
@@ -63,7 +43,7 @@ class WorkerStatus:
     loss: float | None = None
     time: float = 0.0
     slow: bool = False
-    speed: _Speed = field(default_factory=_Speed)
+    speed: Speed = field(default_factory=Speed)
 
 
 @dataclass
@@ -80,7 +60,7 @@ class Change:
         before: Members of the previous view.
         after: Members of this view.
         reason: Reason for this view.
-        dealt_again: Positions of its lost workers that were dealt again.
+        dealt_again: Samples of its lost workers that were dealt again.
         batch: Global batch size before and after it, if that has changed.
     """
 
@@ -120,7 +100,7 @@ class Status:
         num_epochs: Number of epochs, if the log says so.
         length: Positions of the epoch; None if that is not known.
         num_done: Number of these positions that are trained.
-        num_dealt_again: Positions of lost workers that were dealt again.
+        num_dealt_again: Samples of lost workers that were dealt again.
         global_batch_size: Samples of an update, once the log says so.
         lr_scale: Factor of the learning rate, once the log says so.
         checkpoint: Record of the newest checkpoint.
@@ -152,7 +132,7 @@ class Status:
     num_dealt_again: int = 0
     paused_s: float = 0.0
     on_news: Callable[[Change], None] = lambda change: None
-    _positions: _Speed = field(default_factory=_Speed)
+    _positions: Speed = field(default_factory=Speed)
     _before: tuple[str, ...] = ()  # members of the view before the newest one
     counted: tuple[int, int] = (1, 0)
     _view: Change | None = None  # the newest view
@@ -206,6 +186,7 @@ class Status:
         generation, members = record["generation"], tuple(record["members"])
         pause_s = record["pause_s"] or 0.0
         begins_anew = not set(members) & set(self.members)  # the job was started again, and counts from 1
+        self.workers[record["worker"]].speed.count(record["time"], 0)
         if generation > self.generation or begins_anew:
             before = self._before = self.members
             first = not before or begins_anew
@@ -213,6 +194,8 @@ class Status:
                 self._seen.clear()
                 self._rolled_back = (0, -1)
                 self._begin(1)
+                self._positions = Speed()
+                self._positions.count(record["time"], 0)
             text = (
                 f"training with {num_workers(len(members))}" if first else in_words(before, members, record["reason"])
             )
@@ -252,13 +235,14 @@ class Status:
 
     def _take_step(self, worker: WorkerStatus, record: dict[str, Any]) -> None:
         worker.step, worker.loss = record["step"], record["loss"]
-        worker.speed.count(record["time"], _num(record["mine"]))
+        worker.speed.count(record["time"], num_samples(record, "mine"))
         if (worker.training, record["step"]) <= self.counted:
             return  # another worker has told of it
         self.counted = (worker.training, record["step"])
+        returned = round(num_samples(record, "returned"))
         if self._view is not None:
-            self._view.dealt_again += _num(record["returned"])
-        self.num_dealt_again += _num(record["returned"])
+            self._view.dealt_again += returned
+        self.num_dealt_again += returned
         num_positions = _num(record["committed"])
         self._positions.count(record["time"], num_positions)
         self.num_done = num_positions + (self.num_done if record["epoch"] == self.epoch else 0)
@@ -297,8 +281,8 @@ class Status:
         return max((self.workers[name].step for name in self.members if name in self.workers), default=0)
 
     def samples_per_second(self, now: float) -> float:
-        """The recent rate of all workers together."""
-        return sum(worker.speed.at(now) for worker in self.workers.values())
+        """The recent rate of all workers of the view together."""
+        return sum(self.workers[name].speed.at(now) for name in self.members if name in self.workers)
 
     def eta_s(self, now: float) -> float | None:
         """Seconds until the last epoch ends at the current speed; None if that is unknown."""

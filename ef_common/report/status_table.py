@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ef_common.launch.run_directory import Launcher, read_launcher
-from ef_common.report.status import SPEED_S, Status, WorkerStatus, verdict
+from ef_common.report.status import Status, WorkerStatus, verdict
 from ef_common.story import size_in_words
 
 _GPU_LOOK_S = 5.0
@@ -202,7 +202,7 @@ def _facts(status: Status, launcher: Launcher | None, now: float) -> Iterator[tu
     yield "progress", _progress(status, now)
     batch = "" if status.global_batch_size is None else f", global batch of {status.global_batch_size}"
     scale = "" if status.lr_scale in (None, 1.0) else f", learning rate × {status.lr_scale:.3g}"
-    yield "speed", f"{status.samples_per_second(now):.0f} samples/s in the last {SPEED_S:.0f} s{batch}{scale}"
+    yield "speed", f"{status.samples_per_second(now):.0f} samples/s{batch}{scale}"
     if status.throughputs:
         yield "measured", _measured(status)
     if status.autoscale is not None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ef_common.audit import Report, audit
-from ef_common.events import EventLogError, Follower, Record
+from ef_common.events import EventLogError, Follower, Record, num_samples
 from ef_common.launch.run_directory import read_launcher
 from ef_common.report.goodput import DEFINITION, Ledger
 from ef_common.report.lanes import Lanes
@@ -122,7 +122,7 @@ class Timeline:
         if record["loss"] is not None:
             self.buckets.add_loss(moment, record["loss"])
         if is_first:  # another worker's record says the same of the job
-            samples = record.get("samples") or sum(stop - start for start, stop in record["committed"])
+            samples = num_samples(record, "committed")
             self.buckets.add_samples(self._stepped - (self.began or 0.0), moment, samples)
             self.ledger.update(self.status.counted, samples)
             self._stepped = max(self._stepped, record["time"])

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ef_common.report.timeline import Timeline
 from ef_common.testing.harness import Job
 from tests import warm
 from tests.jax_installed import needs_jax
@@ -105,6 +106,14 @@ def test_features_that_jax_has_its_own_way_for_give_what_plain_keras_gives(tmp_p
 
 def test_data_of_unknown_length_give_what_plain_keras_gives(tmp_path: Path) -> None:
     check_features(tmp_path, "torch", ["stream_of_unknown_length", "generators_without_an_end"])
+
+
+@pytest.mark.thorough
+def test_report_of_a_stream_of_batches_counts_samples(tmp_path: Path) -> None:
+    check_features(tmp_path, "tensorflow", ["stream_of_batches"])
+    timeline = Timeline(tmp_path / "run")
+    timeline.update()
+    assert timeline.ledger.samples == 3 * 192
 
 
 def check_features(tmp_path: Path, backend: str, names: list[str] | None) -> list[str]:

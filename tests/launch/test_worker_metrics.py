@@ -17,7 +17,7 @@ from ef_common.core.room import NO_DEMAND, Demand, Room
 from ef_common.core.view import Member, View
 from ef_common.launch import port_page
 from ef_common.launch.environment import read_environment
-from ef_common.launch.worker_metrics import MetricsPage, Speed, metrics_page
+from ef_common.launch.worker_metrics import MetricsPage, metrics_page
 from ef_common.session.stats import Stats
 from tests.waiting import poll_until
 
@@ -78,23 +78,6 @@ def test_newest_checkpoint_is_told_by_those_who_know_of_it_and_where_rank_0_is_b
 )
 def test_worker_that_is_no_member_tells_of_no_workers(change: dict[str, Any]) -> None:
     assert told(session(**change))["workers"] == 0
-
-
-def test_speed_is_that_of_the_last_ten_seconds() -> None:
-    speed = Speed()
-    assert speed.at(0.0) == 0.0
-    for second in range(31):
-        speed.note(float(second), second * (100.0 if second > 15 else 10.0))
-    assert speed.at(30.0) == pytest.approx(100.0)
-
-
-def test_speed_of_long_steps_is_that_of_the_last_one_and_falls_when_nothing_happens() -> None:
-    speed = Speed()
-    for second in range(61):
-        speed.note(float(second), 300.0 * (second // 30))
-    assert speed.at(60.0) == pytest.approx(10.0)
-    assert speed.at(89.0) == pytest.approx(10.0)
-    assert speed.at(120.0) < 7.0
 
 
 @pytest.fixture

@@ -22,11 +22,13 @@ class Generated:
         run_dir: Its directory.
         step_s: Seconds of a step; each worker trains `BATCH` samples in it.
         length: Positions of an epoch.
+        optional: Further fields of each event `step`.
     """
 
     run_dir: Path
     step_s: float = 1.0
     length: int = 1 << 40
+    optional: dict[str, Any] = field(default_factory=dict)
     now: float = BEGAN
     generation: int = 0
     step: int = 0
@@ -102,6 +104,7 @@ class Generated:
                     mine=mine,
                     returned=self._returned,
                     loss=round(2 * math.exp(-self.step / 2000) + 0.01 * rank, 6),
+                    **self.optional,
                 )
             self._returned = []
 

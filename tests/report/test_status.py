@@ -74,6 +74,17 @@ def test_status_counts_the_samples_of_all_workers_and_tells_views_once(tmp_path:
     assert status.samples_per_second(time.time() + 60) == 0.0
 
 
+def test_samples_are_counted_where_positions_are_batches(tmp_path: Path) -> None:
+    for rank, log in enumerate(write_run(tmp_path)):
+        batches = {"mine": [[16 + rank, 17 + rank]], "committed": [[16, 18]], "returned": [[15, 16]]}
+        log.write("step", **{**step(8, []), **batches}, samples_per_position=32)
+    status = Status(tmp_path)
+    status.update()
+    now = newest(status)
+    assert status.samples_per_second(now) == pytest.approx(16.0 + 2 * 32)
+    assert status.num_dealt_again == status._view.dealt_again == 32  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("width", [80, 140])
 def test_status_shows_process_ids_in_one_piece_on_any_terminal(tmp_path: Path, width: int) -> None:
     worker = "a-host-whose-name-is-as-long-as-in-a-cloud-8caf76-1234567-3893"
@@ -188,10 +199,31 @@ def test_progress_and_time_left_are_those_of_all_workers(tmp_path: Path) -> None
     status.update()
     assert (status.num_done, status.progress) == (32, 0.5)  # two steps of 16, each told by both
     now = newest(status)
-    since = status._positions._counted[0][0]  # of the step before, so there were three
+    since = status._positions._readings[0][0]  # of the view, so there were three
     assert status.eta_s(now) == pytest.approx((32 + 64) / (48 / max(now - since, 1.0)))
     assert "epoch 3 of 4, 50% of it, about" in text_of(status)
     assert status.eta_s(now + 60) is None
+
+
+def test_speed_and_time_left_of_slow_steps_are_right_between_them(tmp_path: Path) -> None:
+    status, began = Status(tmp_path), 1e9
+    view = {"generation": 1, "members": ["a", "b"], "world_size": 2, "pause_s": None, "reason": "2 workers start"}
+
+    def take(moment: float, kind: str, **fields: Any) -> None:
+        for rank, worker in enumerate("ab"):
+            own = {"rank": rank, "mine": [[8 * rank, 8 * rank + 8]]}
+            status.take({"time": began + moment, "worker": worker, "kind": kind, **fields, **own})
+
+    take(0.0, "view", **view)
+    take(0.0, "epoch", epoch=2, length=16 * 10, epochs=3)
+    for number in range(1, 4):
+        take(60.0 * number, "step", **step(number, []))
+        for second in (1, 10, 30, 59):
+            now = began + 60.0 * number + second
+            assert status.samples_per_second(now) == pytest.approx(16 / 60)
+            assert status.eta_s(now) == pytest.approx((10 - number) * 60.0)
+    take(181.0, "view", **{**view, "generation": 2, "members": ["a"], "reason": "b: connection closed"})
+    assert status.samples_per_second(began + 182.0) == pytest.approx(8 / 60)
 
 
 def test_second_training_of_a_program_begins_at_nothing(tmp_path: Path) -> None:
@@ -306,7 +338,7 @@ def test_status_reads_on_and_leaves_a_torn_line_for_later(tmp_path: Path) -> Non
     path.write_bytes(whole)
     status.update()
     assert status.step == 8
-    assert len(status.workers["a"].speed._counted) == 2  # none was read twice
+    assert len(status.workers["a"].speed._readings) == 3  # of the view and the steps: none was read twice
 
 
 def test_run_that_is_not_named_is_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,6 +351,20 @@ def test_run_that_is_not_named_is_the_newest(tmp_path: Path, monkeypatch: pytest
         os.utime(made / "launcher.json", (0, 100 if script == "first.py" else 200))
     assert run_directory.newest().name.startswith("second-")
     assert "second.py" in CliRunner().invoke(main, ["status", "--once"]).output
+
+
+def test_newest_run_was_started_last_whichever_launcher_has_written_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    launcher = run_directory.this_launcher(["x"], max_workers=8, local=True)
+    for name, began, wrote in (("second", 200.0, 300), ("first", 100.0, 400)):
+        place = run_directory.PLACE / name
+        place.mkdir(parents=True)
+        run_directory.write_launcher(place, replace(launcher, began=began))
+        os.utime(place / "launcher.json", (0, wrote))
+    assert run_directory.newest() == run_directory.PLACE / "second"
+    assert [path.name for path, _ in run_directory.launchers()] == ["second", "first"]
 
 
 def test_orders_are_numbered_and_checked(tmp_path: Path) -> None:
@@ -440,6 +486,18 @@ def test_list_with_a_run_of_another_version_says_so(tmp_path: Path, monkeypatch:
     (tmp_path / run_directory.PLACE / "old").mkdir(parents=True)
     (tmp_path / run_directory.PLACE / "old" / "launcher.json").write_text('{"unknown": 1}')
     assert "is not one of this version" in elasticflow("list", status=2)
+
+
+@pytest.mark.parametrize("unreadable", ["events/a.jsonl", "launcher.json"])
+@pytest.mark.parametrize(
+    "arguments", [["status", "--once"], ["logs", "--follow"], ["logs", "--follow", "--json"], ["scale"]], ids=" ".join
+)
+def test_file_that_cannot_be_read_is_named_in_one_line(tmp_path: Path, unreadable: str, arguments: list[str]) -> None:
+    (tmp_path / unreadable).mkdir(parents=True)
+    command, *options = arguments
+    number = ["2"] if command == "scale" else []
+    told = elasticflow(command, *options, str(tmp_path), *number, status=2)
+    assert told == f"elasticflow {command}: {tmp_path / unreadable} cannot be read: Is a directory\n"
 
 
 def test_scale_to_what_there_is_says_so(tmp_path: Path) -> None:

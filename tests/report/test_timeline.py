@@ -55,6 +55,19 @@ def test_series_are_those_of_the_job_and_not_of_each_worker(tmp_path: Path) -> N
     assert series["loss_max"][index] - series["loss_min"][index] == pytest.approx(0.03, abs=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("optional", "samples"),
+    [({}, 10 * BATCH), ({"samples_per_position": 32}, 10 * BATCH * 32), ({"samples": 100}, 10 * 100)],
+    ids=str,
+)
+def test_samples_are_counted_whatever_a_position_is(tmp_path: Path, optional: dict[str, int], samples: int) -> None:
+    run = Generated(tmp_path, optional=optional)
+    run.view(run.start(1), "start")
+    run.train(10)
+    run.write()
+    assert shown(tmp_path)["figures"]["samples"] == samples
+
+
 def test_time_without_a_job_is_no_slow_training(tmp_path: Path) -> None:
     run = Generated(tmp_path, step_s=0.5)
     run.view(run.start(1), "start")
