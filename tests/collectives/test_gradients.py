@@ -391,6 +391,23 @@ def test_squared_norms_are_told_where_they_are_measured() -> None:
         assert found == [(pytest.approx(local), pytest.approx(reduced), 24.0)]
 
 
+def test_squared_norm_of_padding_is_not_measured() -> None:
+    def act(rank: int, group: Group) -> Any:
+        module, session, found = small(), OneView(rank, group, 2), []
+        reducer = GradientReducer(session, module, weights=lambda view: [1.0, 0.0])  # type: ignore[arg-type]
+        reducer.measures, reducer.on_measured = lambda: True, lambda *all: found.append(all)
+        reducer.attach()
+        reducer.before_backward()
+        (mean_loss(module, rank) * (1.0 if rank == 0 else float("nan"))).backward()
+        own = sum(float(p.grad.square().sum()) for p in module.parameters() if p.grad is not None)
+        reducer.after_backward()
+        group.all_gather(b"")
+        return own, found
+
+    (own, found), (_, others) = in_world(2, act)
+    assert found == others == [(pytest.approx(own / 2), pytest.approx(own), 0.0)]
+
+
 def test_module_without_parameters_reduces_nothing() -> None:
     session: Any = OneView(0, None, 2)  # type: ignore[arg-type]
     reducer = GradientReducer(session, nn.Tanh(), weights=weights)

@@ -82,7 +82,8 @@ class Reduction(BucketRun):
             bucket.flags.copy_(torch.tensor(self._own_flags()))
 
     def _own_flags(self) -> list[float]:
-        session, squared = self._session, squared_norm(self.layout) if self.measures else 0.0
+        session = self._session
+        squared = squared_norm(self.layout) if self.measures and self.weight else 0.0  # of padding it may be NaN
         flags = [float(session.change_pending), float(self.stale), float(self.skipped), self.wants_stop]
         flags += [float(session.agreements.wish), self.lacking, squared, self.asks, float(self.finds)]
         return flags + [float(p.grad is not None) for p in self.layout.parameters]
@@ -91,6 +92,7 @@ class Reduction(BucketRun):
         return self.layout.buckets[-1].flags[1].item() > 0
 
     def _stay_alone(self, view: View) -> None:
+        self._enter(view)
         self.layout.check_first_gradients()  # when others join, it is too late to refuse them
         self._flags = self._own_flags()
 
@@ -110,6 +112,9 @@ class Reduction(BucketRun):
         Args:
             spares_equal: Leave buffers alone that have rank 0's values already.
         """
+        if self.state is RunState.ALONE:
+            self._weigh_own()
+            return
         used = dict(zip(self.layout.ids, self._flags[NUM_FIXED_FLAGS:], strict=True))
         for index, bucket in enumerate(self.layout.buckets):
             if index < self.layout.num_value_buckets:
@@ -123,6 +128,13 @@ class Reduction(BucketRun):
             gradients = [p.grad for p in self.layout.parameters if p.grad is not None]
             torch._foreach_div_(gradients, 1.0 - self._lacking_of_all)
         sparsify(self.layout.sparse)
+
+    def _weigh_own(self) -> None:
+        """The own gradients are the result. If whoever had the samples is gone, this update is of nothing."""
+        weight = self.weights[self.rank]
+        gradients = [p.grad for p in self.layout.parameters if p.grad is not None]
+        for gradient in gradients if weight != 1.0 else ():
+            gradient.mul_(weight) if weight else gradient.zero_()  # which may be anything, NaN too
 
 
 def squared_norm(layout: BucketLayout) -> float:
