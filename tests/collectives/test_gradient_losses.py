@@ -207,3 +207,17 @@ def test_last_survivor_makes_up_for_batches_in_which_it_had_no_share() -> None:
         return module.p0.grad.tolist()
 
     assert Cluster(2).run(member) == [None, [6.0] * 16]
+
+
+def test_gradients_of_the_last_survivor_stay_sparse() -> None:
+    def member(session: Session, rank: int) -> Any:
+        module = nn.ModuleDict({"rows": nn.Embedding(8, 2, sparse=True), "rest": nn.Linear(2, 1)})
+        reducer = attached(session, module)
+        if rank == 0:
+            module["rest"].weight.register_hook(lambda gradient: die_behind_others(session))
+        step(reducer, lambda: module["rest"](module["rows"](torch.tensor([1, 3]))).sum())
+        gradient = module["rows"].weight.grad
+        torch.optim.SparseAdam(module["rows"].parameters()).step()
+        return gradient.is_sparse, gradient.coalesce().indices().tolist()
+
+    assert Cluster(2).run(member) == [None, (True, [[1, 3]])]

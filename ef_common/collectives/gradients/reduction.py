@@ -47,6 +47,7 @@ class Reduction(BucketRun):
         self._flags: list[float] = []
         self._missing = [len(bucket.sources) for bucket in layout.buckets]
         self._fired: set[int] = set()
+        self._densified: list[Tensor] = []
         self._lacking_of_all = 0.0
 
     def gradient_ready(self, parameter: Tensor) -> None:
@@ -71,8 +72,7 @@ class Reduction(BucketRun):
         if index < self.layout.num_value_buckets:
             bucket.fill_values(own=self.rank == 0)
             return
-        for parameter in self.layout.sparse:
-            densify(parameter)
+        self._densified += [parameter for parameter in self.layout.sparse if densify(parameter)]
         try:
             bucket.fill_gradients(self.weight, self.copied)
         except RuntimeError as error:
@@ -114,6 +114,7 @@ class Reduction(BucketRun):
         """
         if self.state is RunState.ALONE:
             self._weigh_own()
+            sparsify(self._densified)  # others stay as they are in one process
             return
         used = dict(zip(self.layout.ids, self._flags[NUM_FIXED_FLAGS:], strict=True))
         for index, bucket in enumerate(self.layout.buckets):
