@@ -61,12 +61,14 @@ class Reduction(BucketRun):
         gradient = parameter.grad
         is_dense = gradient is not None and not gradient.is_sparse
         if self._group is not None and self.weight and is_dense and is_copied_early(parameter):
-            torch.mul(gradient, self.weight, out=self.layout.buckets[index].views[place])  # type: ignore[arg-type]
+            with torch.no_grad():  # in `backward(create_graph=True)` it is enabled
+                torch.mul(gradient, self.weight, out=self.layout.buckets[index].views[place])  # type: ignore[arg-type]
             self.copied.add(id(parameter))
         self._missing[index] -= 1
         if self._missing[index] == 0:
             self.ready(index)
 
+    @torch.no_grad()
     def _fill(self, index: int) -> None:
         bucket = self.layout.buckets[index]
         if index < self.layout.num_value_buckets:
@@ -106,6 +108,7 @@ class Reduction(BucketRun):
         self.squared_norms, self.asked, self.num_finds = self._flags[6:NUM_FIXED_FLAGS]
         return float(self._flags[0])
 
+    @torch.no_grad()
     def apply(self, *, spares_equal: bool = False) -> None:
         """Put the reduced gradients into `param.grad` and the buffers into the module; after `read_flags`.
 
@@ -138,6 +141,7 @@ class Reduction(BucketRun):
             gradient.mul_(weight) if weight else gradient.zero_()  # which may be anything, NaN too
 
 
+@torch.no_grad()
 def squared_norm(layout: BucketLayout) -> float:
     """Squared norm of the gradients that the parameters have; waits for the device."""
     gradients = [p.grad.to_dense() for p in layout.parameters if p.grad is not None]
