@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.utils.data import DataLoader
 
 from ef_common.collectives.gradients.deterministic import DeterministicReducer
@@ -238,7 +239,11 @@ class Fit:
         trainer, strategy = self._trainer, self._strategy
         if self._settings.global_batch_size is None and trainer.lightning_module.automatic_optimization:
             self.repetition = repetition = Repetition(
-                trainer, self._session, on_repeat=self._go_back, fill=self._filled
+                trainer,
+                self._session,
+                on_repeat=self._go_back,
+                fill=self._filled,
+                select=self._select,
             )
             repetition.attach()
             self._batch_norm = SyncedBatchNorm(
@@ -554,11 +559,11 @@ class Fit:
 
     # ------------------------------------------------------------ steps and gradients
 
-    def weights(self, view: View) -> Sequence[float]:
-        """Weight of each member's gradient."""
+    def weights(self, view: View, *, of_batch: bool = False) -> Sequence[float]:
+        """Weight of each member's gradient, or of the current batch's part of it."""
         if self.train_loader is None:
             return [1.0 / view.world_size] * view.world_size
-        return self.train_loader.weights(view)
+        return self.train_loader.weights(view, of_batch=of_batch)
 
     def end_manual_step(self) -> None:
         """Manual optimization: a training step ends, in which every worker reduces, even without gradients."""
@@ -626,6 +631,10 @@ class Fit:
     def _filled(self) -> Any:
         return None if self.train_loader is None else self.train_loader.filled()
 
+    def _select(self, index: int) -> None:
+        if self.train_loader is not None:
+            self.train_loader.select(index)
+
     def _go_back(self, why: str) -> None:
         """A step is about to be repeated."""
         if self.reducer is not None:
@@ -653,3 +662,15 @@ class Fit:
 def nothing(device: torch.device) -> Tensor:
     """The loss of a skipped batch, of which no parameter has a gradient."""
     return torch.zeros((), device=device, requires_grad=True)
+
+
+@contextmanager
+def dropping_gradients(module: Module) -> Iterator[None]:
+    """Within this context, backward passes add zeros to the gradients, whatever they compute, NaN too."""
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    handles = [parameter.register_hook(torch.zeros_like) for parameter in trained]  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -23,7 +23,7 @@ class GatherPeers:
         gather: In the forward pass.
         add: Sum of a tensor over the same members, in the backward pass.
         rank: This worker's, in a view.
-        weights: Weight of each member's gradient in the reduction of this step.
+        weights: Weight of each member's gradient of this batch in the reduction.
     """
 
     gather: Gather
@@ -63,7 +63,9 @@ class GatherWithGradients(torch.autograd.Function):
             return gradient[0], None
         rank, weights = ctx.peers.rank(ctx.view), ctx.weights
         is_equal = min(weights) == max(weights)
-        total = ctx.peers.add(gradient.contiguous() if is_equal else gradient * weights[rank])[rank]
+        if not is_equal:  # of padding it may be anything, NaN too
+            gradient = gradient * weights[rank] if weights[rank] else torch.zeros_like(gradient)
+        total = ctx.peers.add(gradient.contiguous())[rank]
         if not is_equal:
             total = total / weights[rank] if weights[rank] else torch.zeros_like(total)
         return total, None

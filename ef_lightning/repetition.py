@@ -54,6 +54,7 @@ class Repetition:
         session: The worker's session.
         on_repeat: Called with the reason before a step is made again.
         fill: Reads the current batch again, as large as the largest one of its step.
+        select: Tells which batch of the update is used next, counted from the newest one, -1.
 
     Attributes:
         in_pass: The forward or the backward pass of a batch is running.
@@ -61,13 +62,20 @@ class Repetition:
     """
 
     def __init__(
-        self, trainer: Any, session: Session, *, on_repeat: Callable[[str], None], fill: Callable[[], Any]
+        self,
+        trainer: Any,
+        session: Session,
+        *,
+        on_repeat: Callable[[str], None],
+        fill: Callable[[], Any],
+        select: Callable[[int], None],
     ) -> None:
         self.in_pass = self.in_backward = False
         self._trainer = trainer
         self._session = session
         self._on_repeat = on_repeat
         self._fill = fill
+        self._select = select
         self._records = True
         self._used = self._used_before = False
         self._began_in: View | None = None
@@ -163,12 +171,14 @@ class Repetition:
         self._used = self.in_backward = False
         if self._state is not None:
             self._state.restore()
-        for earlier in self._passes[:-1]:
+        for index, earlier in enumerate(self._passes[:-1], start=-len(self._passes)):
             earlier.generators.restore()
+            self._select(index)
             with leaving_no_trace(self._trainer), self._trainer.strategy.block_backward_sync():
                 earlier.act()
         newest = self._passes[-1]
         newest.generators.restore()
+        self._select(-1)
         newest.traces.undo()
         hooks.set_step_fields(self._trainer, newest.fields)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ from ef_lightning import announcements, hooks
 from ef_lightning.checkpoint_io import checkpoint_io_for, give_innermost
 from ef_lightning.checks import check_trainer
 from ef_lightning.collectives import CollectivesMixin
-from ef_lightning.fit import Fit, nothing
+from ef_lightning.fit import Fit, dropping_gradients, nothing
 from ef_lightning.host import LightningHost
 from ef_lightning.plain_checkpoint import CHECKPOINT_KEY, restore
 from ef_lightning.probe import check_hooks
@@ -423,8 +423,8 @@ class ElasticMixin(CollectivesMixin):
         return loader is None or loader.even_shares()
 
     def weights_in(self, view: View) -> Sequence[float]:
-        """Weight of each member's gradient."""
-        return super().weights_in(view) if self._fit is None else self._fit.weights(view)
+        """Weight of each member's gradient of the current training batch."""
+        return super().weights_in(view) if self._fit is None else self._fit.weights(view, of_batch=True)
 
     def weight_of_batch(self) -> float:
         """This worker's share of the samples in the newest training batch."""
@@ -445,7 +445,10 @@ class ElasticMixin(CollectivesMixin):
         step = None if self._fit is None else self._fit.global_step
         if step is not None:
             closure_loss = step.weigh(closure_loss, optimizer)
-        loss: Tensor = super().backward(closure_loss, optimizer, *args, **kwargs)  # type: ignore[misc]
+        # In an accumulation, the worker's weight is that of its other batches. A global step drops what is padding.
+        drops = step is None and self._fit is not None and self.padding
+        with dropping_gradients(self.lightning_module) if drops else nullcontext():
+            loss: Tensor = super().backward(closure_loss, optimizer, *args, **kwargs)  # type: ignore[misc]
         return loss
 
     def pre_backward(self, closure_loss: Tensor) -> None:

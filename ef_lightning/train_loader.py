@@ -321,6 +321,11 @@ class ElasticLoader(WrappedLoader):
         self.padding = not is_whole and _is_empty(window.slice_of(self._session.worker.id))
         return self._planned.next()
 
+    def select(self, index: int) -> None:
+        """A batch of the update that is repeated is the current one, counted from the newest one, -1."""
+        window = self.dealer.select(index)
+        self.padding = _is_empty(window.slice_of(self._session.worker.id))
+
     def next_pass(self) -> Any:
         """The next batch of this worker's part of a global batch."""
         return hooks.prepare_batch(self._trainer, self._planned.next())
@@ -394,9 +399,9 @@ class ElasticLoader(WrappedLoader):
         """Leave out the rest of the epoch, beginning with the batch that was dealt last."""
         self.dealer.take_back()
 
-    def weights(self, view: View) -> Sequence[float]:
-        """Weight of each member's gradient."""
-        return self.dealer.weights(view)
+    def weights(self, view: View, *, of_batch: bool = False) -> Sequence[float]:
+        """Weight of each member's gradient, or of the current batch's part of it."""
+        return self.dealer.weights(view, of_batch=of_batch)
 
     # ------------------------------------------------------------ state
 

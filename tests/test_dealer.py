@@ -78,6 +78,20 @@ def test_dealer_notes_all_batches_of_an_accumulation(tmp_path: Path) -> None:
     assert noted(tmp_path).ranges == ((0, 4), (4, 8))
 
 
+def test_weights_of_a_batch_leave_out_the_others_of_its_accumulation(tmp_path: Path) -> None:
+    dealer, session = make(tmp_path)
+    dealer.begin(0, 10)
+    session.collectives.completed_in = view = View(1, (*SOLO.members, Member("b", "n", "")))
+    dealer.deal()
+    dealer.deal()
+    assert dealer.weights(view) == [6 / 10, 8 / 10]
+    assert dealer.weights(view, of_batch=True) == [1.0, 0.0]
+    assert (dealer.select(-2).start, dealer.weights(view, of_batch=True)) == (0, [0.5, 0.5])
+    assert (dealer.select(-1).start, dealer.weights(view, of_batch=True)) == (8, [1.0, 0.0])
+    dealer.commit(view)
+    assert dealer.weights(view, of_batch=True) == [1.0, 0.0]
+
+
 def test_dealer_notes_the_whole_of_a_global_batch(tmp_path: Path) -> None:
     dealer, session = make(tmp_path, global_batch=GlobalBatch(10, 1))
     dealer.begin(0, 20)

@@ -305,7 +305,10 @@ def commit(progress: EpochProgress, contributors: Iterable[str]) -> tuple[EpochP
 def weights(
     uncommitted: Sequence[Window], members: Sequence[str], *, samples: Callable[[Range], int] | None = None
 ) -> list[float]:
-    """Weight of each member's mean gradient, so that their sum is the mean over all samples.
+    """Weight of each member's gradient, so that their sum is the mean over all samples.
+
+    A gradient is the sum of a member's mean gradients in the windows, divided by the number of windows. A window in
+    which a member has no share adds nothing to it, so what is left weighs the more.
 
     Args:
         uncommitted: Windows whose gradients are reduced together.
@@ -313,22 +316,25 @@ def weights(
         samples: Number of samples at these slots, if it is not that of the slots.
 
     Returns:
-        One weight per member; they sum to one. In a reduction that no window belongs to, all weigh the same; if none
-        of these members has a sample in the windows, all weigh nothing. Of a global batch each weight is one: what
-        its members reduce are parts of the mean already.
+        One weight per member. They sum to one if each member has a share of each window, or of none. In a reduction
+        that no window belongs to, all weigh the same; if none of these members has a sample in the windows, all weigh
+        nothing. Of a global batch each weight is one: what its members reduce are parts of the mean already.
     """
     if any(window.piece for window in uncommitted):
         return [1.0] * len(members)  # each gradient is a sum of shares already
-    counts = [0] * len(members)
+    counts, num_shares = [0] * len(members), [0] * len(members)
     for window in uncommitted:
         shares = window.shares()
         for rank, member in enumerate(members):
-            if member in shares:
+            if shares.get(member):
                 counts[rank] += shares[member] if samples is None else samples(window.slice_of(member))
+                num_shares[rank] += 1
     total = sum(counts)
     if total == 0:
         return [0.0 if uncommitted else 1.0 / len(members)] * len(members)
-    return [count / total for count in counts]
+    return [
+        count / total * (len(uncommitted) / num) if num else 0.0 for count, num in zip(counts, num_shares, strict=True)
+    ]
 
 
 def num_steps(

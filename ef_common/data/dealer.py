@@ -115,6 +115,7 @@ class Dealer:
         self._session = session
         self._log = log
         self._newest: tuple[Window, ...] = ()
+        self._current = -1  # which one of these a pass uses
         self._logged_epoch = -1
         self.is_alone = session.is_alone and not log.enabled and global_batch is None
         self._least = min(min_share, batch_size)
@@ -279,13 +280,24 @@ class Dealer:
 
     # ------------------------------------------------------------ updates
 
-    def weights(self, view: View) -> Sequence[float]:
+    def weights(self, view: View, *, of_batch: bool = False) -> Sequence[float]:
         """Weight of each member's gradient: its positions since the last reduction.
 
         A second reduction on the same batch (another optimizer's, say) weighs them as the first one did.
+
+        Args:
+            view: The members.
+            of_batch: Of the accumulated batches, only the current one counts.
         """
         self._newest = self.progress.uncommitted or self._newest
-        return sharding.weights(self._newest, view.ids, samples=None if self.samples_at is None else self._samples)
+        windows = [self._newest[self._current]] if of_batch and self._newest else self._newest
+        return sharding.weights(windows, view.ids, samples=None if self.samples_at is None else self._samples)
+
+    def select(self, index: int) -> Window:
+        """Go back to another one of the accumulated batches, counted from the newest one, -1. Returns its window."""
+        self._newest = self.progress.uncommitted or self._newest
+        self._current = index
+        return self._newest[index]
 
     def _samples(self, slots: Range) -> int:
         return 0 if self.samples_at is None else sum(map(self.samples_at, self.progress.positions(slots)))

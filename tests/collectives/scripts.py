@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -178,23 +179,46 @@ def reduce_every_type(seat: RealSeat) -> dict[str, list[float]]:
     """What models and data are made of; the ranks' numbers are summed, truths are or-ed."""
     group = seat.build()
     found = {}
-    for tensor in tensors_of_all_types(seat):
+    for tensor in tensors_of_all_types(seat, 3):
         group.all_reduce(tensor).wait()
         found[str(tensor.dtype)] = [float(value) for value in tensor.tolist()]
     return found
 
 
-def tensors_of_all_types(seat: RealSeat) -> list[Any]:
+def reduce_many_of_every_type(seat: RealSeat) -> dict[str, list[float]]:
+    """The different numbers in the sums of large tensors, which are not added up directly; begun together."""
+    group = seat.build()
+    tensors = tensors_of_all_types(seat, 1 << 20)
+    meeting = group.meet("many", tensors)
+    for pending in [group.all_reduce(tensor, "many", meeting) for tensor in tensors]:
+        pending.wait()
+    return {str(tensor.dtype): sorted({float(value) for value in tensor.tolist()}) for tensor in tensors}
+
+
+def reduce_complex(seat: RealSeat) -> list[list[str]]:
+    """The different numbers in the sums of small and of large tensors."""
+    import torch
+
+    group = seat.build()
+    found = []
+    for dtype, size in itertools.product((torch.complex64, torch.complex128), (3, 1 << 20)):
+        tensor = torch.full((size,), complex(seat.rank + 1, -seat.rank), dtype=dtype, device=seat.device)
+        group.all_reduce(tensor).wait()
+        found.append([str(value) for value in set(tensor.tolist())])
+    return found
+
+
+def tensors_of_all_types(seat: RealSeat, size: int) -> list[Any]:
     names = ["float16", "float32", "float64", "int64", "int32", "int16", "int8", "uint8", "bool", "bfloat16"]
     if not seat.arrays:
         import torch
 
-        return [torch.full((3,), seat.rank + 1).to(seat.device, getattr(torch, name)) for name in names]
-    arrays = [np.full(3, seat.rank + 1, name) for name in names[:-1]]
+        return [torch.full((size,), seat.rank + 1).to(seat.device, getattr(torch, name)) for name in names]
+    arrays = [np.full(size, seat.rank + 1, name) for name in names[:-1]]
     with contextlib.suppress(ImportError):  # it comes with TensorFlow, and nothing else makes such arrays
         import ml_dtypes
 
-        arrays.append(np.full(3, seat.rank + 1, ml_dtypes.bfloat16))
+        arrays.append(np.full(size, seat.rank + 1, ml_dtypes.bfloat16))
     return arrays
 
 

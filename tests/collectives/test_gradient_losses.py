@@ -167,3 +167,57 @@ def test_result_of_batches_of_different_sizes_that_one_lacks_is_divided_once_by_
     for found in Cluster(3).run(member):
         for gradient, value in zip(found, expected, strict=True):
             torch.testing.assert_close(gradient, torch.full((64,), value))
+
+
+def test_last_survivor_without_samples_has_gradients_of_zero() -> None:
+    """Whoever had the samples of the step is gone: what padding has given may be anything, NaN too."""
+
+    def member(session: Session, rank: int) -> Any:
+        module = net(torch.ones(16), torch.ones(40_000))  # copied with its bucket, and by its hook
+        reducer = GradientReducer(session, module, weights=lambda view: [float(name == "m0") for name in view.ids])
+        reducer.attach()
+        reducer.measures = lambda: True
+        if rank == 0:
+            module.p0.register_hook(lambda gradient: die_behind_others(session))
+        view = step(reducer, lambda: sum(p.sum() * float("nan") for p in module.parameters()))
+        assert view is not None
+        return view.ids, [p.grad.tolist() for p in module.parameters()]
+
+    dead, (ids, gradients) = Cluster(2).run(member)
+    assert dead is None
+    assert ids == ("m1",)
+    assert gradients == [[0.0] * 16, [0.0] * 40_000]
+
+
+def die_behind_others(session: Session) -> None:
+    session.group.wait_for_others()  # type: ignore[attr-defined]
+    raise Died
+
+
+def test_last_survivor_makes_up_for_batches_in_which_it_had_no_share() -> None:
+    """Of two accumulated batches it had one, so its gradient is half of a mean."""
+
+    def member(session: Session, rank: int) -> Any:
+        module = net(torch.ones(16))
+        reducer = GradientReducer(session, module, weights=lambda view: [0.6, 0.8] if view.world_size > 1 else [2.0])
+        reducer.attach()
+        if rank == 0:
+            module.p0.register_hook(lambda gradient: die_behind_others(session))
+        step(reducer, lambda: module.p0.sum() * 3)
+        return module.p0.grad.tolist()
+
+    assert Cluster(2).run(member) == [None, [6.0] * 16]
+
+
+def test_gradients_of_the_last_survivor_stay_sparse() -> None:
+    def member(session: Session, rank: int) -> Any:
+        module = nn.ModuleDict({"rows": nn.Embedding(8, 2, sparse=True), "rest": nn.Linear(2, 1)})
+        reducer = attached(session, module)
+        if rank == 0:
+            module["rest"].weight.register_hook(lambda gradient: die_behind_others(session))
+        step(reducer, lambda: module["rest"](module["rows"](torch.tensor([1, 3]))).sum())
+        gradient = module["rows"].weight.grad
+        torch.optim.SparseAdam(module["rows"].parameters()).step()
+        return gradient.is_sparse, gradient.coalesce().indices().tolist()
+
+    assert Cluster(2).run(member) == [None, (True, [[1, 3]])]

@@ -100,6 +100,11 @@ def large() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 3000), nn.Tanh(), nn.Linear(3000, 2400), nn.Tanh(), nn.Linear(2400, 2))
 
 
+def only_large() -> nn.Module:
+    """One bucket, with gradients that their hooks copy."""
+    return nn.Linear(4, 20_000)
+
+
 def shared() -> nn.Module:
     first = nn.Linear(4, 4)
     return nn.Sequential(first, nn.Tanh(), first)
@@ -190,6 +195,30 @@ def test_reduction_without_zeroing_adds_up_as_it_does_alone() -> None:
     once, twice = (reduced(small, mean_loss, steps=steps) for steps in (1, 2))
     for name in ("0.weight", "2.bias"):
         torch.testing.assert_close(twice[0][name], 2 * once[0][name])
+
+
+@pytest.mark.filterwarnings("ignore:Using backward\\(\\) with create_graph=True")
+@pytest.mark.parametrize("make", [small, large, only_large])
+def test_gradients_with_a_graph_are_reduced(make: Callable[[], nn.Module]) -> None:
+    """As for second-order optimizers, which differentiate the gradients once more."""
+
+    def act(rank: int, group: Group) -> dict[str, Any]:
+        module = seeded(make)
+        session: Any = OneView(rank, group, 2)
+        reducer = GradientReducer(session, module, weights=weights)
+        reducer.attach()
+        for _ in range(2):
+            module.zero_grad()
+            value = mean_loss(module, rank)
+            reducer.before_backward()
+            value.backward(create_graph=True)
+            reducer.after_backward()
+        found = {name: p.grad.detach().clone() for name, p in module.named_parameters() if p.grad is not None}
+        group.all_gather(b"")
+        module.zero_grad()  # a parameter and the graph of its gradient keep each other
+        return found
+
+    assert_weighted_mean(in_world(2, act), make, mean_loss)
 
 
 def test_gradients_accumulated_before_are_part_of_the_reduction() -> None:
@@ -389,6 +418,23 @@ def test_squared_norms_are_told_where_they_are_measured() -> None:
     local = (results[0][0] + results[1][0]) / 2
     for _, reduced, found in results:
         assert found == [(pytest.approx(local), pytest.approx(reduced), 24.0)]
+
+
+def test_squared_norm_of_padding_is_not_measured() -> None:
+    def act(rank: int, group: Group) -> Any:
+        module, session, found = small(), OneView(rank, group, 2), []
+        reducer = GradientReducer(session, module, weights=lambda view: [1.0, 0.0])  # type: ignore[arg-type]
+        reducer.measures, reducer.on_measured = lambda: True, lambda *all: found.append(all)
+        reducer.attach()
+        reducer.before_backward()
+        (mean_loss(module, rank) * (1.0 if rank == 0 else float("nan"))).backward()
+        own = sum(float(p.grad.square().sum()) for p in module.parameters() if p.grad is not None)
+        reducer.after_backward()
+        group.all_gather(b"")
+        return own, found
+
+    (own, found), (_, others) = in_world(2, act)
+    assert found == others == [(pytest.approx(own / 2), pytest.approx(own), 0.0)]
 
 
 def test_module_without_parameters_reduces_nothing() -> None:

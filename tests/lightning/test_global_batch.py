@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
 
+from ef_common.collectives.gradients.buckets import bits
 from ef_common.data.sample import Sample
 from ef_common.data.torch_loader import PlannedLoader
 from ef_common.errors import UnsupportedError, UsageError
@@ -125,6 +126,35 @@ def test_tensors_in_the_place_of_buffers_have_the_same_bits() -> None:
         trainer.fit(module, training.loader())
         weights.append(training.weights(module))
     assert weights[0] == weights[1]
+
+
+def test_buffers_and_gradients_of_every_type_are_exact() -> None:
+    class Holding(Regression):  # type: ignore[misc, valid-type]
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift = torch.nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+            self.register_buffer("serial", torch.tensor([1234567890, -(2**53) - 1]))
+            self.register_buffer("passes", torch.tensor(2**40))
+            self.register_buffer("flags", torch.tensor([True, False]))
+            self.register_buffer("rotations", torch.polar(torch.ones(5), torch.linspace(0.0, 1.0, 5)))
+            self.register_buffer("turned", torch.zeros((), dtype=torch.complex64))
+            self.register_buffer("table", torch.tensor([0.1, 1 / 3, float("-inf"), float("nan")]))
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.passes += 1
+            self.turned += 1j
+            away = self.shift - (1 + 2j)
+            return self.loss(batch) + (away * away.conj()).real.sum()
+
+    module = Holding()
+    kept = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    trainer = training.trainer(pl, strategy(global_batch_size=12, deterministic=True), max_epochs=1)
+    trainer.fit(module, training.loader(12, 4))  # three passes of a third
+    for name in ("serial", "flags", "rotations", "table"):
+        assert torch.equal(bits(getattr(module, name)), bits(kept[name])), name
+    assert int(module.passes) == 2**40 + 1
+    torch.testing.assert_close(module.turned, torch.tensor(1j))
+    torch.testing.assert_close(module.shift.detach(), torch.full((3,), 0.1 + 0.2j))
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])

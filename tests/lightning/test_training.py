@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.lightning import battery
+from tests.lightning import battery, padded
 from tests.lightning.conftest import HOSTS
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -25,6 +25,15 @@ def test_workers_that_share_a_batch_train_as_one_process_with_it(
     results = run(world_size, battery.run_global, HOSTS[0], audit=False)
     assert len(results[0]) == battery.NUM_GLOBAL
     assert_as_one(results, results[0])
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_padding_in_an_accumulation_counts_nowhere(run: Callable[..., list[Any]], host: str) -> None:
+    first, second = run(2, padded.train, host)
+    assert (first["padding"], second["padding"]) == ([False, False], [False, True])
+    weights, loss = padded.expected()
+    assert first["weights"] == second["weights"] == pytest.approx(weights)
+    assert first["logged"] == second["logged"] == pytest.approx(loss)
 
 
 def assert_as_one(results: list[Any], names: Iterable[str]) -> None:

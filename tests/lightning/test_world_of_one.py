@@ -335,3 +335,26 @@ def test_checkpoint_after_an_exception_goes_on_with_the_batch_that_raised_it(
         first = 4 - accumulate  # the batch before it has begun the accumulation
         rest = [(index, list(range(4 * index, 4 * index + 4))) for index in range(first, 8)]
         assert seen[4:] == rest
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_gradient_of_padding_is_dropped_within_an_accumulation(host: str, world_of_one: Path) -> None:
+    pl = importlib.import_module(host)
+    torch = training.torch
+
+    def train(padding: float) -> list[float]:
+        class Padded(training.regression(pl)):  # type: ignore[misc]
+            def training_step(self, batch: Any, batch_idx: int) -> Any:
+                loader = self.trainer.strategy._fit.train_loader
+                loader.padding = loader.padding or batch_idx == 1
+                return super().training_step(batch, batch_idx) * (padding if batch_idx == 1 else 1.0)
+
+            def configure_optimizers(self) -> Any:
+                return torch.optim.SGD(self.parameters(), 0.05)
+
+        module, strategy = Padded(), strategy_for(host)(compensation="none")
+        training.trainer(pl, strategy, accumulate_grad_batches=2, max_epochs=1).fit(module, training.loader(8))
+        assert not any(parameter._backward_hooks for parameter in module.parameters())
+        return training.weights(module)
+
+    assert train(float("nan")) == train(0.0)

@@ -20,7 +20,7 @@ from ef_common.session.ports import Group, Meeting, Pending
 logger = logging.getLogger(__name__)
 
 Weights = Callable[[View], Sequence[float]]
-"""Weight of each member's gradient in rank order; they sum to one."""
+"""Weight of each member's gradient in rank order."""
 CALL = "reduction of the gradients"
 
 

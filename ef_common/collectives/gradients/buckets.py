@@ -100,7 +100,7 @@ class Bucket:
             torch._foreach_copy_(self.sources, self.views)
             return
         for source, view in zip(self.sources, self.views, strict=True):
-            if not torch.equal(_bits(source), _bits(view.to(source.dtype))):
+            if not torch.equal(bits(source), bits(view.to(source.dtype))):
                 source.copy_(view)
 
 
@@ -115,7 +115,7 @@ def by_kind(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def _bits(tensor: Tensor) -> Tensor:
+def bits(tensor: Tensor) -> Tensor:
     """A tensor as integers, among which the two zeros differ and everything is equal to itself."""
     parts = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     kind = _INTEGERS.get(parts.element_size()) if parts.is_floating_point() else None

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
+from ef_common.collectives.gradients.buckets import bits
 from ef_common.collectives.gradients.canonical import CanonicalReduction
 from ef_common.collectives.gradients.module_buffers import ModuleBuffers
 from ef_common.collectives.gradients.pieces import Pieces
@@ -28,7 +29,9 @@ _NUM_FIXED_FLAGS = 3  # change pending, wish, stop
 class DeterministicReducer:
     """Sums the gradients of a module, and averages its buffers, over the pieces of global batches.
 
-    The backward pass adds gradients where they are summed: `param.grad` is a part of the memory of the piece.
+    The backward pass adds gradients where they are summed: `param.grad` is a part of the memory of the piece. Sums have
+    single precision, or double if a tensor has. A buffer that no pass has changed keeps its bits, and of integers the
+    mean of the changes is added, so those of large ones are exact.
 
     Args:
         session: The worker's session.
@@ -93,12 +96,20 @@ class DeterministicReducer:
         self._take_back()
         if array is None or self._reduction is None:
             return
+        starts = iter(self._starts)
         with torch.no_grad():
             for source, view in self._split(array):
-                if not isinstance(source, Parameter):
+                if isinstance(source, Parameter):
+                    if source.grad is not None and not _fits(source, view):
+                        view.copy_(source.grad)
+                    continue
+                start = next(starts)
+                if not torch.equal(bits(source), bits(start)):
+                    self._used.add(id(source))
+                if _is_integer(source):
+                    view.copy_(source.long() - start.long()).mul_(share)
+                else:
                     torch.mul(source, share, out=view) if _fits(source, view) else view.copy_(source).mul_(share)
-                elif source.grad is not None and not _fits(source, view):
-                    view.copy_(source.grad)
         self.drop()
         self._reduction.insert(piece, array)
 
@@ -124,14 +135,20 @@ class DeterministicReducer:
         contributors = self._session.run(reduction)
         changes, wishes, self.num_stops, *used = reduction.flags.tolist()
         self._session.agree(changes, wishes)
+        starts = dict(zip(map(id, self._buffers), self._starts, strict=True))
         with torch.no_grad():
             # The sum must stay as it is, for one that lacks it; what is done to gradients now is the user's.
             self._gradients.copy_(torch.from_numpy(reduction.total))
             for index, (target, view) in enumerate(self._split(self._gradients)):
-                if not isinstance(target, Parameter):
-                    target.copy_(view if target.is_floating_point() else view.round())
-                elif used[index]:
-                    target.grad = view if _fits(target, view) else view.to(target.device, target.dtype)
+                if isinstance(target, Parameter):
+                    if used[index]:
+                        target.grad = view if _fits(target, view) else view.to(target.device, target.dtype)
+                elif not used[index]:
+                    target.copy_(starts[id(target)])  # a pass that only kept step may have changed it
+                elif _is_integer(target):
+                    target.copy_(starts[id(target)].long() + view.round().to(target.device).long())
+                else:
+                    target.copy_(view)
         sparsify(parameter for parameter in self._parameters if id(parameter) in self._sparse)
         reduction.finish()
         self._reduction = None
@@ -144,7 +161,7 @@ class DeterministicReducer:
         self._handles = []
 
     def _flags(self) -> Sequence[float]:
-        used = [float(id(parameter) in self._used) for parameter in self._parameters]
+        used = [float(id(tensor) in self._used) for tensor in (*self._parameters, *self._buffers)]
         return [float(self._session.change_pending), float(self._session.agreements.wish), self.wants_stop, *used]
 
     def _gradient_ready(self, parameter: Tensor) -> None:
@@ -161,11 +178,12 @@ class DeterministicReducer:
             self._places = ModuleBuffers(self._module)
             self._buffers = self._places.tensors
             self._handles = [hook(parameter, self._gradient_ready) for parameter in parameters]
-            self._sizes = [tensor.numel() for tensor in (*self._parameters, *self._buffers)]
-            is_double = any(tensor.dtype == torch.float64 for tensor in (*self._parameters, *self._buffers))
+            tensors = (*self._parameters, *self._buffers)
+            self._sizes = [_num_reals(tensor) for tensor in tensors]
+            is_double = any(tensor.dtype in (torch.float64, torch.complex128) for tensor in tensors)
             dtype = torch.float64 if is_double else torch.float32
             self._gradients = torch.zeros(sum(self._sizes), dtype=dtype)
-            num_flags = _NUM_FIXED_FLAGS + len(parameters)
+            num_flags = _NUM_FIXED_FLAGS + len(tensors)
             self._room = SumMemory(sum(self._sizes), num_flags=num_flags, dtype=self._gradients.numpy().dtype)
         return self._room
 
@@ -175,9 +193,25 @@ class DeterministicReducer:
         if found is None:
             sources = (*self._parameters, *self._buffers)
             parts = torch.split(torch.as_tensor(flat), self._sizes)
-            found = [(source, part.view(source.shape)) for source, part in zip(sources, parts, strict=True)]
+            found = [(source, _shaped(part, source)) for source, part in zip(sources, parts, strict=True)]
             self._parts[id(flat)] = found
         return found
+
+
+def _num_reals(tensor: Tensor) -> int:
+    """Numbers in a flat array for a tensor: an even number of them, so that a complex one may follow."""
+    return 2 * (tensor.numel() if tensor.is_complex() else -(-tensor.numel() // 2))
+
+
+def _shaped(part: Tensor, like: Tensor) -> Tensor:
+    """A part of a flat array in the shape of its tensor."""
+    if like.is_complex():
+        return torch.view_as_complex(part.view(*like.shape, 2))
+    return part[: like.numel()].view(like.shape)
+
+
+def _is_integer(tensor: Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex())
 
 
 def _fits(tensor: Tensor, view: Tensor) -> bool:

@@ -191,13 +191,12 @@ class GradientReducer:
                 "same update. Skip a batch in all workers or in none; a loss of zero has no effect. "
                 f"Received: {reduction.num_skipped:g} of {contributors.world_size} workers without"
             )
-        if contributors.world_size > 1:
-            if confirmation is not None:
-                self._session.run(confirmation)  # everybody has the result: the buckets may be changed
-            reduction.apply(spares_equal=self.spares_equal)
-            if reduction.measures:
-                local = reduction.squared_norms / contributors.world_size
-                self.on_measured(local, squared_norm(reduction.layout), reduction.asked)
+        if confirmation is not None:
+            self._session.run(confirmation)  # everybody has the result: the buckets may be changed
+        reduction.apply(spares_equal=self.spares_equal)
+        if reduction.measures and contributors.world_size > 1:
+            local = reduction.squared_norms / contributors.world_size
+            self.on_measured(local, squared_norm(reduction.layout), reduction.asked)
         return contributors
 
     def cancel(self) -> None:

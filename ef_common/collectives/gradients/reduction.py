@@ -47,6 +47,7 @@ class Reduction(BucketRun):
         self._flags: list[float] = []
         self._missing = [len(bucket.sources) for bucket in layout.buckets]
         self._fired: set[int] = set()
+        self._densified: list[Tensor] = []
         self._lacking_of_all = 0.0
 
     def gradient_ready(self, parameter: Tensor) -> None:
@@ -60,19 +61,20 @@ class Reduction(BucketRun):
         gradient = parameter.grad
         is_dense = gradient is not None and not gradient.is_sparse
         if self._group is not None and self.weight and is_dense and is_copied_early(parameter):
-            torch.mul(gradient, self.weight, out=self.layout.buckets[index].views[place])  # type: ignore[arg-type]
+            with torch.no_grad():  # in `backward(create_graph=True)` it is enabled
+                torch.mul(gradient, self.weight, out=self.layout.buckets[index].views[place])  # type: ignore[arg-type]
             self.copied.add(id(parameter))
         self._missing[index] -= 1
         if self._missing[index] == 0:
             self.ready(index)
 
+    @torch.no_grad()
     def _fill(self, index: int) -> None:
         bucket = self.layout.buckets[index]
         if index < self.layout.num_value_buckets:
             bucket.fill_values(own=self.rank == 0)
             return
-        for parameter in self.layout.sparse:
-            densify(parameter)
+        self._densified += [parameter for parameter in self.layout.sparse if densify(parameter)]
         try:
             bucket.fill_gradients(self.weight, self.copied)
         except RuntimeError as error:
@@ -82,7 +84,8 @@ class Reduction(BucketRun):
             bucket.flags.copy_(torch.tensor(self._own_flags()))
 
     def _own_flags(self) -> list[float]:
-        session, squared = self._session, squared_norm(self.layout) if self.measures else 0.0
+        session = self._session
+        squared = squared_norm(self.layout) if self.measures and self.weight else 0.0  # of padding it may be NaN
         flags = [float(session.change_pending), float(self.stale), float(self.skipped), self.wants_stop]
         flags += [float(session.agreements.wish), self.lacking, squared, self.asks, float(self.finds)]
         return flags + [float(p.grad is not None) for p in self.layout.parameters]
@@ -91,6 +94,7 @@ class Reduction(BucketRun):
         return self.layout.buckets[-1].flags[1].item() > 0
 
     def _stay_alone(self, view: View) -> None:
+        self._enter(view)
         self.layout.check_first_gradients()  # when others join, it is too late to refuse them
         self._flags = self._own_flags()
 
@@ -104,12 +108,17 @@ class Reduction(BucketRun):
         self.squared_norms, self.asked, self.num_finds = self._flags[6:NUM_FIXED_FLAGS]
         return float(self._flags[0])
 
+    @torch.no_grad()
     def apply(self, *, spares_equal: bool = False) -> None:
         """Put the reduced gradients into `param.grad` and the buffers into the module; after `read_flags`.
 
         Args:
             spares_equal: Leave buffers alone that have rank 0's values already.
         """
+        if self.state is RunState.ALONE:
+            self._weigh_own()
+            sparsify(self._densified)  # others stay as they are in one process
+            return
         used = dict(zip(self.layout.ids, self._flags[NUM_FIXED_FLAGS:], strict=True))
         for index, bucket in enumerate(self.layout.buckets):
             if index < self.layout.num_value_buckets:
@@ -124,7 +133,15 @@ class Reduction(BucketRun):
             torch._foreach_div_(gradients, 1.0 - self._lacking_of_all)
         sparsify(self.layout.sparse)
 
+    def _weigh_own(self) -> None:
+        """The own gradients are the result. If whoever had the samples is gone, this update is of nothing."""
+        weight = self.weights[self.rank]
+        gradients = [p.grad for p in self.layout.parameters if p.grad is not None]
+        for gradient in gradients if weight != 1.0 else ():
+            gradient.mul_(weight) if weight else gradient.zero_()  # which may be anything, NaN too
 
+
+@torch.no_grad()
 def squared_norm(layout: BucketLayout) -> float:
     """Squared norm of the gradients that the parameters have; waits for the device."""
     gradients = [p.grad.to_dense() for p in layout.parameters if p.grad is not None]

@@ -21,10 +21,12 @@ def sparse_parameters(module: Module) -> set[int]:
     return {id(part.weight) for part in module.modules() if isinstance(part, kinds) and part.sparse}
 
 
-def densify(parameter: Tensor) -> None:
-    """Make the parameter's gradient dense if it is sparse."""
-    if parameter.grad is not None and parameter.grad.is_sparse:
-        parameter.grad = parameter.grad.to_dense()
+def densify(parameter: Tensor) -> bool:
+    """Make the parameter's gradient dense if it is sparse. Returns whether it was."""
+    if parameter.grad is None or not parameter.grad.is_sparse:
+        return False
+    parameter.grad = parameter.grad.to_dense()
+    return True
 
 
 def sparsify(parameters: Iterable[Tensor]) -> None:
