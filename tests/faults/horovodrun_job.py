@@ -77,11 +77,8 @@ class HorovodrunJob(Run):
         faults: Mapping[int, Mapping[str, Any]] | None = None,
         script: Sequence[str] = (str(HERE / "horovodrun_worker.py"),),
         launcher: Sequence[str] = LAUNCHER,
-<<<<<<< HEAD
         rank_that_waits: str = "",
-=======
         gone_s: float | None = None,
->>>>>>> 1b2c8dd732450c133448efcbbc85a193fe788541
     ) -> None:
         """Start it.
 
@@ -91,21 +88,15 @@ class HorovodrunJob(Run):
             faults: Of the first workers, by the ranks that horovodrun gives them.
             script: What it runs, with its arguments.
             launcher: How horovodrun is started.
-<<<<<<< HEAD
             rank_that_waits: Of the first worker that waits for `end_waiting` after the training.
-=======
             gone_s: For how long it must refuse connections, to count as gone.
->>>>>>> 1b2c8dd732450c133448efcbbc85a193fe788541
         """
         spec = {
             "host": self._host.name,
             "options": {"epochs": 1000, "stop": ENOUGH, "step_sleep_s": 0.05, **(train or {})},
             "faults": faults or {},
-<<<<<<< HEAD
             "rank_that_waits": rank_that_waits,
-=======
             "gone_s": gone_s,
->>>>>>> 1b2c8dd732450c133448efcbbc85a193fe788541
         }
         (self.directory / "spec.json").write_text(json.dumps(spec))
         dropped = ("PET_", "ELASTICFLOW_", "HOROVOD_", "LOCAL_")
