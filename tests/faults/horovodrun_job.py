@@ -134,10 +134,11 @@ class HorovodrunJob(Run):
             raise HarnessError(f"horovodrun does not end\n{self.tails()}") from None
 
     def kill(self) -> None:
-        """Kill horovodrun itself."""
+        """Kill horovodrun itself. The job goes on, as far as its workers do."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
+        self._process = None
 
     def enough(self) -> int:
         """Have the training end, and wait until the job does."""
