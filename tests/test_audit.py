@@ -1044,6 +1044,38 @@ def test_steps_before_a_rollback_count_with_what_it_had_left(run: Run) -> None:
     assert found.message == "shard 1: sample 1 was never committed"
 
 
+def resumed_after_a_loss(run: Run, *, unused: Spans, after: Spans) -> Violation | None:
+    """A shard of 8 samples, of which the last two have come back from b before the checkpoint of step 2."""
+    for worker in "ab":
+        run.log(worker, "start", pid=1, host="h")
+        run.view(worker, 1, "ab")
+        run.log(worker, "epoch", epoch=0, length=OPEN, open=True, shards=1)
+        mine = {"a": [[0, 2]], "b": [[2, 4]]}[worker]
+        run.step(worker, 1, [[0, 4]], mine, parts=[[0, 0, 0, 4]])
+    alone = {"generation": 2, "world_size": 1}
+    run.view("a", 2, "a")
+    run.step("a", 2, [[4, 6]], [[4, 6]], returned=[[6, 8]], parts=[[4, 0, 4, 6]], ends=[[0, 8]], **alone)
+    rest = {"began": 0, "shards": 1, "begun": 1, "order": None, "unused": unused}
+    run.log("a", "rollback", generation=3, step=2, epoch=0, cursor_positions=[[0, 8]], stream=rest)
+    run.log("a", "epoch", epoch=0, length=OPEN, open=True, shards=1)
+    stop = 8 + sum(part[3] - part[2] for part in after)
+    if after:
+        run.step("a", 3, [[8, stop]], [[8, stop]], generation=3, world_size=1, parts=after)
+    run.log("a", "epoch_end", epoch=0, exact=True, length=stop)
+    return run.audit()["samples"].violation
+
+
+def test_samples_that_came_back_before_a_rollback_are_committed_after_it(run: Run) -> None:
+    assert resumed_after_a_loss(run, unused=[[0, 6, 8]], after=[[8, 0, 6, 8]]) is None
+
+
+def test_samples_that_came_back_and_that_the_checkpoint_has_lost_are_a_violation(run: Run) -> None:
+    found = resumed_after_a_loss(run, unused=[], after=[])
+
+    assert found is not None
+    assert found.message == "shard 0: sample 6 was never committed"
+
+
 def two_epochs_of_a_pass(run: Run, *, second: Spans, began: int | None = 0) -> None:
     """A stream of one shard of 6 samples: the first epoch has 4 of them, and ends in its middle."""
     for worker in "ab":

@@ -142,10 +142,16 @@ def _check_shards(epoch: int, ledgers: Mapping[int, _Ledger], rollbacks: Iterabl
 
 
 def _unlogged(ledger: _Ledger) -> list[tuple[int, int]]:
-    """Return what a resumed state held although this log has no step for it (a checkpoint of another run)."""
+    """Return what a resumed state held although this log has no step for it (a checkpoint of another run).
+
+    In a stream of shards, the state also holds the positions that came back, as their samples get others.
+    """
     missing: list[tuple[int, int]] = []
     for back in ledger.resumed:
-        before = [span for step in ledger.steps if step.step <= back.step for span in step.committed]
+        earlier = [step for step in ledger.steps if step.step <= back.step]
+        before = [span for step in earlier for span in step.committed]
+        if ledger.shards is not None:
+            before += [span for step in earlier for span in step.returned]
         known = normal(before + missing)
         edges = sorted({edge for span in (*known, *back.committed) for edge in span})
         for start, stop in pairwise(edges):
