@@ -70,7 +70,9 @@ def test_pass_of_many_positions_whose_number_was_not_known_is_logged(tmp_path: P
         coverage = Coverage(session, log=log, stage="val")  # type: ignore[arg-type]
         coverage.begin_open()
         coverage.end_open(length)
-        others = {name: {"done": [[rank, length]], "result": None} for rank, name in enumerate("bc", start=1)}
+        others: dict[str, Any] = {
+            name: {"done": [[rank, length]], "result": None} for rank, name in enumerate("bc", start=1)
+        }
         session.others = others if not lost else {"c": others["c"]}
         missing, _ = coverage.exchange(None)
         if lost:

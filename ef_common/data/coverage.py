@@ -62,7 +62,8 @@ class Coverage:
         Returns:
             This worker's positions, and the number of those of the worker that has most.
         """
-        self._done, self._length, self._logged, self._every = [], length, logged, (0, 1)
+        self._done, self._length, self._logged = [], length, logged
+        self._every = (0, 1)
         return self._share(np.arange(length), self._session.completed_in.ids)
 
     def begin_open(self, *, logged: bool = True) -> tuple[int, int]:
