@@ -34,6 +34,8 @@ Record = dict[str, Any]
 _ENVELOPE = frozenset({"v", "time", "worker", "kind"})
 _INT_LIMIT = 1 << 62  # the audit computes in int64
 _CHUNK_BYTES = 1 << 16
+_DISPENSABLE = frozenset({"stream"})
+"""Fields without which an event is written if it is too long with them."""
 _logger = logging.getLogger(__name__)
 
 
@@ -157,11 +159,9 @@ class EventLog:
             self._listener.take(record)
             if self._dropping:
                 return
-        try:
-            line = _encode(record)
-        except ValueError:
-            line = _encode(finite(record))
-        data = f"{line}\n".encode()
+        data = _line_of(record)
+        if len(data) > MAX_LINE_BYTES and not _DISPENSABLE.isdisjoint(record):
+            data = _line_of({name: value for name, value in record.items() if name not in _DISPENSABLE})
         if len(data) > MAX_LINE_BYTES:
             self._drop_oversized(kind, len(data))
             return
@@ -219,6 +219,8 @@ class EventLog:
 def read(run_dir: Path) -> Iterator[Record]:
     """Yield the events of a run, of one worker after the other, checked field by field.
 
+    What workers write after the first event has been asked for is left out.
+
     The last line of a file may be torn (its worker was killed while writing) and is then left out. Kinds
     that this version does not know are yielded with only their envelope checked.
 
@@ -234,8 +236,9 @@ def read(run_dir: Path) -> Iterator[Record]:
             f"No event log in {run_dir}: expected files events/<worker>.jsonl. "
             "A job writes them when ELASTICFLOW_RUN_DIR names its run directory."
         )
-    for file in files:
-        yield from _read_file(file)
+    sizes = [file.stat().st_size for file in files]
+    for file, size in zip(files, sizes, strict=True):
+        yield from _read_file(file, size)
 
 
 class Follower:
@@ -334,6 +337,14 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circul
 _encode = _ENCODER.encode
 
 
+def _line_of(record: Record) -> bytes:
+    try:
+        line = _encode(record)
+    except ValueError:
+        line = _encode(finite(record))
+    return f"{line}\n".encode()
+
+
 def finite(value: Any) -> Any:
     """Copy a record with null for every float that is not finite."""
     if isinstance(value, Mapping):
@@ -347,11 +358,12 @@ def finite(value: Any) -> Any:
     return value
 
 
-def _read_file(file: Path) -> Iterator[Record]:
+def _read_file(file: Path, size: int) -> Iterator[Record]:
     with file.open("rb") as lines:
         number = 0
-        while line := lines.readline(MAX_LINE_BYTES + 1):
+        while line := lines.readline(min(size, MAX_LINE_BYTES + 1)):
             number += 1
+            size -= len(line)
             if len(line) > MAX_LINE_BYTES:
                 raise EventLogError(f"{file}:{number}: the line is longer than {MAX_LINE_BYTES} bytes")
             if not line.endswith(b"\n"):
@@ -406,8 +418,12 @@ def _count(value: Any) -> bool:
     return type(value) is int and 0 <= value < _INT_LIMIT
 
 
+def _positive(value: Any) -> bool:
+    return _count(value) and value >= 1
+
+
 def _training(value: Any) -> bool:
-    return _count(value) and 1 <= value <= 1_000_000
+    return _positive(value) and value <= 1_000_000
 
 
 def _integer(value: Any) -> bool:
@@ -472,6 +488,7 @@ _OPTIONAL_FIELDS: dict[str, Check] = {
     "samples_per_position": _positive,
     "cursor_positions": _spans,
     "skipped_positions": _spans,
+    "every": _positive,
     "parts": _rows(4),
     "ends": _rows(2),
     "skipped": _rows(3),
@@ -556,7 +573,8 @@ _FIELDS: dict[str, dict[str, Check]] = {
     # Hash of all weights after a step (with ELASTICFLOW_AUDIT=1).
     "weights": {"step": _count, "hash": _text},
     # A pass over an evaluation loader is complete: which positions each worker evaluated, equal in the records of all.
-    # The optional field skipped_positions tells which could not be read.
+    # The optional field skipped_positions tells which could not be read. With the optional field every, workers took
+    # turns, and a range of a share holds every so many-th position from its start on.
     "evaluation": {
         "stage": _text,
         "run": _count,
@@ -571,6 +589,7 @@ _FIELDS: dict[str, dict[str, Check]] = {
     # stream tells what was left of a stream of shards: the epoch in which the pass began, the number of shards, how
     # many were begun, the seed and epoch of which their order is a function (null if they come in the order of their
     # numbers), and the unused parts of those that were begun, as (shard, start, stop); stop is 2^50 if it is unknown.
+    # It is left out if the line would be too long with it: the audit then checks only what the log itself has.
     "rollback": {"generation": _count, "step": _count, "epoch": _count},
     # An exception has come out of the training; or a test has injected a fault.
     "fault": {"what": _text},

@@ -466,7 +466,7 @@ class ElasticLoader(WrappedLoader):
     def go_back(self, state: dict[str, Any]) -> None:
         """Continue in the middle of the epoch of a checkpoint, while the loops are running."""
         self.take_state(state, saved=True)
-        self.dealer.log_rollback()
+        self.dealer.log_rollback(epoch=None if self.progress.epoch >= 0 else self._trainer.current_epoch)
 
     def _goes_on(self) -> bool:
         """Whether the loops continue in the middle of the epoch of a checkpoint."""

@@ -14,9 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ef_common.audit import Report, Violation, audit
-from ef_common.audit.spans import contains, first_difference, first_fault, first_outside, normal
+from ef_common.audit.spans import (
+    contains,
+    first_difference,
+    first_fault,
+    first_fault_in_turns,
+    first_outside,
+    normal,
+)
 from ef_common.core.streams.order import ShardOrder
-from ef_common.events import EventLog, EventLogError
+from ef_common.events import EventLog, EventLogError, Record, read
 
 Spans = list[list[int]]
 
@@ -58,6 +65,8 @@ class Run:
         self.step("b", step, [[start, stop]], [[middle, stop]], **changes)
 
     def evaluation(self, worker: str, **changes: Any) -> None:
+        if worker not in self.logs:
+            self.view(worker, 1, "ab")
         fields = {"stage": "val", "run": 0, "loader": 0, "length": 10, "exact": True}
         shares: dict[str, Spans] = {"a": [[0, 5]], "b": [[5, 10]]}
         self.log(worker, "evaluation", **{**fields, "shares": shares, **changes})
@@ -235,6 +244,35 @@ def test_samples_with_two_lengths_or_ends_are_a_violation(run: Run) -> None:
     assert run.violation("samples").worker == "b"
     run.log("b", "epoch", epoch=0, length=9)
     assert "length 9" in run.violation("samples").message
+
+
+def stopped_and_continued(run: Run, *, start: int, stop: int, is_open: bool = False) -> Report:
+    """The training stops after the first half of an epoch, and another job goes on there."""
+    length = 1 << 50 if is_open else 8
+    _job(run, "ab")
+    run.shared(1, 0, 4)
+    run.both("epoch_end", epoch=0, exact=False, length=length)
+    _job(run, "cd", rollback=2, step=1)
+    run.step("c", 2, [[start, stop]], [[start, stop - 1]])
+    run.step("d", 2, [[start, stop]], [[stop - 1, stop]])
+    _job_end(run, "cd")
+    return run.audit()
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_samples_of_an_epoch_that_was_stopped_and_continued_are_those_of_a_whole_one(run: Run, is_open: bool) -> None:
+    report = stopped_and_continued(run, start=4, stop=8, is_open=is_open)
+    assert report.ok, report
+    assert "in 1 whole epochs" in report["samples"].detail
+
+
+@pytest.mark.parametrize(("start", "stop", "position"), [(5, 8, 4), (3, 8, 3)])
+def test_samples_of_an_epoch_that_was_stopped_and_continued_elsewhere_are_a_violation(
+    run: Run, start: int, stop: int, position: int
+) -> None:
+    found = stopped_and_continued(run, start=start, stop=stop)["samples"].violation
+    assert found is not None
+    assert found.position == position
 
 
 def test_samples_in_millions_are_audited_by_ranges(run: Run) -> None:
@@ -457,6 +495,36 @@ def test_rollback_to_two_steps_is_a_violation(run: Run) -> None:
     assert "rolled back to step 1 and to step 2" in run.violation("updates").message
 
 
+def from_a_file(run: Run, workers: str, *, again: bool, dead: str = "") -> None:
+    """A job that begins at step 100 with the user's file; `dead` ends before its first batch."""
+    for worker in workers:
+        run.log(worker, "start", pid=1, host="h")
+        run.view(worker, 1, workers)
+        run.log(worker, "run", run=1 + again, resumed=None)
+        if again:
+            run.log(worker, "rollback", generation=1, step=0, epoch=0)
+        if worker not in dead:
+            run.log(worker, "rollback", generation=1, step=100, epoch=3, cursor_positions=[[0, 4]])
+            run.log(worker, "epoch", epoch=3, length=8)
+
+
+@pytest.mark.parametrize("dead", ["", "c"])
+def test_rollback_of_a_job_without_checkpoints_to_the_file_of_the_user_holds(run: Run, dead: str) -> None:
+    from_a_file(run, "ab", again=False)
+    run.shared(101, 4, 6, epoch=3)
+    from_a_file(run, "cd", again=True, dead=dead)
+    if dead:
+        run.view("d", 2, "d")
+        run.step("d", 101, [[4, 8]], [[4, 8]], epoch=3, generation=2, world_size=1)
+    else:
+        run.step("c", 101, [[4, 8]], [[4, 6]], epoch=3)
+        run.step("d", 101, [[4, 8]], [[6, 8]], epoch=3)
+    run.log("d", "epoch_end", epoch=3, length=8, exact=True)
+    report = run.audit()
+    assert report.ok, report
+    assert "1 more undone by rollbacks" in report["updates"].detail
+
+
 def test_rollback_to_a_checkpoint_of_another_log_counts_its_positions(run: Run) -> None:
     for worker in "ab":
         run.log(worker, "rollback", generation=5, step=40, epoch=3, cursor_positions=[[0, 4]])
@@ -491,7 +559,7 @@ def test_rollback_with_positions_outside_the_epoch_is_a_violation(run: Run) -> N
 # -- several starts --------------------------------------------------------------------------------------
 
 
-def _job(run: Run, workers: str, *, generation: int = 1, rollback: int | None = None) -> None:
+def _job(run: Run, workers: str, *, generation: int = 1, rollback: int | None = None, step: int | None = None) -> None:
     """Other processes with another coordinator, whose generations begin at 1; 0 is that of a worker without one."""
     for worker in workers:
         run.log(worker, "start", pid=1, host="h")
@@ -499,7 +567,8 @@ def _job(run: Run, workers: str, *, generation: int = 1, rollback: int | None = 
             run.view(worker, generation, workers)
         if rollback is not None:
             positions = [[0, 2 * rollback]]
-            run.log(worker, "rollback", generation=generation, step=rollback, epoch=0, cursor_positions=positions)
+            at = rollback if step is None else step
+            run.log(worker, "rollback", generation=generation, step=at, epoch=0, cursor_positions=positions)
         run.log(worker, "epoch", epoch=0, length=8)
 
 
@@ -600,6 +669,74 @@ def test_newcomer_belongs_to_the_job_that_it_has_met(run: Run) -> None:
     assert "one member list each" in report["views"].detail
 
 
+# -- a run that goes on ----------------------------------------------------------------------------------
+
+
+def grown(run: Run, *, is_admitted: bool = True) -> None:
+    """What was read of c, which was admitted after step 5, is newer than what was read of a and b."""
+    run.begin()
+    for step in (1, 2, 3):
+        run.shared(step, 2 * step - 2, 2 * step)
+    run.step("b", 4, [[6, 7]], [[6, 7]])
+    run.log("c", "start", pid=1, host="h")
+    run.view("c", 2, "abc")
+    if is_admitted:
+        run.log("c", "admitted", generation=2, step=5, epoch=0)
+        run.step("c", 6, [[7, 8]], [[7, 8]], generation=2, world_size=3)
+        run.log("c", "epoch_end", epoch=0, exact=True, length=8)
+
+
+def test_run_that_goes_on_is_audited_up_to_the_step_that_all_members_have_logged(run: Run) -> None:
+    grown(run)
+    assert not run.audit().ok
+    report = audit(run.path, growing=True)
+    assert report.ok, report
+    assert report["updates"].detail == "3 steps without a gap, the same on 2 workers"
+
+
+def test_run_that_goes_on_while_it_is_read_is_known_by_its_logs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    grown(run)
+    records = list(read(run.path))
+
+    def read_slowly(path: Path) -> Iterator[Record]:
+        yield from records
+        run.step("a", 4, [[6, 7]], [])
+
+    monkeypatch.setattr("ef_common.audit.history.read", read_slowly)
+    assert run.audit().ok
+
+
+def test_newcomer_that_has_not_been_admitted_holds_up_no_audit(run: Run) -> None:
+    grown(run, is_admitted=False)
+    report = audit(run.path, growing=True)
+    assert report.ok, report
+    assert report["updates"].detail.startswith("3 steps")
+
+
+def test_violation_before_the_newest_step_of_all_is_found_while_the_run_goes_on(run: Run) -> None:
+    run.begin()
+    run.shared(1, 0, 2)
+    run.shared(2, 1, 3)
+    run.step("a", 3, [[3, 4]], [[3, 4]])
+    found = audit(run.path, growing=True)["samples"].violation
+    assert found is not None
+    assert found.position == 1
+
+
+def test_run_that_went_back_is_audited_as_a_whole_while_it_goes_on(run: Run) -> None:
+    _job(run, "ab")
+    _job_steps(run, "ab", 1, 2, 3)
+    for worker in "ab":
+        run.log(worker, "end", reason="done")
+    _job(run, "cd", rollback=1)
+    _job_steps(run, "cd", 2)
+    run.step("c", 3, [[4, 6]], [[4, 5]])
+    report = audit(run.path, growing=True)
+    assert report.ok, report
+    assert report["updates"].detail.startswith("2 steps")
+    assert "2 more undone" in report["updates"].detail
+
+
 # -- weights ---------------------------------------------------------------------------------------------
 
 
@@ -670,6 +807,20 @@ def test_evaluation_passes_are_separate(run: Run) -> None:
     assert run.audit()["evaluation"].detail == "each position exactly once in 4 passes"
 
 
+@pytest.mark.parametrize("jobs", [("ab", "cd"), ("ab", "c", "d")])
+def test_evaluation_of_each_job_in_a_run_directory_is_a_pass_of_its_own(run: Run, jobs: tuple[str, ...]) -> None:
+    for workers in jobs:
+        shares: dict[str, Spans] = {workers[0]: [[0, 10 // len(workers)]], workers[-1]: [[10 - 10 // len(workers), 10]]}
+        for worker in workers:
+            run.log(worker, "start", pid=1, host="h")
+            if len(workers) > 1:  # who is alone has no coordinator
+                run.view(worker, 1, workers)
+            run.evaluation(worker, run=1, shares=shares)
+    report = run.audit()
+    assert report.ok, report
+    assert report["evaluation"].detail == f"each position exactly once in {len(jobs)} passes"
+
+
 def test_evaluation_one_record_of_a_pass_is_enough(run: Run) -> None:
     run.evaluation("a")
     assert run.audit().ok
@@ -703,6 +854,29 @@ def test_evaluation_that_leaves_out_what_could_not_be_read_holds(run: Run) -> No
     for worker in "ab":
         run.evaluation(worker, shares={"a": [[0, 5]], "b": [[7, 10]]}, skipped_positions=[[5, 7]])
     assert run.audit()["evaluation"].violation is None
+
+
+@pytest.mark.parametrize(
+    ("share", "position", "words"),
+    [
+        ([[1, 10]], None, ""),
+        ([[1, 4], [5, 10]], None, ""),
+        ([[1, 4], [7, 10]], 5, "never"),
+        ([[0, 1], [1, 10]], 0, "twice"),
+        ([[1, 12]], 11, "outside"),
+        ([], 1, "never"),
+    ],
+)
+def test_evaluation_in_turns_is_checked_at_each_position(
+    run: Run, share: Spans, position: int | None, words: str
+) -> None:
+    for worker in "ab":
+        run.evaluation(worker, every=2, shares={"a": [[0, 9]], "b": share})
+    found = run.audit()["evaluation"].violation
+    assert (found is None) == (position is None)
+    if found is not None:
+        assert found.position == position
+        assert words in found.message
 
 
 @pytest.mark.parametrize(
@@ -746,6 +920,19 @@ def test_first_fault_agrees_with_counting(spans: list[tuple[int, int]], exact: b
     else:
         expected = None
     assert first_fault(spans, length=length, exact=exact) == expected
+
+
+@given(_spans, st.booleans(), st.integers(1, 4))
+def test_first_fault_in_turns_agrees_with_that_of_each_position(
+    spans: list[tuple[int, int]], exact: bool, every: int
+) -> None:
+    each = [(at, at + 1) for start, stop in spans for at in range(start, stop, every)]
+    found = first_fault_in_turns(spans, length=10, exact=exact, every=every)
+    expected = first_fault(each, length=10, exact=exact)
+    assert (found is None) == (expected is None)
+    counts = [each.count((found[1], found[1] + 1)) if found is not None else 1]
+    kinds = {"never": counts == [0], "twice": counts[0] > 1, "outside": found is not None and not 0 <= found[1] < 10}
+    assert found is None or kinds[found[0]]
 
 
 @given(_sets, _sets)
@@ -1042,6 +1229,38 @@ def test_steps_before_a_rollback_count_with_what_it_had_left(run: Run) -> None:
 
     assert found is not None
     assert found.message == "shard 1: sample 1 was never committed"
+
+
+def resumed_after_a_loss(run: Run, *, unused: Spans, after: Spans) -> Violation | None:
+    """A shard of 8 samples, of which the last two have come back from b before the checkpoint of step 2."""
+    for worker in "ab":
+        run.log(worker, "start", pid=1, host="h")
+        run.view(worker, 1, "ab")
+        run.log(worker, "epoch", epoch=0, length=OPEN, open=True, shards=1)
+        mine = {"a": [[0, 2]], "b": [[2, 4]]}[worker]
+        run.step(worker, 1, [[0, 4]], mine, parts=[[0, 0, 0, 4]])
+    alone = {"generation": 2, "world_size": 1}
+    run.view("a", 2, "a")
+    run.step("a", 2, [[4, 6]], [[4, 6]], returned=[[6, 8]], parts=[[4, 0, 4, 6]], ends=[[0, 8]], **alone)
+    rest = {"began": 0, "shards": 1, "begun": 1, "order": None, "unused": unused}
+    run.log("a", "rollback", generation=3, step=2, epoch=0, cursor_positions=[[0, 8]], stream=rest)
+    run.log("a", "epoch", epoch=0, length=OPEN, open=True, shards=1)
+    stop = 8 + sum(part[3] - part[2] for part in after)
+    if after:
+        run.step("a", 3, [[8, stop]], [[8, stop]], generation=3, world_size=1, parts=after)
+    run.log("a", "epoch_end", epoch=0, exact=True, length=stop)
+    return run.audit()["samples"].violation
+
+
+def test_samples_that_came_back_before_a_rollback_are_committed_after_it(run: Run) -> None:
+    assert resumed_after_a_loss(run, unused=[[0, 6, 8]], after=[[8, 0, 6, 8]]) is None
+
+
+def test_samples_that_came_back_and_that_the_checkpoint_has_lost_are_a_violation(run: Run) -> None:
+    found = resumed_after_a_loss(run, unused=[], after=[])
+
+    assert found is not None
+    assert found.message == "shard 0: sample 6 was never committed"
 
 
 def two_epochs_of_a_pass(run: Run, *, second: Spans, began: int | None = 0) -> None:

@@ -205,6 +205,19 @@ def test_oversized_event_is_dropped_and_said_once(tmp_path: Path, caplog: pytest
     assert [record["reason"] for record in read(tmp_path)] == ["small"]
 
 
+def test_read_leaves_out_what_is_written_meanwhile(tmp_path: Path) -> None:
+    with EventLog(tmp_path, "a") as first, EventLog(tmp_path, "b") as second:
+        for log in (first, second):
+            log.write("end", reason="before")
+        found = read(tmp_path)
+        reasons = [next(found)["reason"]]
+        for log in (first, second):
+            log.write("end", reason="meanwhile")
+        reasons += [record["reason"] for record in found]
+    assert reasons == ["before", "before"]
+    assert len(list(read(tmp_path))) == 4
+
+
 def test_killed_process_loses_no_written_event(tmp_path: Path) -> None:
     script = (
         "import os, signal, sys, pathlib\n"
@@ -256,6 +269,19 @@ def test_file_that_is_removed_after_it_was_listed_is_no_error(tmp_path: Path) ->
 def test_read_without_events_says_what_was_expected(tmp_path: Path) -> None:
     with pytest.raises(EventLogError, match="ELASTICFLOW_RUN_DIR"):
         list(read(tmp_path / "nowhere"))
+
+
+def test_rollback_of_a_large_stream_is_written_without_what_was_left(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rest = {**_REST, "unused": [[shard, 0, 1 << 50] for shard in range(80_000)]}
+    with EventLog(tmp_path, "a") as log:
+        log.write("rollback", generation=1, step=7, epoch=0, cursor_positions=[[0, 4]], stream=rest)
+        log.write("rollback", generation=1, step=8, epoch=0, stream=_REST)
+    first, second = events.read(tmp_path)
+    assert (first["step"], first["cursor_positions"], second["stream"]) == (7, [[0, 4]], _REST)
+    assert "stream" not in first
+    assert not caplog.records
 
 
 _REST = {"began": 0, "shards": 2, "begun": 1, "order": [0, 0], "unused": [[0, 2, 5]]}

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from ef_common.core.streams import stream as streams
 from ef_common.core.streams.pieces import Piece
-from ef_common.core.streams.stream import Plan
-from ef_common.core.view import SOLO
+from ef_common.core.streams.stream import Plan, Stream
+from ef_common.core.view import SOLO, Member, View
 from ef_common.data.dealer import Dealer
 from ef_common.data.stream_dealer import StreamDealer
 from ef_common.data.stream_turns import StreamTurns
@@ -22,10 +23,13 @@ LENGTHS = [6, 0, 11, 3]
 
 
 def dealing(
-    lengths: Sequence[int] = LENGTHS, bad: Collection[tuple[int, int]] = (), **settings: Any
+    lengths: Sequence[int] = LENGTHS,
+    bad: Collection[tuple[int, int]] = (),
+    worker: Member = SOLO.members[0],
+    **settings: Any,
 ) -> tuple[StreamDealer, Dealer, Plan]:
     """A worker alone that deals a stream of which it cannot read some samples, and the plan of its epoch."""
-    session = Session(SOLO.members[0], channel=None, groups=None)  # type: ignore[arg-type]
+    session = Session(worker, channel=None, groups=None)  # type: ignore[arg-type]
     dealer = Dealer(session, log=EventLog(None, "solo"), batch_size=4)
     reader = LaneReader(lengths, bad)
     turns = StreamTurns(session, reader=reader, gather=lambda mine: ([mine], session.completed_in))
@@ -116,7 +120,7 @@ def test_ends_that_nobody_reports_are_recorded_once(
     ends: list[tuple[int, int]] = []
     monkeypatch.setattr(dealer, "end_at", lambda _, told: ends.extend(told.get("ends", [])))
     while found.deal() is not None:
-        ends += found.record(dealer.progress, SOLO).get("ends", [])
+        ends += found.record(dealer.progress, SOLO)(SOLO).get("ends", [])
         dealer.commit(SOLO)
 
     assert sorted(ends) == list(enumerate(lengths))
@@ -128,7 +132,56 @@ def test_record_names_the_samples_at_the_positions_of_a_step() -> None:
     read(found, 1)
     found.deal()
 
-    assert found.record(dealer.progress, SOLO)["parts"] == [(4, 0, 4, 6), (6, 2, 0, 2)]
+    assert found.record(dealer.progress, SOLO)(SOLO)["parts"] == [(4, 0, 4, 6), (6, 2, 0, 2)]
+
+
+def view_of(nodes: Sequence[int]) -> View:
+    """A view of nodes with so many workers."""
+    names = [(node, number) for node, size in enumerate(nodes) for number in range(size)]
+    return View(1, tuple(Member(f"{node}-{number}", f"node {node}", "host") for node, number in names))
+
+
+def recorded_parts(view: View, member: Member, present: View | None = None) -> set[tuple[int, ...]]:
+    """What a member records of the parts of a step in which each member has 4 samples of a shard of its own.
+
+    Args:
+        view: The contributors.
+        member: One of them.
+        present: Those that are left when the step is confirmed; all, if that is None.
+    """
+    lengths = [4] * view.world_size
+    found, dealer, plan = dealing(lengths, worker=member, length=lambda shard: lengths[shard])
+    found.begin(0, plan, len(lengths))
+    found.turns.stream = streams.deal(streams.admit(Stream(len(lengths)), plan, view.ids), plan)
+    dealer.deal_counts(view.ids, lengths)
+    return set(found.record(dealer.progress, view)(present or view)["parts"])
+
+
+@pytest.mark.parametrize(("nodes", "most"), [([4, 4], 4), ([2] * 5, 4), ([1] * 6, 4), ([6, 2], 8), ([5, 1], 6)])
+def test_parts_of_a_step_are_recorded_although_a_node_is_lost(nodes: list[int], most: int) -> None:
+    view = view_of(nodes)
+    recorded = {member: recorded_parts(view, member) for member in view.members}
+
+    for lost in {member.node for member in view.members}:
+        left = [parts for member, parts in recorded.items() if member.node != lost]
+        assert {position for position, *_ in set().union(*left)} == set(range(0, 4 * view.world_size, 4))
+    assert max(map(len, recorded.values())) <= most
+
+
+@pytest.mark.parametrize("size", [3, 4, 8])
+def test_parts_of_a_step_are_recorded_although_half_of_a_node_is_lost(size: int) -> None:
+    view = view_of([size])
+    left = [recorded_parts(view, member) for member in view.members[(size + 1) // 2 :]]
+
+    assert len(set().union(*left)) == size
+
+
+def test_parts_of_a_step_are_recorded_although_only_one_worker_is_left() -> None:
+    view = view_of([8])
+    left = view.members[3]
+
+    assert len(recorded_parts(view, left)) == 4
+    assert len(recorded_parts(view, left, View(2, (left,)))) == 8
 
 
 @pytest.mark.parametrize("num_open", [0, 1])
@@ -172,7 +225,7 @@ def test_what_was_found_before_a_commit_is_told_with_that_also_at_the_end(monkey
     monkeypatch.setattr(found.turns, "deal", lambda: None)
 
     assert found.deal() is None
-    assert found.record(dealer.progress, SOLO)["skipped"] == [Piece(0, 2, 4)]
+    assert found.record(dealer.progress, SOLO)(SOLO)["skipped"] == [Piece(0, 2, 4)]
 
 
 def test_ends_do_not_pile_up_where_nobody_logs_them() -> None:

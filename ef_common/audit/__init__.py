@@ -16,7 +16,8 @@ evaluation
 A program may train several times (cross-validation, for example). Steps and epochs start again in each training, so the
 first three properties and the evaluation are checked for each training separately.
 
-A worker that was killed between a commit and its log line is normal: one survivor's record is enough.
+A worker that was killed between a commit and its log line is normal: one survivor's record is enough. While the run
+goes on, it is audited up to the newest step that all members have logged.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ from ef_common.audit.report import Property, Report, Violation
 __all__ = ["Property", "Report", "Violation", "audit"]
 
 
-def audit(run_dir: Path) -> Report:
+def audit(run_dir: Path, *, growing: bool = False) -> Report:
     """Check a run's event log.
 
     Args:
         run_dir: The run directory, which holds ``events/<worker>.jsonl``.
+        growing: The logs are copies that were made one after the other while the run went on. A run whose logs grow
+            while they are read needs no hint.
 
     Returns:
         One property each, with its first violation where it does not hold.
@@ -43,7 +46,7 @@ def audit(run_dir: Path) -> Report:
     Raises:
         EventLogError: If there are no events, or the log is malformed.
     """
-    histories = load(Path(run_dir))
+    histories = load(Path(run_dir), growing=growing)
     found = [_of_all([check(history) for history in histories]) for check in _OF_A_TRAINING]
     found.insert(-1, views.check(histories[0]))
     return Report(tuple(found))

@@ -9,7 +9,7 @@ from collections import defaultdict
 
 from ef_common.audit.history import Evaluation, History
 from ef_common.audit.report import Property, Violation
-from ef_common.audit.spans import contains, first_fault
+from ef_common.audit.spans import Spans, first_fault_in_turns
 
 __all__ = ["check"]
 
@@ -35,12 +35,12 @@ def _passes(history: History) -> list[list[Evaluation]]:
     for part in history.evaluations:
         # A pass at the very step of the rollback may have been cut off by the loss, and is run again.
         if part.step < history.limit(part.generation):
-            found[history.era(part.generation), part.stage, part.run, part.loader].append(part)
+            found[part.job, history.era(part.generation), part.stage, part.run, part.loader].append(part)
     return list(found.values())
 
 
 def _claim(part: Evaluation) -> tuple[object, ...]:
-    return part.length, part.exact, part.shares, part.skipped
+    return part.length, part.exact, part.shares, part.skipped, part.every
 
 
 def _check_pass(parts: list[Evaluation]) -> Violation | None:
@@ -55,7 +55,7 @@ def _check_pass(parts: list[Evaluation]) -> Violation | None:
             message = f"{name}: length, exactness or shares differ from what worker {first.worker} logged"
             return Violation(message, worker=part.worker, step=part.step)
     spans = [span for share in (*first.shares.values(), first.skipped) for span in share]
-    fault = first_fault(spans, length=first.length, exact=first.exact)
+    fault = first_fault_in_turns(spans, length=first.length, exact=first.exact, every=first.every)
     if fault is None:
         return None
     what, position = fault
@@ -64,6 +64,10 @@ def _check_pass(parts: list[Evaluation]) -> Violation | None:
         "twice": "a position was evaluated twice",
         "never": "a position was never evaluated",
     }
-    holders = [worker for worker, share in first.shares.items() if contains(share, position)]
+    holders = [worker for worker, share in first.shares.items() if _holds(share, position, first.every)]
     worker = holders[-1] if holders else None
     return Violation(f"{name}: {words[what]}", worker=worker, step=first.step, position=position)
+
+
+def _holds(share: Spans, position: int, every: int) -> bool:
+    return any(start <= position < stop and (position - start) % every == 0 for start, stop in share)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ef_common.audit.growing import log_sizes, logged_by_all
 from ef_common.audit.spans import Spans, normal
 from ef_common.events import EventLogError, Record, read
 
@@ -99,7 +100,11 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """An evaluation pass, as one of its workers logged it: what each worker did, and what nobody could read."""
+    """An evaluation pass, as one of its workers logged it: what each worker did, and what nobody could read.
+
+    `job` differs between jobs in one run directory, each of which counts its passes from the beginning. A range of a
+    share holds its start, and each `every`-th position after that.
+    """
 
     worker: str
     stage: str
@@ -110,7 +115,9 @@ class Evaluation:
     shares: dict[str, Spans]
     step: int
     generation: int
+    job: int
     skipped: Spans = ()
+    every: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +157,7 @@ class _Place:
     generation: int = -1
     step: int | None = None  # None: a founder, or a process that has not been admitted yet
     training: int = 1
+    job: int = 0
 
 
 @dataclass(slots=True)
@@ -190,8 +198,12 @@ class History:
         return [back for back in self.rollbacks if back.step <= self.limit(back.generation)]
 
 
-def load(run_dir: Path) -> list[History]:
+def load(run_dir: Path, *, growing: bool = False) -> list[History]:
     """Read a run's history.
+
+    Args:
+        run_dir: The run directory.
+        growing: The logs were gathered one after the other while the run went on; otherwise their sizes show it.
 
     Returns:
         One for each training of the program, in order, with what comes after it until the next one begins. Steps and
@@ -200,14 +212,18 @@ def load(run_dir: Path) -> list[History]:
     Raises:
         EventLogError: If there are no events, or the log is malformed.
     """
+    before = log_sizes(run_dir)
     records = list(read(run_dir))
     if not records:
         raise EventLogError(f"The event logs in {run_dir} hold no events")
     histories, places, offsets = {1: History()}, defaultdict[str, _Place](_Place), _offsets(records)
+    if growing or log_sizes(run_dir) != before:
+        records = logged_by_all(records, offsets)
     for record in records:
         if "generation" in record:
             record = {**record, "generation": record["generation"] + offsets[record["worker"]]}
         place = places[record["worker"]]
+        place.job = offsets[record["worker"]]
         if record["kind"] == "training":
             place.training, place.step = record["number"], None
         _add(histories[1] if record["kind"] == "view" else _of(histories, place.training), place, record)
@@ -324,6 +340,7 @@ def _epoch(record: Record, place: _Place) -> Epoch:
 
 
 def _evaluation(record: Record, place: _Place) -> Evaluation:
+    every = record.get("every", 1)
     return Evaluation(
         worker=record["worker"],
         stage=record["stage"],
@@ -331,11 +348,17 @@ def _evaluation(record: Record, place: _Place) -> Evaluation:
         loader=record["loader"],
         length=record["length"],
         exact=record["exact"],
-        shares={worker: normal(spans) for worker, spans in record["shares"].items()},
+        shares={worker: _share(spans, every) for worker, spans in record["shares"].items()},
         step=place.step or 0,
         generation=place.generation,
+        job=place.job,
         skipped=normal(record.get("skipped_positions", ())),
+        every=every,
     )
+
+
+def _share(spans: Sequence[Sequence[int]], every: int) -> Spans:
+    return normal(spans) if every == 1 else tuple(sorted((start, stop) for start, stop in spans))
 
 
 def _rollback(record: Record) -> Rollback:

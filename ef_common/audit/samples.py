@@ -85,7 +85,7 @@ def _ledgers(history: History) -> dict[int, _Ledger]:
             ledger = found[mark.epoch]
             ledger.shards, ledger.began = mark.shards, mark.began
             (ledger.bounds if mark.open else ledger.lengths).setdefault(mark.length, mark)
-        elif mark.exact is not None and mark.step <= limit:
+        elif mark.exact is not None and mark.step <= limit and not _goes_on(history, mark):
             found[mark.epoch].lengths.setdefault(mark.length, mark)
             found[mark.epoch].ends.setdefault(mark.exact, mark)
             found[mark.epoch].ended.append(mark)
@@ -96,6 +96,14 @@ def _ledgers(history: History) -> dict[int, _Ledger]:
         if back.committed:
             found[back.epoch].resumed.append(back)
     return dict(found)
+
+
+def _goes_on(history: History, end: Epoch) -> bool:
+    """Whether a training that was stopped in the middle of an epoch has been continued there."""
+    return not end.exact and any(
+        (back.epoch, back.step) == (end.epoch, end.step) and back.generation > end.generation
+        for back in history.standing_rollbacks()
+    )
 
 
 def _check_epoch(epoch: int, ledger: _Ledger) -> Violation | None:
@@ -142,10 +150,16 @@ def _check_shards(epoch: int, ledgers: Mapping[int, _Ledger], rollbacks: Iterabl
 
 
 def _unlogged(ledger: _Ledger) -> list[tuple[int, int]]:
-    """Return what a resumed state held although this log has no step for it (a checkpoint of another run)."""
+    """Return what a resumed state held although this log has no step for it (a checkpoint of another run).
+
+    In a stream of shards, the state also holds the positions that came back, as their samples get others.
+    """
     missing: list[tuple[int, int]] = []
     for back in ledger.resumed:
-        before = [span for step in ledger.steps if step.step <= back.step for span in step.committed]
+        earlier = [step for step in ledger.steps if step.step <= back.step]
+        before = [span for step in earlier for span in step.committed]
+        if ledger.shards is not None:
+            before += [span for step in earlier for span in step.returned]
         known = normal(before + missing)
         edges = sorted({edge for span in (*known, *back.committed) for edge in span})
         for start, stop in pairwise(edges):

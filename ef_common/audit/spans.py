@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import chain, pairwise
 
@@ -13,6 +14,7 @@ __all__ = [
     "contains",
     "first_difference",
     "first_fault",
+    "first_fault_in_turns",
     "first_outside",
     "first_overlap",
     "normal",
@@ -93,3 +95,20 @@ def first_fault(spans: Sequence[tuple[int, int]], *, length: int, exact: bool) -
         return None
     gaps = np.concatenate(([0], reach)) < np.concatenate((starts, [length]))
     return ("never", int(np.concatenate(([0], reach))[np.argmax(gaps)])) if gaps.any() else None
+
+
+def first_fault_in_turns(
+    spans: Iterable[tuple[int, int]], *, length: int, exact: bool, every: int
+) -> tuple[str, int] | None:
+    """`first_fault`, of ranges that hold their start and each `every`-th position after it."""
+    turns: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for start, stop in spans:
+        turns[start % every].append((start // every, start // every - (start - stop) // every))
+    faults = []
+    for turn, rounds in turns.items():
+        fault = first_fault(rounds, length=max(0, -((turn - length) // every)), exact=exact)
+        faults += [] if fault is None else [(fault[1] * every + turn, fault[0])]
+    missing = next(turn for turn in range(len(turns) + 1) if turn not in turns)
+    if exact and missing < min(every, length):
+        faults.append((missing, "never"))
+    return next(((what, position) for position, what in sorted(faults)), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 
 from ef_common.audit.history import History, Step
@@ -33,9 +34,15 @@ def check(history: History) -> Property:
 
 
 def _rollback_disagreement(history: History) -> Violation | None:
-    agreed: dict[int, int] = {}
+    """Compare the n-th rollback of each worker in a generation.
+
+    A start that has found no checkpoint goes back to step 0, and then to that of a file that the user has named.
+    """
+    agreed: dict[tuple[int, int], int] = {}
+    counts: Counter[tuple[int, str]] = Counter()
     for back in history.rollbacks:
-        step = agreed.setdefault(back.generation, back.step)
+        counts[back.generation, back.worker] += 1
+        step = agreed.setdefault((back.generation, counts[back.generation, back.worker]), back.step)
         if step != back.step:
             message = f"generation {back.generation} rolled back to step {step} and to step {back.step}"
             return Violation(message, worker=back.worker, step=back.step)

@@ -342,7 +342,7 @@ def report(
         unaudited = "" if audits else reporting.LEFT_OUT
         if found.missing:
             unaudited = "The job is not audited, as the event logs of some workers are missing."
-        snapshot = {**snapshot_of(place, unaudited=unaudited), "run": f"{where}/{name}"}
+        snapshot = {**snapshot_of(place, unaudited=unaudited, growing=True), "run": f"{where}/{name}"}
         reporting.write(snapshot, output or Path(f"{name}-report.html"), whole=False, png=png, as_json=as_json)
 
 

@@ -63,6 +63,7 @@ class Coverage:
             This worker's positions, and the number of those of the worker that has most.
         """
         self._done, self._length, self._logged = [], length, logged
+        self._every = (0, 1)
         return self._share(np.arange(length), self._session.completed_in.ids)
 
     def begin_open(self, *, logged: bool = True) -> tuple[int, int]:
@@ -79,7 +80,7 @@ class Coverage:
     def end_open(self, length: int) -> None:
         """There were this many positions, of which this worker has done its own."""
         first, distance = self._every
-        self._length, self._done = length, ranges_of(np.arange(first, length, distance))
+        self._length, self._done = length, self._ranges(np.arange(first, length, distance))
 
     def exchange(self, result: Any) -> tuple[tuple[np.ndarray, int] | None, list[Any]]:
         """This worker has done its share, with this result over all shares so far (a plain tree).
@@ -93,7 +94,7 @@ class Coverage:
         covered = np.zeros(self._length, dtype=bool)
         for part in parts:
             for start, stop in part["done"]:
-                covered[start:stop] = True
+                covered[start : stop : self._every[1]] = True
         missing = np.flatnonzero(~covered)
         results = [part["result"] for part in parts]
         if len(missing) == 0:
@@ -106,8 +107,17 @@ class Coverage:
         rank = members.index(self._session.worker.id) if self._session.worker.id in members else 0
         start, stop = sharding.share(len(positions), len(members), rank)
         share = positions[start:stop]
-        self._done += ranges_of(share)
+        self._done += self._ranges(share)
         return share, -(-len(positions) // len(members))
+
+    def _ranges(self, positions: np.ndarray) -> list[Range]:
+        """Sorted positions as ranges; where workers take turns, of every so many-th position."""
+        _, every = self._every
+        found: list[Range] = []
+        for turn in np.unique(positions % every).tolist():
+            rounds = ranges_of(positions[positions % every == turn] // every)
+            found += [(start * every + turn, (stop - 1) * every + turn + 1) for start, stop in rounds]
+        return found
 
     def _log_pass(self, shares: dict[str, Any]) -> None:
         if self._session.newcomer or not self._logged or not self._log.enabled:
@@ -120,4 +130,6 @@ class Coverage:
             "shares": shares,
             "exact": True,
         }
+        if self._every[1] > 1:
+            record["every"] = self._every[1]
         self._session.when_confirmed(lambda: self._log.write("evaluation", **record))

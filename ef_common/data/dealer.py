@@ -38,8 +38,8 @@ class StreamParts(Protocol):
     def commit(self, progress: EpochProgress, contributors: View) -> EpochProgress:
         """The newest steps are committed: parts that come back will be dealt with other positions."""
 
-    def record(self, before: EpochProgress, contributors: View) -> dict[str, Any]:
-        """What the event log tells of a step that is being committed, before `commit`."""
+    def record(self, before: EpochProgress, contributors: View) -> Callable[[View], dict[str, Any]]:
+        """Before `commit`: what the event log will tell of this step once it is confirmed, in a view."""
 
     @property
     def rest(self) -> dict[str, Any]:
@@ -313,9 +313,9 @@ class Dealer:
             self.num_updates += 1
             return
         self.progress, done = sharding.commit(before, contributors.ids)
-        parts: dict[str, Any] = {}
+        told: Callable[[View], dict[str, Any]] | None = None
         if self.parts is not None:
-            parts = self.parts.record(before, contributors) if self._log.enabled else {}
+            told = self.parts.record(before, contributors) if self._log.enabled else None
             self.progress = self.parts.commit(self.progress, contributors)
         self.num_updates += 1
         num_positions = sum(stop - start for start, stop in done.committed)
@@ -331,7 +331,7 @@ class Dealer:
         if not self._log.enabled:
             return
         mine = [positions for window in before.uncommitted for positions in self._mine(before, window)]
-        record = {
+        record: dict[str, Any] = {
             "step": self.num_updates,
             "epoch": before.epoch,
             "generation": contributors.generation,
@@ -340,7 +340,6 @@ class Dealer:
             "mine": mine,
             "returned": done.returned,
             "loss": loss,
-            **parts,
         }
         if self._num_samples is not None:
             record["samples"] = self._num_samples  # what `mine` are numbers of
@@ -348,7 +347,12 @@ class Dealer:
             record["samples_per_position"] = self.samples_per_position
         after, complete = self.progress, self.progress.remaining == 0 and bool(before.uncommitted)
         exact = self.parts is None or self.parts.is_over
-        self._session.when_confirmed(lambda: self._log_step(record, after, complete=complete, exact=exact))
+
+        def log() -> None:
+            parts = {} if told is None else told(self._session.view)
+            self._log_step({**record, **parts}, after, complete=complete, exact=exact)
+
+        self._session.when_confirmed(log)
 
     def _mine(self, progress: EpochProgress, window: Window) -> list[Range]:
         """Positions whose gradients this worker has computed; samples where members share those of batches."""

@@ -291,18 +291,19 @@ class Timeline:
         return found
 
 
-def snapshot_of(run_dir: Path, *, unaudited: str = "") -> dict[str, Any]:
+def snapshot_of(run_dir: Path, *, unaudited: str = "", growing: bool = False) -> dict[str, Any]:
     """The current data to show about a run.
 
     Args:
         run_dir: Directory of the run.
         unaudited: Why it is not audited, as a sentence; "" audits it, which holds all of its events in memory.
+        growing: See :func:`ef_common.audit.audit`.
 
     Raises:
         EventLogError: There are no events, or the log is malformed or cannot be read.
     """
     try:
-        report: Report | str = unaudited or audit(run_dir)
+        report: Report | str = unaudited or audit(run_dir, growing=growing)
         timeline = Timeline(run_dir)
         if not timeline.update():
             raise EventLogError(f"there are no events in {run_dir}")

@@ -1,0 +1,31 @@
+"""The training loader, without a training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from ef_common import events
+from ef_common.core.view import SOLO
+from ef_common.events import EventLog
+from ef_common.session import Session
+from ef_lightning.reading import SampleReading
+from ef_lightning.train_loader import ElasticLoader
+
+
+def test_newcomer_that_restores_the_end_of_a_training_logs_an_epoch_that_can_be_read(tmp_path: Path) -> None:
+    loader = DataLoader(TensorDataset(torch.arange(8)), 2)
+    session = Session(SOLO.members[0], channel=None, groups=None)  # type: ignore[arg-type]
+    trainer = SimpleNamespace(current_epoch=3, limit_train_batches=1.0)
+    with EventLog(tmp_path, "a") as log:
+        elastic = ElasticLoader(loader, SampleReading(loader), session, trainer, log=log)
+        elastic.dealer.num_updates = 12
+        elastic.finish()
+        elastic.go_back(elastic.state())
+
+    (rollback,) = events.read(tmp_path)
+    assert (rollback["kind"], rollback["step"], rollback["epoch"]) == ("rollback", 12, 3)
+    assert "cursor_positions" not in rollback
