@@ -27,8 +27,10 @@ logger = logging.getLogger(__name__)
 
 FINISHED_KEY = "finished"
 CALL_KEY = "call"
-PATIENCE_S = 60.0
-"""How long processes that the driver has started may be missing before it is asked about them."""
+PATIENCE_S = 180.0
+"""How long processes that the driver has started may be missing before it is asked about them.
+
+Asking costs one of --reset-limit, and imports from a busy file system can take minutes."""
 SETTLE_S = 0.5
 """How long to wait for further losses after one, because losses of one cause are seen one after the other."""
 STATUS_LEFT = os.EX_TEMPFAIL
