@@ -40,9 +40,9 @@ from ef_common.collectives.library_sockets import Address, NewSockets, address_o
 from ef_common.collectives.linked_group import LinkedGroup, Nothing
 from ef_common.collectives.peer_connections import PeerConnections
 from ef_common.collectives.torch_exchange import Exchange, Exchanges, add_up, sum_of
-from ef_common.collectives.torch_nccl import NcclRecord, NcclSums
+from ef_common.collectives.torch_nccl import UNKNOWN_TYPES, NcclRecord, NcclSums
 from ef_common.collectives.torch_queue import Queue
-from ef_common.collectives.torch_tensors import TorchMemory, real, tensor_of
+from ef_common.collectives.torch_tensors import TorchMemory, tensor_of
 from ef_common.core.view import View
 from ef_common.errors import GroupBroken, ProtocolError
 from ef_common.session.ports import Bootstrap, Group, Meeting, Pending
@@ -162,7 +162,7 @@ class TorchGroup(LinkedGroup):
         """Start to compare the calls of the members; see the port."""
         if tensors is None:
             return self._meet(call)
-        summed = [real(tensor_of(tensor)) for tensor in tensors]
+        summed = [tensor_of(tensor) for tensor in tensors]
         return Nothing() if all(map(self._is_direct, summed)) else self._meet(sum_of(call, summed))
 
     def _meet(self, call: str) -> Exchange:
@@ -171,7 +171,7 @@ class TorchGroup(LinkedGroup):
 
     def all_reduce(self, tensor: Any, call: str = "", meeting: Meeting | None = None) -> Pending:
         """Start to sum a tensor, or an array, over the members, in place."""
-        summed = real(tensor_of(tensor))
+        summed = tensor_of(tensor)
         if not summed.numel():
             return Nothing()
         if self._is_direct(summed):
@@ -182,6 +182,10 @@ class TorchGroup(LinkedGroup):
             wide = summed.to(_WIDER[summed.dtype])
             pending = self.all_reduce(wide, call, meeting)
             return WaitSequence(pending.wait, lambda: summed.copy_(wide))
+        if summed.is_cuda and summed.dtype in UNKNOWN_TYPES:  # which can only be summed on the host
+            copy = summed.cpu()
+            pending = self.all_reduce(copy, call, meeting)
+            return WaitSequence(pending.wait, lambda: summed.copy_(copy))
         met = meeting if isinstance(meeting, Exchange) else self._meet(sum_of(call, [summed]))
         if summed.is_cuda:
             return self._all_reduce_on_device(summed, met)

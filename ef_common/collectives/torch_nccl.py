@@ -37,6 +37,7 @@ from ef_common.session.ports import Bootstrap
 
 logger = logging.getLogger(__name__)
 
+UNKNOWN_TYPES = (torch.complex64, torch.complex128)
 _TIMEOUT = timedelta(hours=6)  # a slow peer is no failure
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.00005, 0.001
 _CHECK_S = 0.02

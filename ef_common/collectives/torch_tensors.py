@@ -40,11 +40,6 @@ def tensor_of(value: Any) -> Tensor:
     return torch.from_numpy(array)
 
 
-def real(tensor: Tensor) -> Tensor:
-    """The real and imaginary parts of a complex tensor, shape (…, 2), over the same memory; any other as it is."""
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
-
-
 def bytes_of(value: Any) -> Tensor:
     """The memory of a contiguous tensor or array as bytes."""
     line = tensor_of(value).view(-1)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ef_common.collectives.torch_tensors import TorchMemory, real, tensor_of
+from ef_common.collectives.torch_tensors import TorchMemory, tensor_of
 from ef_common.horovod.group import HorovodFlight
 from ef_common.horovod.library import Library
 
@@ -32,7 +32,7 @@ class TorchBinding:
         """Start to sum a tensor, or an array, in place; it must not be empty."""
         if isinstance(tensor, np.ndarray):
             return self._library.all_reduce(name, tensor)
-        target = real(tensor_of(tensor))
+        target = tensor_of(tensor)
         if target.device.type == "cuda" and self._library.knows_nccl():
             return _sum_on_device(name, target)
         summed = target.view(-1).to("cpu", _WIDER.get(target.dtype, target.dtype))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import signal
 import socket
@@ -193,19 +192,6 @@ def reduce_many_of_every_type(seat: RealSeat) -> dict[str, list[float]]:
     for pending in [group.all_reduce(tensor, "many", meeting) for tensor in tensors]:
         pending.wait()
     return {str(tensor.dtype): sorted({float(value) for value in tensor.tolist()}) for tensor in tensors}
-
-
-def reduce_complex(seat: RealSeat) -> list[list[str]]:
-    """The different numbers in the sums of small and of large tensors."""
-    import torch
-
-    group = seat.build()
-    found = []
-    for dtype, size in itertools.product((torch.complex64, torch.complex128), (3, 1 << 20)):
-        tensor = torch.full((size,), complex(seat.rank + 1, -seat.rank), dtype=dtype, device=seat.device)
-        group.all_reduce(tensor).wait()
-        found.append([str(value) for value in set(tensor.tolist())])
-    return found
 
 
 def tensors_of_all_types(seat: RealSeat, size: int) -> list[Any]:

@@ -172,11 +172,6 @@ def test_all_reduce_takes_many_of_every_type(directory: Path, engine: str) -> No
         assert all(values == ([1.0] if "bool" in kind else [3.0]) for kind, values in found.items())
 
 
-@pytest.mark.parametrize("engine", [one for one in ENGINES if "arrays" not in one.values[0]])
-def test_all_reduce_takes_complex_tensors(directory: Path, engine: str) -> None:
-    assert run_in_processes(scripts.reduce_complex, 2, directory, engine=engine) == [[["(3-1j)"]] * 4] * 2
-
-
 def test_all_reduce_takes_what_is_empty_and_what_has_no_dimension(directory: Path, engine: str) -> None:
     assert run_in_processes(scripts.reduce_nothing_and_one_number, 2, directory, engine=engine) == [[0.0, 3.0]] * 2
 

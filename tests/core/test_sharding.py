@@ -167,11 +167,8 @@ def test_commit_of_any_history_of_worlds_takes_each_position_once(
         ([Window(0, 12, ABC)], ABC, [1 / 3, 1 / 3, 1 / 3]),
         ([Window(0, 8, ABC)], ABC, [3 / 8, 3 / 8, 2 / 8]),
         ([Window(0, 8, ABC)], ("a", "c"), [3 / 5, 2 / 5]),
-        (
-            [Window(0, 6, ABC), Window(6, 10, ("a", "b"))],
-            ABC,
-            [4 / 10, 4 / 10, 4 / 10],
-        ),  # half of c's gradient is missing
+        # A half of c's gradient is missing, and of b's below.
+        ([Window(0, 6, ABC), Window(6, 10, ("a", "b"))], ABC, [4 / 10, 4 / 10, 4 / 10]),
         ([Window(0, 8, ("a", "b")), Window(8, 10, ("a", "b"), 2)], ("a", "b"), [6 / 10, 8 / 10]),
         ([Window(0, 6, ABC)], ("a", "x"), [1.0, 0.0]),  # x has joined since
         ([Window(0, 1, ABC)], ("b", "c"), [0.0, 0.0]),  # whoever had samples is lost

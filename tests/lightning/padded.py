@@ -62,4 +62,4 @@ def expected() -> tuple[list[float], float]:
     with torch.no_grad():
         for parameter in module.parameters():
             parameter -= RATE * parameter.grad
-    return training.weights(module), float(losses[1])
+    return training.weights(module), float(losses[1].detach())

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch import nn
 
+from ef_common.core.view import SOLO
+from ef_common.errors import MembersChanged
 from ef_common.testing.harness import Job, WorkerProcess
+from ef_lightning import repetition
 from tests.faults.faults import MARKS
 from tests.lightning import contrastive
 from tests.lightning.conftest import HOSTS
@@ -217,3 +224,27 @@ def test_default_group_gathers_from_batches_of_one_size(job: Job) -> None:
     assert results[0]["weights"] == results[1]["weights"]
     assert sizes(job) == [[4, 4], [4, 4]]
     job.audit()
+
+
+def test_each_pass_that_is_repeated_has_its_own_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the newest one: that may be padding, or be shared otherwise."""
+    monkeypatch.setattr(repetition, "leaving_no_trace", lambda trainer: nullcontext())
+    monkeypatch.setattr(repetition, "Traces", lambda trainer: SimpleNamespace(undo=lambda: None))
+    monkeypatch.setattr(repetition.hooks, "step_fields", lambda trainer: ())
+    monkeypatch.setattr(repetition.hooks, "set_step_fields", lambda trainer, fields: None)
+    strategy = SimpleNamespace(block_backward_sync=nullcontext)
+    trainer, session = SimpleNamespace(lightning_module=nn.Linear(1, 1), strategy=strategy), SimpleNamespace()
+    session.completed_in = SOLO
+    seen: list[Any] = []
+    passes = repetition.Repetition(trainer, session, on_repeat=seen.append, fill=lambda: None, select=seen.append)  # type: ignore[arg-type]
+
+    def act(name: str) -> None:
+        seen.append(name)
+        if seen == ["first", "second", "third"]:
+            raise MembersChanged
+
+    for name in ("first", "second", "third"):
+        passes._run(partial(act, name), name == "first", {})
+    _, _, _, why, *again = seen
+    assert "a worker was lost" in why
+    assert again == [-3, "first", -2, "second", -1, "third"]
