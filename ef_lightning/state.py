@@ -198,6 +198,7 @@ class TrainerState:
             **self._agreed(),
             "loader": None if loader is None else loader.state(),
             "requests": None if self._requests is None else self._requests.state(),
+            "buffers": None if self._reducer is None else self._reducer.kinds(),
             "workers": self._workers.state(),
         }
 
@@ -302,7 +303,7 @@ class TrainerState:
         hooks.load_log_state(trainer, self._host, state["logged"])
         take_extremes(trainer.lightning_module, state.get("extremes", {}))
         if self._reducer is not None:
-            self._reducer.attach(state["reduced"])
+            self._reducer.attach(state["reduced"], state.get("buffers"))
 
     def _load_optimizers(self, state: dict[str, Any]) -> None:
         trainer, strategy = self._trainer, self._trainer.strategy

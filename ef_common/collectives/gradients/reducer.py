@@ -11,7 +11,7 @@ from torch.nn import Module, Parameter
 
 from ef_common.collectives.gradients.bucket_run import Confirmation, Weights
 from ef_common.collectives.gradients.buckets import BucketLayout
-from ef_common.collectives.gradients.module_buffers import ModuleBuffers, finder
+from ef_common.collectives.gradients.module_buffers import Kind, ModuleBuffers, finder
 from ef_common.collectives.gradients.pieces import Pieces
 from ef_common.collectives.gradients.reduction import Reduction, squared_norm
 from ef_common.collectives.gradients.sparse import sparse_parameters
@@ -104,18 +104,27 @@ class GradientReducer:
         self._reduction: Reduction | None = None
         self._inventory: Inventory | None = None
 
-    def attach(self, names: Sequence[str] | None = None) -> None:
-        """Hook into the named parameters (by default, all that require a gradient), the same in every member."""
+    def attach(self, names: Sequence[str] | None = None, kinds: Sequence[Kind] | None = None) -> None:
+        """Hook into the parameters, the same in every member.
+
+        Args:
+            names: Of the parameters; by default, all that require a gradient, and this is a collective.
+            kinds: The buffers that the other members send, which a newcomer takes in.
+        """
         if names is None:
-            self._rebuild(p for p in self._module.parameters() if p.requires_grad)
-        elif list(names) != self.names():
+            self._rebuild((p for p in self._module.parameters() if p.requires_grad), agrees=True)
+        elif list(names) != self.names() or kinds not in (None, self.kinds()):
             chosen = set(names)
-            self._rebuild(p for name, p in self._module.named_parameters() if name in chosen)
+            self._rebuild((p for name, p in self._module.named_parameters() if name in chosen), kinds=kinds)
 
     def names(self) -> list[str]:
         """Names of the parameters whose gradients are reduced."""
         known = set() if self._layout is None else self._layout.place_of.keys()
         return [name for name, p in self._module.named_parameters() if id(p) in known]
+
+    def kinds(self) -> list[Kind] | None:
+        """The module's buffers that are sent; None if none are, or if they were given."""
+        return None if self._buffers is None else self._buffers.kinds()
 
     def detach(self) -> None:
         """Remove the hooks."""
@@ -124,7 +133,16 @@ class GradientReducer:
         self._handles = []
         self._reduction = None
 
-    def _rebuild(self, parameters: Iterable[Parameter]) -> None:
+    def _rebuild(
+        self, parameters: Iterable[Parameter], *, agrees: bool = False, kinds: Sequence[Kind] | None = None
+    ) -> None:
+        """Make the buckets anew.
+
+        Args:
+            parameters: Whose gradients are reduced.
+            agrees: All members are here, and agree on their buffers. Else these are the same as before.
+            kinds: Those of the others, if they are known.
+        """
         self.detach()
         self._inventory = None
         chosen = list(parameters)
@@ -133,7 +151,12 @@ class GradientReducer:
             return
         buffers = self._given_buffers
         if buffers is None:
-            self._buffers = ModuleBuffers(self._module)
+            if self._buffers is None or agrees:
+                self._buffers = ModuleBuffers(self._module)
+            if agrees:
+                self._buffers.agree(self._session)
+            if kinds is not None:
+                self._buffers.take_kinds(kinds)
             buffers = self._buffers.tensors
         self._layout = BucketLayout(chosen, list(buffers), sparse_parameters(self._module))
         self._handles = [hook(p, self._gradient_ready) for p in self._layout.hooked()]
@@ -229,4 +252,4 @@ class GradientReducer:
                 Barrier("barrier before more parameters are trained")
             )  # the last result must not be needed any more
         taken = {id(p) for p in fresh} | set(known)
-        self._rebuild(p for p in self._module.parameters() if id(p) in taken)
+        self._rebuild((p for p in self._module.parameters() if id(p) in taken), agrees=True)
