@@ -117,7 +117,7 @@ class TrainerState:
         if loader is not None:
             order = torch.from_numpy(loader.state()["order"])
             kinds.append((order.dtype, order.shape))
-        self._transfer.prepared = [torch.empty(shape, dtype=dtype).zero_() for dtype, shape in kinds]
+        self._transfer.prepared = [torch.empty(shape, dtype=dtype, device="cpu").zero_() for dtype, shape in kinds]
 
     # ------------------------------------------------------------ port
 

@@ -202,7 +202,7 @@ class GradientReducer:
         reduction.asks = self.asks() if reduction.measures else 0.0
         contributors = self._session.run(reduction)
         is_lent = contributors.world_size > 1 and not reduction.layout.double_buffered
-        confirmation = Confirmation(self._session, torch.zeros(1)) if is_lent else None
+        confirmation = Confirmation(self._session, torch.zeros(1, device="cpu")) if is_lent else None
         if confirmation is not None:
             confirmation.start()
         num_changes = reduction.read_flags()
