@@ -517,6 +517,57 @@ def _lies_in(storages: set[int], module: nn.Module) -> bool:
     return any(gradient.untyped_storage().data_ptr() in storages for gradient in gradients)
 
 
+@pytest.mark.parametrize("sparse", [False, True])
+def test_gradients_that_are_accumulated_by_hand_are_whole_after_a_newcomer_has_come(sparse: bool) -> None:
+    left: list[dict[str, Tensor]] = []
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Embedding(3, 4, sparse=sparse), nn.Linear(4, 2), nn.Linear(2, 2).requires_grad_(False))
+
+    def loss(module: nn.Module, row: int) -> Tensor:
+        found: Tensor = module(torch.tensor([row])).square().mean()
+        return found
+
+    def step(reducer: GradientReducer, module: nn.Module, row: int) -> None:
+        value = loss(module, row)
+        reducer.before_backward()
+        value.backward()
+        reducer.after_backward()
+
+    def act(rank: int, group: Group) -> dict[str, Tensor]:
+        module = seeded(make)
+        session: Any = OneView(rank, group, 2)
+        reducer = GradientReducer(session, module, weights=weights)
+        reducer.attach()
+        if rank == 0:
+            for row in (0, 1):
+                loss(module, row).backward()
+            left.append(reducer.gradients())
+        else:
+            loss(module, 2).backward()  # to warm up
+        group.all_gather(b"")
+        if rank == 1:
+            reducer.take_gradients(left[0])
+        group.all_gather(b"")
+        for row in (1, 2):
+            step(reducer, module, row)
+        group.all_gather(b"")
+        gradients = reducer.gradients()
+        assert module[0].weight.grad is not None
+        assert module[0].weight.grad.is_sparse == sparse
+        return {name: gradient.clone() for name, gradient in gradients.items()}
+
+    expected = seeded(make)
+    for row in (0, 1, 1, 2):
+        loss(expected, row).backward()
+    for found in in_world(2, act):
+        for name, parameter in expected.named_parameters():
+            if parameter.grad is None:
+                assert name not in found
+            else:
+                torch.testing.assert_close(found[name], parameter.grad.to_dense())
+
+
 def test_reduction_that_is_run_again_starts_from_the_local_gradients() -> None:
     module, lost = small(), Recorder()
     session: Any = OneView(0, lost, 2)  # type: ignore[arg-type]
