@@ -100,12 +100,14 @@ class CollectivesMixin:
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """Rank `src`'s value in all workers. Plain values and tensors only: nothing is unpickled.
 
-        Everybody sends a value, so that there is one if the rank is lost meanwhile.
+        Everybody sends a value, so that there is one, the first worker's, if that rank is lost.
         """
         if self._alone or self.session.completed_in.world_size == 1:
             return obj
-        values = self.gather(obj, "strategy.broadcast")
-        return values[min(src, len(values) - 1)]
+        ids = self.session.completed_in.ids
+        values, view = self.gather_in_view(obj, "strategy.broadcast")
+        rank = view.rank_of(ids[src]) if src < len(ids) else None
+        return values[rank or 0]
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
         """The tensors of all workers, stacked: shape (world size, *tensor.shape).
@@ -183,13 +185,16 @@ class CollectivesMixin:
             self._repetition.check(view)
         return values, view
 
-    def exchange(self, value: Any, call: str) -> list[Any]:
-        """Every worker's value, for the default process group. In a step, this is a collective of the step."""
+    def exchange(self, value: Any, call: str) -> tuple[list[Any], View | None]:
+        """Every worker's value, for the default process group, and these workers; a lone worker's own.
+
+        In a step, this is a collective of the step.
+        """
         if self._alone:
-            return [value]
-        values, _ = self._exchanged(value, call, in_backward=True)
+            return [value], None
+        values, view = self._exchanged(value, call, in_backward=True)
         self._note_rows(values)
-        return values
+        return values, view
 
     def _note_rows(self, values: Sequence[Any]) -> None:
         """Note that a training step has gathered these shapes, equal in all workers; a row is usually a sample.

@@ -2,6 +2,10 @@
 
 Each collective is one of the step in which it is called, so the step is made again if a worker is lost in it; see
 :mod:`ef_lightning.repetition`. With a collective in the backward pass, gradients are reduced after that pass.
+
+Where no step is made again, as in a hook, the ranks stay those with which the code of the hook has begun. They follow
+the members when the session has completed any other collective, as it does in each step and between hooks. All members
+run the same collectives, so they follow at the same place.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ef_common.core.view import View
 from ef_lightning.collectives import CollectivesMixin
 
 
@@ -22,25 +27,40 @@ class Workers:
 
     def __init__(self, strategy: CollectivesMixin) -> None:
         self._strategy = strategy
+        self._ranked: View | None = None
+        self._completed = 0  # collectives of the session, when the group last had one
 
     @property
     def rank(self) -> int:
-        """Rank in the view that counts for the next step. A newcomer that is not admitted yet comes last."""
+        """Rank of this worker. A newcomer that is not admitted yet comes last."""
         session = self._strategy.session
-        if session.newcomer:
-            return session.rank
-        return session.completed_in.rank_of(session.worker.id) or 0
+        return session.rank if session.newcomer else self._view().rank_of(session.worker.id) or 0
 
     @property
     def size(self) -> int:
-        """Number of members of that view."""
+        """Number of ranks."""
         session = self._strategy.session
-        return session.rank + 1 if session.newcomer else session.completed_in.world_size
+        return session.rank + 1 if session.newcomer else self._view().world_size
 
-    def gather(self, value: Any, call: str) -> list[Any]:
-        """Every member's value."""
-        return self._strategy.exchange(value, call)
+    def gather(self, value: Any, call: str) -> dict[int, Any]:
+        """The value of each rank that is not lost; this worker's for all of them, if nobody else answers."""
+        ranks = self._view().rank_of
+        values, view = self._strategy.exchange(value, call)
+        self._completed = self._strategy.session.completed
+        if view is None or not view.generation:
+            return dict.fromkeys(range(self.size), values[0])
+        return {rank: v for worker, v in zip(view.ids, values, strict=True) if (rank := ranks(worker)) is not None}
 
     def add(self, tensor: Tensor, call: str) -> Tensor:
         """The sum."""
-        return self._strategy.add(tensor, call)
+        self._view()
+        total = self._strategy.add(tensor, call)
+        self._completed = self._strategy.session.completed
+        return total
+
+    def _view(self) -> View:
+        """The view whose ranks count."""
+        session = self._strategy.session
+        if self._ranked is None or session.completed != self._completed:
+            self._ranked, self._completed = session.completed_in, session.completed
+        return self._ranked

@@ -216,7 +216,8 @@ class Fit:
         self.reducer.spares_equal = not trainer.lightning_module.automatic_optimization
         self._measure_noise(self.reducer)
         if not self._settings.deterministic:
-            self.reducer.attach()
+            with leaving_cleanly():
+                self.reducer.attach()
         interval = hooks.validation_interval(trainer)
         if interval is not None:
             self._timed_validation = TimedValidation(trainer, session, interval_s=interval)

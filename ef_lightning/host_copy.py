@@ -97,7 +97,7 @@ class HostCopy:
 
 
 def _room(tensor: Tensor) -> Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
 
 
 def _fill(target: Tensor, tensor: Tensor) -> None:

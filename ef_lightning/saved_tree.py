@@ -54,7 +54,7 @@ class SavedTree:
 
         def copied(value: Tensor, path: Path) -> Tensor:
             if not value.numel() or not self.is_shared(path, value):
-                return torch.empty(value.shape, dtype=value.dtype).copy_(value)
+                return torch.empty(value.shape, dtype=value.dtype, device="cpu").copy_(value)
             memory = stand_ins.take(Segment(value.nbytes, path, _kind(value)))
             return torch.frombuffer(memory, dtype=value.dtype).view(value.shape)
 

@@ -117,7 +117,7 @@ class TrainerState:
         if loader is not None:
             order = torch.from_numpy(loader.state()["order"])
             kinds.append((order.dtype, order.shape))
-        self._transfer.prepared = [torch.empty(shape, dtype=dtype).zero_() for dtype, shape in kinds]
+        self._transfer.prepared = [torch.empty(shape, dtype=dtype, device="cpu").zero_() for dtype, shape in kinds]
 
     # ------------------------------------------------------------ port
 
@@ -198,8 +198,16 @@ class TrainerState:
             **self._agreed(),
             "loader": None if loader is None else loader.state(),
             "requests": None if self._requests is None else self._requests.state(),
+            "buffers": None if self._reducer is None else self._reducer.kinds(),
+            "gradients": self._left_gradients(),
             "workers": self._workers.state(),
         }
+
+    def _left_gradients(self) -> dict[str, Tensor] | None:
+        """What a module that optimizes manually may be accumulating; Lightning makes an update between boundaries."""
+        if self._reducer is None or self._trainer.lightning_module.automatic_optimization:
+            return None
+        return self._reducer.gradients()
 
     def checkpoint(self) -> dict[str, Any]:
         """The content of a checkpoint file: everything that Lightning resumes from, and the rest under our key."""
@@ -270,6 +278,8 @@ class TrainerState:
         self._load_optimizers(state)
         hooks.load_loop_fields(trainer, state["fields"])
         self._load_running(state)
+        if self._reducer is not None and state.get("gradients") is not None:
+            self._reducer.take_gradients(state["gradients"])
         if "values" in state:  # of a checkpoint
             hooks.set_logged_values(trainer, state["values"])
         if self._schedules is not None and state["schedules"] is not None:
@@ -302,7 +312,7 @@ class TrainerState:
         hooks.load_log_state(trainer, self._host, state["logged"])
         take_extremes(trainer.lightning_module, state.get("extremes", {}))
         if self._reducer is not None:
-            self._reducer.attach(state["reduced"])
+            self._reducer.attach(state["reduced"], state.get("buffers"))
 
     def _load_optimizers(self, state: dict[str, Any]) -> None:
         trainer, strategy = self._trainer, self._trainer.strategy

@@ -126,8 +126,10 @@ class Run:
     def _agree_on_start(self) -> None:
         """Take over rank 0's weights and loggers in all workers."""
         module, session = self._trainer.lightning_module, self._session
-        first = operations.FirstRankValues([*module.parameters(), *ModuleBuffers(module).tensors], session)
         with leaving_cleanly(), torch.no_grad():
+            buffers = ModuleBuffers(module)
+            buffers.agree(session)
+            first = operations.FirstRankValues([*module.parameters(), *buffers.tensors], session)
             session.run(first)
             if session.completed_in.world_size > 1:
                 first.apply()

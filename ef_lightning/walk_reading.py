@@ -206,7 +206,7 @@ class _Kept:
 
 def _filled(batch: Any, has: int, size: int) -> Any:
     """A batch of this size, from one that is smaller: its arrays are repeated."""
-    rows = torch.arange(size) % has
+    rows = torch.arange(size, device="cpu") % has
 
     def fill(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor) and leaf.ndim and leaf.shape[0] == has:

@@ -34,8 +34,8 @@ class TensorLeaves(ArrayLeaves):
         return str(leaf.dtype).removeprefix("torch."), list(leaf.shape)
 
     def empty(self, dtype: str, shape: Sequence[int]) -> Any:
-        """See the base class."""
-        return torch.empty(tuple(shape), dtype=_dtype(dtype))
+        """See the base class. The default device may be another one, but bytes are received on the host."""
+        return torch.empty(tuple(shape), dtype=_dtype(dtype), device="cpu")
 
     def as_bytes(self, leaf: Any) -> np.ndarray:
         """See the base class."""

@@ -1,12 +1,19 @@
 """A default process group that follows the view, for code that calls `torch.distributed`.
 
-`rank()` and `size()` are those of the members that count now. A collective is one of the session's (see `peers`): if a
+`rank()` and `size()` are those of the members that count. A collective is one of the session's (see `peers`): if a
 worker is lost, the survivors carry it to its end. It is complete when it returns, even with `async_op=True`. Tensors
 may be on any device; they travel through the host, from each member to each, so a gather of `b` bytes costs each member
 `n·b`. That is meant for features, statistics and decisions, and not for whole models.
 
-If members are lost in a gather whose caller has room for more, the missing values are those of the first member. In a
-training step nobody sees them, because the step is repeated.
+A training step in which a worker is lost is repeated, so nobody sees what became of its collectives. Anywhere else:
+
+* Ranks and size stay as they were: the caller, and torch between the two collectives of `gather_object`, goes on with
+  the ranks that it has asked for. The peers say when there are new ones.
+* In a gather, the values of a lost rank are those of the first rank that is left. Where lengths are gathered before
+  bytes, as torch does with objects, the length of a lost rank becomes that rank's too.
+* What a lost rank was to receive, nobody receives.
+* What a lost rank was to send, nobody has: the tensors of the others may be memory that was never written to. All
+  raise.
 
 There is no group except that of all members, and there are no point-to-point messages.
 """
@@ -14,14 +21,14 @@ There is no group except that of all members, and there are no point-to-point me
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ef_common.errors import UnsupportedError
+from ef_common.errors import UnsupportedError, UsageError
 
 BACKEND = "elasticflow"
 _CALL = "torch.distributed."
@@ -29,7 +36,11 @@ _ProcessGroup: Any = dist.ProcessGroup  # torch's stub knows its methods as thos
 
 
 class Peers(Protocol):
-    """What the group needs from the other members."""
+    """What the group needs from the other members.
+
+    Ranks and size do not change between two calls of these methods if nobody else exchanges anything in between, even
+    if members are lost: several calls may be one to their caller.
+    """
 
     @property
     def rank(self) -> int:
@@ -37,10 +48,10 @@ class Peers(Protocol):
 
     @property
     def size(self) -> int:
-        """Number of members."""
+        """Number of ranks; some of them may be lost."""
 
-    def gather(self, value: Any, call: str) -> list[Any]:
-        """Every member's value (a plain tree with tensors), in rank order. The text says what it is for."""
+    def gather(self, value: Any, call: str) -> Mapping[int, Any]:
+        """The value (a plain tree with tensors) of each rank that is not lost. The text says what it is for."""
 
     def add(self, tensor: Tensor, call: str) -> Tensor:
         """Sum over the members, in a new tensor."""
@@ -95,6 +106,7 @@ class DefaultGroup(_ProcessGroup):  # type: ignore[misc]
         super().__init__(0, 1)
         self.peers = peers
         self._name = name
+        self._lengths: Sequence[Tensor] = ()
 
     @property
     def group_name(self) -> str:
@@ -102,11 +114,11 @@ class DefaultGroup(_ProcessGroup):  # type: ignore[misc]
         return self._name
 
     def rank(self) -> int:
-        """Rank of this member in the view that counts."""
+        """Rank of this member."""
         return self.peers.rank
 
     def size(self) -> int:
-        """Number of members of the view that counts."""
+        """Number of ranks."""
         return self.peers.size
 
     def getBackendName(self) -> str:  # noqa: N802
@@ -156,7 +168,8 @@ class DefaultGroup(_ProcessGroup):  # type: ignore[misc]
         op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
         if op == dist.ReduceOp.SUM:
             return self.peers.add(tensor, f"{_CALL}{name}")
-        values = torch.stack([value.to(tensor.device) for value in self.peers.gather(tensor, f"{_CALL}{name}")])
+        found = self.peers.gather(tensor, f"{_CALL}{name}")
+        values = torch.stack([value.to(tensor.device) for value in found.values()])
         for known, reduce in _REDUCTIONS:
             if op == known:
                 return reduce(values)
@@ -167,7 +180,7 @@ class DefaultGroup(_ProcessGroup):  # type: ignore[misc]
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
         """Gather the tensors of all members."""
         for places, tensor in zip(outputs, inputs, strict=True):
-            _fill(places, self.peers.gather(tensor, f"{_CALL}all_gather"))
+            self._fill_gathered(places, tensor, self.peers.gather(tensor, f"{_CALL}all_gather"))
         return _done(outputs)
 
     allgather_coalesced = allgather
@@ -183,24 +196,43 @@ class DefaultGroup(_ProcessGroup):  # type: ignore[misc]
         for index, tensor in enumerate(inputs):
             values = self.peers.gather(tensor, f"{_CALL}gather")
             if outputs:
-                _fill(outputs[index], values)
+                self._fill_gathered(outputs[index], tensor, values)
         return _done(outputs)
 
+    def _fill_gathered(self, places: Sequence[Tensor], tensor: Tensor, values: Mapping[int, Tensor]) -> None:
+        _fill(places, values)
+        lengths, self._lengths = self._lengths, ()
+        if tensor.dtype == torch.uint8 and lengths and tensor.numel() == max(map(int, lengths)):
+            _fill_lost(lengths, values)  # whose lengths were still gathered
+        if tensor.dtype == torch.int64 and tensor.numel() == 1:
+            self._lengths = places
+
     def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Any:
-        """Send one rank's tensors to all members."""
+        """Send one rank's tensors to all members.
+
+        Raises:
+            UnsupportedError: In all members, if there is no such rank any more.
+        """
         values = self.peers.gather(list(tensors), f"{_CALL}broadcast")
-        for tensor, value in zip(tensors, values[min(opts.rootRank, len(values) - 1)], strict=True):
+        sent = values.get(opts.rootRank)
+        if sent is None:
+            raise _sender_lost("broadcast", opts.rootRank)
+        for tensor, value in zip(tensors, sent, strict=True):
             tensor.detach().copy_(value)
         return _done(tensors)
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Any:
-        """Give each rank its part of the tensors of one rank."""
+        """Give each rank its part of the tensors of one rank.
+
+        Raises:
+            UnsupportedError: In all members, if there is no such rank any more.
+        """
         rank, root = self.rank(), opts.rootRank
         parts = [list(some) for some in inputs] if rank == root else None
         found = self.peers.gather(parts, f"{_CALL}scatter")
-        sent = next((some for some in found if some is not None), None)
+        sent = found.get(root)
         if sent is None:
-            raise UnsupportedError("the worker whose tensors were to be scattered is lost. Broadcast them instead")
+            raise _sender_lost("scatter", root)
         for output, some in zip(outputs, sent, strict=True):
             output.detach().copy_(some[rank])
         return _done(outputs)
@@ -209,7 +241,7 @@ class DefaultGroup(_ProcessGroup):  # type: ignore[misc]
         """Gather what every member has for this rank."""
         rank = self.rank()
         found = self.peers.gather(list(inputs), f"{_CALL}all_to_all")
-        _fill(outputs, [parts[rank] for parts in found])
+        _fill(outputs, {other: parts[rank] for other, parts in found.items()})
         return _done(outputs)
 
     def all_to_all_single(
@@ -248,10 +280,27 @@ _REDUCTIONS: tuple[tuple[Any, Callable[[Tensor], Tensor]], ...] = (
 )
 
 
-def _fill(places: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    values = [*values, *[values[0]] * (len(places) - len(values))]
-    for place, value in zip(places, values, strict=True):
-        place.detach().copy_(value)
+def _fill(places: Sequence[Tensor], values: Mapping[int, Tensor]) -> None:
+    if max(values) >= len(places):
+        raise UsageError(f"expected a tensor for each worker. Received: {len(places)} for {max(values) + 1} workers")
+    for rank, value in values.items():
+        places[rank].detach().copy_(value)
+    _fill_lost(places, values)
+
+
+def _fill_lost(places: Sequence[Tensor], values: Mapping[int, Tensor]) -> None:
+    first = places[min(values)]
+    for rank, place in enumerate(places):
+        if rank not in values:
+            place.detach().copy_(first)
+
+
+def _sender_lost(name: str, rank: int) -> UnsupportedError:
+    return UnsupportedError(
+        f"the tensors that torch.distributed.{name} was to send are lost, as the worker of their rank is. All workers "
+        "that are left raise this. Use trainer.strategy.broadcast, to which each worker brings a value, or compute in "
+        f"all workers what this one has computed. Received: rank {rank}"
+    )
 
 
 def _done(result: Any) -> Any:

@@ -222,7 +222,7 @@ class TorchGroup(LinkedGroup):
 
     def _gather_large(self, payload: bytes, parts: Sequence[bytes], lengths: Sequence[int]) -> list[bytes]:
         """Complete the parts. Gloo gathers what is equally long; padded, one of 8 MiB would take as much from each."""
-        whole: list[Tensor] = [torch.empty(0, dtype=torch.uint8)] * len(parts)
+        whole: list[Tensor] = [_room(0)] * len(parts)
         large = [rank for rank, length in enumerate(lengths) if length > self._exchanges.most_bytes]
         for rank in large:
             mine = rank == self._exchanges.rank
@@ -263,7 +263,7 @@ class TorchGroup(LinkedGroup):
 
 
 def _room(num_bytes: int) -> Tensor:
-    return torch.empty(num_bytes, dtype=torch.uint8)
+    return torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
 
 
 def _over_memory_of(tensor: Tensor) -> Tensor:

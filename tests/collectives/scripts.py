@@ -71,6 +71,13 @@ def gather_payloads_of_different_sizes(seat: Seat) -> list[list[int]]:
     return found
 
 
+def gather_payloads_with_another_default_device(seat: RealSeat) -> list[list[int]]:
+    import torch
+
+    with torch.device("meta"):
+        return gather_payloads_of_different_sizes(seat)
+
+
 def strangers_come(seat: Seat) -> list[float]:
     """How many descriptors of this process strangers at its listeners have cost, and a sum after that."""
     group, process = seat.build(), psutil.Process()

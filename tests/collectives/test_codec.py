@@ -120,6 +120,15 @@ def test_arrays_of_another_kind_raise(codec: Any, array: Any) -> None:
         codec.dumps([array])
 
 
+def test_what_is_received_is_on_the_host_whatever_the_default_device_is() -> None:
+    sent = [torch.ones(3), np.ones(2)]
+    with torch.device("meta"):
+        copies = [_through(sent), TENSORS.loads(TENSORS.dumps(sent))]
+    for tensor, array in copies:
+        assert tensor.tolist() == [1.0] * 3
+        assert array.tolist() == [1.0] * 2
+
+
 def test_array_that_torch_does_not_know_raises() -> None:
     with pytest.raises(UnsupportedError, match="ndarray"):
         TENSORS.dumps(np.zeros(2, np.longdouble))

@@ -19,6 +19,7 @@ from ef_common.collectives.gradients.reducer import GradientReducer
 from ef_common.collectives.gradients.reduction import Reduction
 from ef_common.core.view import View
 from ef_common.errors import UnsupportedError
+from ef_common.session import LoneGroup
 from ef_common.session.ports import Group, Operation
 from tests.collectives.world import OneView, in_world, view_of
 
@@ -314,6 +315,45 @@ def test_tensors_in_the_place_of_buffers_become_those_of_rank_0(kind: str) -> No
     assert [len(result["table"]) for result in results] == [12, 9]  # of which each has one of its own
 
 
+def test_buffers_that_members_have_enlarged_differently_are_left_out_when_the_buckets_are_made_anew() -> None:
+    def act(rank: int, group: Group) -> tuple[list[Any], list[str]]:
+        module = seeded(lambda: Replacing("plain"))
+        module.net.bias.requires_grad_(False)
+        reducer: Any = GradientReducer(OneView(rank, group, 2), module, weights=weights)  # type: ignore[arg-type]
+        reducer.attach()
+        for step in range(2):
+            module.net.bias.requires_grad_(step > 0)
+            value = module(batch(rank)[: 3 - rank]).square().mean()
+            reducer.before_backward()
+            value.backward()
+            reducer.after_backward()
+        again = GradientReducer(OneView(rank, group, 2), module, weights=weights)  # type: ignore[arg-type]
+        again.attach()
+        group.all_gather(b"")
+        assert reducer.kinds() == again.kinds()
+        found = [module.center.tolist(), int(module.count), module.net.bias.grad.tolist()]
+        return [*found, len(module.table)], [name for name, *_ in again.kinds() or ()]
+
+    (first, names), (second, _) = in_world(2, act)
+    assert first[:-1] == second[:-1]
+    assert (first[-1], second[-1]) == (9, 7)
+    assert names == ["center", "count", "wide"]
+
+
+def test_newcomer_has_the_buffers_of_the_others() -> None:
+    module, longer = Replacing("plain"), Replacing("plain")
+    longer(batch(0))
+    longer.register_buffer("late", torch.ones(2))
+    others, own = ModuleBuffers(longer), ModuleBuffers(module)
+    own.take_kinds(others.kinds())
+    assert own.kinds() == others.kinds()
+    assert own.tensors[0] is module.center
+    module.register_buffer("late", torch.full((2,), 5.0))
+    own.follow()
+    assert [tensor.tolist() for tensor in own.tensors[2:]] == [[0.0] * 6, [1.0] * 4, [5.0] * 2]
+    assert len(module.table) == 3
+
+
 def test_buffers_that_nobody_can_write_into_are_replaced_by_copies() -> None:
     module = nn.Module()
     with torch.inference_mode():
@@ -461,6 +501,9 @@ class Recorder:
         self.reduced.append(tensor)
         return self
 
+    def all_gather(self, payload: bytes, call: str = "") -> list[bytes]:
+        return [payload, payload]
+
     def wait(self) -> None:
         pass
 
@@ -520,6 +563,57 @@ def _lies_in(storages: set[int], module: nn.Module) -> bool:
     return any(gradient.untyped_storage().data_ptr() in storages for gradient in gradients)
 
 
+@pytest.mark.parametrize("sparse", [False, True])
+def test_gradients_that_are_accumulated_by_hand_are_whole_after_a_newcomer_has_come(sparse: bool) -> None:
+    left: list[dict[str, Tensor]] = []
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Embedding(3, 4, sparse=sparse), nn.Linear(4, 2), nn.Linear(2, 2).requires_grad_(False))
+
+    def loss(module: nn.Module, row: int) -> Tensor:
+        found: Tensor = module(torch.tensor([row])).square().mean()
+        return found
+
+    def step(reducer: GradientReducer, module: nn.Module, row: int) -> None:
+        value = loss(module, row)
+        reducer.before_backward()
+        value.backward()
+        reducer.after_backward()
+
+    def act(rank: int, group: Group) -> dict[str, Tensor]:
+        module = seeded(make)
+        session: Any = OneView(rank, group, 2)
+        reducer = GradientReducer(session, module, weights=weights)
+        reducer.attach()
+        if rank == 0:
+            for row in (0, 1):
+                loss(module, row).backward()
+            left.append(reducer.gradients())
+        else:
+            loss(module, 2).backward()  # to warm up
+        group.all_gather(b"")
+        if rank == 1:
+            reducer.take_gradients(left[0])
+        group.all_gather(b"")
+        for row in (1, 2):
+            step(reducer, module, row)
+        group.all_gather(b"")
+        gradients = reducer.gradients()
+        assert module[0].weight.grad is not None
+        assert module[0].weight.grad.is_sparse == sparse
+        return {name: gradient.clone() for name, gradient in gradients.items()}
+
+    expected = seeded(make)
+    for row in (0, 1, 1, 2):
+        loss(expected, row).backward()
+    for found in in_world(2, act):
+        for name, parameter in expected.named_parameters():
+            if parameter.grad is None:
+                assert name not in found
+            else:
+                torch.testing.assert_close(found[name], parameter.grad.to_dense())
+
+
 def test_reduction_that_is_run_again_starts_from_the_local_gradients() -> None:
     module, lost = small(), Recorder()
     session: Any = OneView(0, lost, 2)  # type: ignore[arg-type]
@@ -538,7 +632,7 @@ def test_reduction_that_is_run_again_starts_from_the_local_gradients() -> None:
 
 def test_parameter_that_is_frozen_again_keeps_its_place() -> None:
     module = nn.Sequential(nn.Linear(160, 160), nn.Linear(160, 1))  # the first is large enough for a hook
-    session: Any = OneView(0, None, 1)
+    session: Any = OneView(0, LoneGroup(), 1)
     first = GradientReducer(session, module, weights=lambda view: [1.0])
     first.attach()
     module[0].requires_grad_(False)

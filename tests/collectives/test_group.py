@@ -56,6 +56,13 @@ def test_all_gather_brings_payloads_of_all_sizes_in_rank_order(run: Run) -> None
     assert run(scripts.gather_payloads_of_different_sizes, 3) == [expected] * 3
 
 
+@pytest.mark.processes
+def test_large_payloads_are_received_on_the_host_whatever_the_default_device_is(tmp_path: Path) -> None:
+    expected = [[0, size, 2 * size] for size in (0, 1, 119, 120, 121, 5000, 1 << 19)]
+    script = scripts.gather_payloads_with_another_default_device
+    assert run_in_processes(script, 3, tmp_path / "run", engine="gloo") == [expected] * 3
+
+
 def test_send_and_receive_keep_order_and_values(run: Run) -> None:
     expected = [[[float(previous)] * 3, [10.0 + previous], [previous, 7.0]] for previous in (2, 0, 1)]
     assert run(scripts.send_around, 3) == expected

@@ -333,6 +333,25 @@ def added(pl: Any) -> dict[str, Any]:
 
 
 @program
+def accumulated_by_hand(pl: Any) -> dict[str, Any]:
+    """The gradient of `factor` is that of so many batches as there were."""
+
+    class Accumulating(base(pl)):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+            self.factor = nn.Parameter(torch.zeros(1))
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            self.manual_backward(self.factor.sum())
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            self.notes.append(float(self.factor.grad))
+
+    return {"module": Accumulating()}
+
+
+@program
 def frozen_again(pl: Any) -> dict[str, Any]:
     """A layer that is trained in epoch 1 only; large enough for a hook of its own."""
 

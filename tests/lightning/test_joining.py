@@ -57,6 +57,12 @@ def test_newcomers_hooks_see_epoch_step_optimizer_and_callbacks_of_the_others(jo
     assert notes["at the end"] == dict(first["notes"])["at the end"] == 4
 
 
+def test_gradients_that_are_accumulated_by_hand_reach_a_newcomer(job: Job) -> None:
+    first, second, newcomer = [result["notes"] for result in results(job, "accumulated_by_hand")]
+    assert first == second == pytest.approx(range(1, len(first) + 1))
+    assert newcomer == pytest.approx(first[-len(newcomer) :])
+
+
 @pytest.mark.parametrize("name", ["dated", "dated_in_this_process", "dated_by_a_loader"])
 def test_data_set_that_is_told_the_epoch_is_told_the_others_in_a_newcomer(job: Job, name: str) -> None:
     found = results(job, name)

@@ -58,6 +58,24 @@ def test_optimizer_that_wants_a_closure_is_left_alone() -> None:
     assert state_kinds(torch.optim.LBFGS(parameters())) == []
 
 
+@pytest.mark.parametrize("host", HOSTS)
+def test_memory_that_a_newcomer_prepares_is_on_the_host_whatever_the_default_device_is(host: str) -> None:
+    pl = importlib.import_module(host)
+    found: list[torch.Tensor] = []
+
+    class Prepares(training.regression(pl)):  # type: ignore[misc]
+        def on_train_batch_end(self, *args: Any) -> None:
+            state = self.trainer.strategy.session.state
+            with torch.device("meta"):
+                state.prepare()
+            found.extend(state._transfer.prepared)
+            state._transfer.prepared = ()
+
+    training.trainer(pl, strategy_for(host)()).fit(Prepares(), training.loader(9))
+    assert found
+    assert {tensor.device.type for tensor in found} == {"cpu"}
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("host", HOSTS)
 def test_hyper_parameters_of_any_type_keep_no_newcomer_out(host: str) -> None:

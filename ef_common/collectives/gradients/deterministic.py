@@ -53,7 +53,7 @@ class DeterministicReducer:
         self._sizes: list[int] = []
         self._room: SumMemory | None = None
         self._parts: dict[int, list[tuple[Tensor, Tensor]]] = {}  # of arrays that live as long as the room
-        self._gradients = torch.zeros(0)
+        self._gradients = torch.zeros(0, device="cpu")
         self._starts: list[Tensor] = []
         self._used: set[int] = set()
         self._handles: list[Any] = []
@@ -182,7 +182,7 @@ class DeterministicReducer:
             self._sizes = [_num_reals(tensor) for tensor in tensors]
             is_double = any(tensor.dtype in (torch.float64, torch.complex128) for tensor in tensors)
             dtype = torch.float64 if is_double else torch.float32
-            self._gradients = torch.zeros(sum(self._sizes), dtype=dtype)
+            self._gradients = torch.zeros(sum(self._sizes), dtype=dtype, device="cpu")
             num_flags = _NUM_FIXED_FLAGS + len(tensors)
             self._room = SumMemory(sum(self._sizes), num_flags=num_flags, dtype=self._gradients.numpy().dtype)
         return self._room
@@ -192,7 +192,7 @@ class DeterministicReducer:
         found = self._parts.get(id(flat))
         if found is None:
             sources = (*self._parameters, *self._buffers)
-            parts = torch.split(torch.as_tensor(flat), self._sizes)
+            parts = torch.split(torch.as_tensor(flat, device="cpu"), self._sizes)
             found = [(source, _shaped(part, source)) for source, part in zip(sources, parts, strict=True)]
             self._parts[id(flat)] = found
         return found

@@ -5,13 +5,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
+import xxhash
 from torch import Tensor
 from torch.nn import Module
+
+from ef_common.collectives import operations
+from ef_common.session import Session
+
+_Place = tuple[Any, Callable[[str], Any], str]
+Kind = tuple[str, str, tuple[int, ...], str]
+"""Name, type and shape of a buffer, and the type of its device: equal in members that send it to each other."""
 
 
 class ModuleBuffers:
@@ -28,14 +36,55 @@ class ModuleBuffers:
     """
 
     def __init__(self, module: Module) -> None:
+        self._module = module
         places: dict[int, tuple[dict[str, Tensor | None], str, Tensor]] = {}
         for owner in module.modules():
             entries = owner._buffers
             for name, tensor in entries.items():
                 if tensor is not None:
                     places.setdefault(id(tensor), (entries, name, tensor))
-        self._places = [(entries, finder(entries), name) for entries, name, _ in places.values()]
+        self._names = [name for name, _ in module.named_buffers()]
+        self._places: list[_Place] = [(entries, finder(entries), name) for entries, name, _ in places.values()]
         self.tensors = [_writable(*place) for place in places.values()]
+
+    def kinds(self) -> list[Kind]:
+        """The buffers in their order."""
+        return [
+            (name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.device.type)
+            for name, tensor in zip(self._names, self.tensors, strict=True)
+        ]
+
+    def agree(self, session: Session) -> None:
+        """Leave out the buffers that some member lacks, or has in another type or shape; a collective.
+
+        All send a digest to each other. If these differ, they send the kinds of all buffers, some 60 bytes for each.
+        """
+        kinds = self.kinds()
+        digest = xxhash.xxh3_128_hexdigest(repr(kinds).encode())
+        digests, _ = operations.gather(session, digest, what="digest of the buffers' shapes")
+        if len(set(digests)) > 1:
+            found, _ = operations.gather(session, kinds, what="the buffers' shapes")
+            common = set(found[0]).intersection(*found)
+            self.take_kinds([kind for kind in found[0] if kind in common])
+
+    def take_kinds(self, kinds: Sequence[Kind]) -> None:
+        """Become the buffers of other members, in their order.
+
+        Where the module has no such buffer yet, or one of another type or shape, zeros stand for it until it has.
+        """
+        own = dict(zip(self.kinds(), zip(self._places, self.tensors, strict=True), strict=True))
+        taken = [own.get(kind) or self._substitute(kind) for kind in kinds]
+        self._names = [name for name, *_ in kinds]
+        self._places, self.tensors = [place for place, _ in taken], [tensor for _, tensor in taken]
+
+    def _substitute(self, kind: Kind) -> tuple[_Place, Tensor]:
+        path, dtype, shape, device = kind
+        owner, _, name = path.rpartition(".")
+        try:
+            entries: Any = self._module.get_submodule(owner)._buffers
+        except AttributeError:
+            entries = {}
+        return (entries, finder(entries), name), torch.zeros(shape, dtype=getattr(torch, dtype), device=device)
 
     def follow(self) -> bool:
         """Take the tensors that are in these places now. Returns whether there is a new one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,10 +11,10 @@ from torch.nn import Module, Parameter
 
 from ef_common.collectives.gradients.bucket_run import Confirmation, Weights
 from ef_common.collectives.gradients.buckets import BucketLayout
-from ef_common.collectives.gradients.module_buffers import ModuleBuffers, finder
+from ef_common.collectives.gradients.module_buffers import Kind, ModuleBuffers, finder
 from ef_common.collectives.gradients.pieces import Pieces
 from ef_common.collectives.gradients.reduction import Reduction, squared_norm
-from ef_common.collectives.gradients.sparse import sparse_parameters
+from ef_common.collectives.gradients.sparse import sparse_parameters, sparsify
 from ef_common.core.view import View
 from ef_common.errors import UsageError
 from ef_common.session import Barrier, Session
@@ -104,18 +104,39 @@ class GradientReducer:
         self._reduction: Reduction | None = None
         self._inventory: Inventory | None = None
 
-    def attach(self, names: Sequence[str] | None = None) -> None:
-        """Hook into the named parameters (by default, all that require a gradient), the same in every member."""
+    def attach(self, names: Sequence[str] | None = None, kinds: Sequence[Kind] | None = None) -> None:
+        """Hook into the parameters, the same in every member.
+
+        Args:
+            names: Of the parameters; by default, all that require a gradient, and this is a collective.
+            kinds: The buffers that the other members send, which a newcomer takes in.
+        """
         if names is None:
-            self._rebuild(p for p in self._module.parameters() if p.requires_grad)
-        elif list(names) != self.names():
+            self._rebuild((p for p in self._module.parameters() if p.requires_grad), agrees=True)
+        elif list(names) != self.names() or kinds not in (None, self.kinds()):
             chosen = set(names)
-            self._rebuild(p for name, p in self._module.named_parameters() if name in chosen)
+            self._rebuild((p for name, p in self._module.named_parameters() if name in chosen), kinds=kinds)
 
     def names(self) -> list[str]:
         """Names of the parameters whose gradients are reduced."""
         known = set() if self._layout is None else self._layout.place_of.keys()
         return [name for name, p in self._module.named_parameters() if id(p) in known]
+
+    def kinds(self) -> list[Kind] | None:
+        """The module's buffers that are sent; None if none are, or if they were given."""
+        return None if self._buffers is None else self._buffers.kinds()
+
+    def gradients(self) -> dict[str, Tensor]:
+        """The reduced gradients that are left between two steps, dense; copy them before the next step."""
+        names, named = set(self.names()), self._module.named_parameters()
+        return {n: p.grad.detach().to_dense() for n, p in named if n in names and p.grad is not None}
+
+    def take_gradients(self, gradients: Mapping[str, Tensor]) -> None:
+        """Have the gradients that are left in the other members, and no others."""
+        for name, parameter in self._module.named_parameters():
+            found = gradients.get(name)
+            parameter.grad = None if found is None else found.to(parameter.device, copy=True)
+        sparsify(() if self._layout is None else self._layout.sparse)
 
     def detach(self) -> None:
         """Remove the hooks."""
@@ -124,7 +145,16 @@ class GradientReducer:
         self._handles = []
         self._reduction = None
 
-    def _rebuild(self, parameters: Iterable[Parameter]) -> None:
+    def _rebuild(
+        self, parameters: Iterable[Parameter], *, agrees: bool = False, kinds: Sequence[Kind] | None = None
+    ) -> None:
+        """Make the buckets anew.
+
+        Args:
+            parameters: Whose gradients are reduced.
+            agrees: All members are here, and agree on their buffers. Else these are the same as before.
+            kinds: Those of the others, if they are known.
+        """
         self.detach()
         self._inventory = None
         chosen = list(parameters)
@@ -133,7 +163,12 @@ class GradientReducer:
             return
         buffers = self._given_buffers
         if buffers is None:
-            self._buffers = ModuleBuffers(self._module)
+            if self._buffers is None or agrees:
+                self._buffers = ModuleBuffers(self._module)
+            if agrees:
+                self._buffers.agree(self._session)
+            if kinds is not None:
+                self._buffers.take_kinds(kinds)
             buffers = self._buffers.tensors
         self._layout = BucketLayout(chosen, list(buffers), sparse_parameters(self._module))
         self._handles = [hook(p, self._gradient_ready) for p in self._layout.hooked()]
@@ -179,7 +214,7 @@ class GradientReducer:
         reduction.asks = self.asks() if reduction.measures else 0.0
         contributors = self._session.run(reduction)
         is_lent = contributors.world_size > 1 and not reduction.layout.double_buffered
-        confirmation = Confirmation(self._session, torch.zeros(1)) if is_lent else None
+        confirmation = Confirmation(self._session, torch.zeros(1, device="cpu")) if is_lent else None
         if confirmation is not None:
             confirmation.start()
         num_changes = reduction.read_flags()
@@ -228,4 +263,4 @@ class GradientReducer:
                 Barrier("barrier before more parameters are trained")
             )  # the last result must not be needed any more
         taken = {id(p) for p in fresh} | set(known)
-        self._rebuild(p for p in self._module.parameters() if id(p) in taken)
+        self._rebuild((p for p in self._module.parameters() if id(p) in taken), agrees=True)
