@@ -434,7 +434,7 @@ def _number(value: Any) -> bool:
     return _integer(value) or (type(value) is float and math.isfinite(value))  # JSON's 1e999 becomes infinite
 
 
-def _positive(value: Any) -> bool:
+def _above_zero(value: Any) -> bool:
     return _number(value) and value > 0
 
 
@@ -485,7 +485,7 @@ _ENVELOPE_FIELDS: dict[str, Check] = {"time": _number, "worker": _text, "kind": 
 _OPTIONAL_FIELDS: dict[str, Check] = {
     "generation": _count,
     "samples": _count,
-    "samples_per_position": _positive,
+    "samples_per_position": _above_zero,
     "cursor_positions": _spans,
     "skipped_positions": _spans,
     "every": _positive,
