@@ -177,6 +177,13 @@ class Reduction(BucketRun):
         window = self._pieces.window
         return [self._count / (window.stop - window.start)] * view.world_size  # each knows its own
 
+    def _accumulated(self) -> float:
+        """A gradient is a sum over the windows, divided by their number: how much of one this worker has."""
+        if self._pieces is not None or not self._windows:
+            return 1.0
+        worker = self._session.worker.id
+        return sum(worker in window.shares() for window in self._windows) / len(self._windows)
+
     def _fill(self, bucket: int) -> None:
         self._mark("bucket1" if bucket else "bucket0")
         if bucket < self._num_values:
@@ -185,7 +192,8 @@ class Reduction(BucketRun):
             self._copy(bucket)
         if bucket == len(self._buffers) - 1:
             mean = self._total / self._count if self._count else 0.0
-            flags = Flags(self.weight * mean, self.weight, self._session.change_pending, self.stale, self._finds)
+            share = self.weight * self._accumulated()
+            flags = Flags(share * mean, share, self._session.change_pending, self.stale, self._finds)
             self._buffers[bucket][1:] = map(float, flags)
 
     def _copy(self, bucket: int) -> None:
