@@ -4,8 +4,8 @@ Each collective is one of the step in which it is called, so the step is made ag
 :mod:`ef_lightning.repetition`. With a collective in the backward pass, gradients are reduced after that pass.
 
 Where no step is made again, as in a hook, the ranks stay those with which the code of the hook has begun. They follow
-the members when the session has completed any other collective, as it does in each step and between hooks. All members
-run the same collectives, so they follow at the same place.
+the members when a step of training or evaluation begins, and when the session has completed any other collective. All
+members make the same steps and run the same collectives, so they follow at the same place.
 """
 
 from __future__ import annotations
@@ -41,6 +41,10 @@ class Workers:
         """Number of ranks."""
         session = self._strategy.session
         return session.rank + 1 if session.newcomer else self._view().world_size
+
+    def follow(self) -> None:
+        """The ranks are those of the members from here on."""
+        self._ranked = None
 
     def gather(self, value: Any, call: str) -> dict[int, Any]:
         """The value of each rank that is not lost; this worker's for all of them, if nobody else answers."""

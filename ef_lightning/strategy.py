@@ -382,6 +382,7 @@ class ElasticMixin(CollectivesMixin):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Make a step; every worker reduces gradients in it, even one that has none."""
+        self._begin_step()
         fit = self._fit
         step = None if fit is None else fit.global_step
         if step is not None and not step.in_extra_pass:
@@ -399,15 +400,26 @@ class ElasticMixin(CollectivesMixin):
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """Make a step on a batch of this worker's, or on a padding batch that keeps step with the others."""
+        self._begin_step()
         if self.padding:
             hooks.set_zero_batch_size(self._trainer)
         return super().validation_step(*args, **kwargs)  # type: ignore[misc]
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
         """Make a test step in the same way."""
+        self._begin_step()
         if self.padding:
             hooks.set_zero_batch_size(self._trainer)
         return super().test_step(*args, **kwargs)  # type: ignore[misc]
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Make a step of a prediction."""
+        self._begin_step()
+        return super().predict_step(*args, **kwargs)  # type: ignore[misc]
+
+    def _begin_step(self) -> None:
+        if self._run is not None:
+            self._run.begin_step()
 
     @property
     def _repetition(self) -> Repetition | None:
@@ -423,13 +435,17 @@ class ElasticMixin(CollectivesMixin):
         return loader is None or loader.even_shares()
 
     def weights_in(self, view: View) -> Sequence[float]:
-        """Weight of each member's gradient of the current training batch."""
-        return super().weights_in(view) if self._fit is None else self._fit.weights(view, of_batch=True)
+        """Weight of each member's gradient of the current training batch: the reduction's, or 0 without a share."""
+        if self._fit is None:
+            return super().weights_in(view)
+        shares = self._fit.weights(view, of_batch=True)
+        return [weight if share else 0.0 for weight, share in zip(self._fit.weights(view), shares, strict=True)]
 
     def weight_of_batch(self) -> float:
         """This worker's share of the samples in the newest training batch."""
         view = self.session.completed_in
-        return float(self.weights_in(view)[self._rank_in(view)])
+        weights = super().weights_in(view) if self._fit is None else self._fit.weights(view, of_batch=True)
+        return float(weights[self._rank_in(view)])
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:

@@ -65,6 +65,7 @@ class Run:
         self._logs: Logs | None = None
         self._metrics: MetricSync | None = None
         self._default_group: DefaultGroup | None = None
+        self._workers = Workers(strategy)
         self._evaluation_loaders: list[EvaluationLoader | StreamEvaluationLoader | WalkEvaluationLoader] = []
         self._has_told_cost = False
         self._to_wrap: list[str] = []
@@ -86,7 +87,7 @@ class Run:
     def set_up_default_group(self) -> None:
         """The members answer calls of `torch.distributed` from here on."""
         if self._worker.elastic and self._default_group is None:
-            self._default_group = install(Workers(self._strategy))
+            self._default_group = install(self._workers)
             hooks.exchange_no_sigterm(self._trainer)
 
     def take_loaders(self) -> None:
@@ -156,6 +157,10 @@ class Run:
         hooks.leave_stage(self._trainer)
 
     # ------------------------------------------------------------ while it runs
+
+    def begin_step(self) -> None:
+        """A step of training or evaluation begins, in all workers."""
+        self._workers.follow()
 
     def follow_ranks(self) -> None:
         """There is a new view."""

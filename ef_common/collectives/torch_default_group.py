@@ -169,7 +169,8 @@ class DefaultGroup(_ProcessGroup):  # type: ignore[misc]
         if op == dist.ReduceOp.SUM:
             return self.peers.add(tensor, f"{_CALL}{name}")
         found = self.peers.gather(tensor, f"{_CALL}{name}")
-        values = torch.stack([value.to(tensor.device) for value in found.values()])
+        each = {id(value): value for value in found.values()}  # a lone worker's stands for all
+        values = torch.stack([value.to(tensor.device) for value in each.values()])
         for known, reduce in _REDUCTIONS:
             if op == known:
                 return reduce(values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -66,6 +67,7 @@ class Driver:
         self._slot = f"{host}:{local_rank}"
         self._interface = interface
         self._published: dict[str, bytes] = {}
+        self._is_over = False
         self._state = rounds.Rounds(host, size, local_size)
         self._events: queue.Queue[rounds.Event] = queue.Queue()
         self._thread: threading.Thread | None = None
@@ -173,7 +175,9 @@ class Driver:
         except StoreLost as error:  # for good, or because it has much to do
             logger.debug("%s", error)
             return None
-        return None if call is None else rounds.Called(json.loads(call))
+        if call is None or self._others_have_finished():
+            return None
+        return rounds.Called(frozenset(json.loads(call)))
 
     def _decide(self, event: rounds.Event) -> None:
         self._state, actions, reason = rounds.decide(
@@ -190,11 +194,11 @@ class Driver:
     def _act(self, action: RoundAction) -> None:
         match action:
             case RoundAction.CALL:
-                self._store.put(CALL_KEY, json.dumps(None).encode())
+                self._call(set())
             case RoundAction.RESIGN:
-                self._store.put(CALL_KEY, json.dumps(self._state.host).encode())
+                self._call({self._state.host})
             case RoundAction.READY if self._others_have_finished():
-                self._events.put(rounds.Answered(None))
+                self._decide(rounds.Answered(None))
             case RoundAction.READY:
                 threads.start(self._say_ready, name="elasticflow-ready", job="tells horovodrun's driver READY")
             case RoundAction.LEAVE:
@@ -203,14 +207,19 @@ class Driver:
                 for key, value in self._published.items():
                     self._store.put(key, value)
 
+    def _call(self, hosts: set[str]) -> None:
+        """Call a round; the hosts that are named already stay (two that write at the same moment may lose one)."""
+        named = set(json.loads(self._store.get(CALL_KEY) or b"[]"))
+        self._store.put(CALL_KEY, json.dumps(sorted(named | hosts)).encode())
+
     def _others_have_finished(self) -> bool:
         """Whether the training of another worker is over, while this one has something left to do."""
         if self._state.closed or self._state.ending:
             return False
-        try:
-            return self._store.get(FINISHED_KEY) is not None
-        except StoreLost:  # READY will not be heard, either
-            return False
+        if not self._is_over:
+            with contextlib.suppress(StoreLost):  # READY will not be heard, either
+                self._is_over = self._store.get(FINISHED_KEY) is not None
+        return self._is_over
 
     def _say_ready(self) -> None:
         """Send READY and wait for the answer, which comes when all have.

@@ -34,7 +34,8 @@ Rules:
 8. For the driver, a process that ends with status 0 has completed the job, and the next round ends all others. A worker
    that leaves before the end of the training therefore ends with another status, for which the driver gives up its
    host. It calls a round and names the host, so that its neighbours leave, too. Once the training of any worker is
-   over, nobody says READY before its own end: its round would end the others in what they do after the training.
+   over, nobody says READY before its own end: its round would end the others in what they do after the training. As
+   with losses, nothing follows from a host that is named before a moment has passed.
 9. A worker that is out of the job for any other reason says nothing more; its process ends with an error.
 """
 
@@ -127,9 +128,9 @@ class HostsChanged:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """Somebody has called a round; a worker that has left names its host."""
+    """Somebody has called a round; workers that have left have named their hosts."""
 
-    host: str | None = None
+    hosts: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +187,8 @@ def decide(state: Rounds, event: Event, now: float, *, patience_s: float, settle
             state, actions, reason = _viewed(state, event, now + settle_s)
         case HostsChanged():
             state, actions, reason = _call(state, "the hosts have changed")
-        case Called(host):
-            state, actions, reason = _answer(state, host)
+        case Called(hosts):
+            state, actions, reason = _answer(state, hosts, now + settle_s)
         case Answered():
             state, actions, reason = _answered(state, event)
         case Dismissed(left):
@@ -239,11 +240,13 @@ def _call(state: Rounds, reason: str) -> Decision:
     return (state, (), "") if state.closed else _speak(state, (RoundAction.CALL, RoundAction.READY), reason)
 
 
-def _answer(state: Rounds, host: str | None) -> Decision:
-    if host is None:
-        return _speak(state, (RoundAction.READY,), "a round is called")
-    state = replace(state, failed=state.failed | {host})
-    return _speak(state, (RoundAction.READY,), f"a worker of {host} has left")
+def _answer(state: Rounds, hosts: frozenset[str], due: float) -> Decision:
+    new = hosts - state.failed
+    state = replace(state, failed=state.failed | hosts)
+    if hosts and (new or state.due is not None) and not (state.closed or state.ending):
+        reason = f"workers of {', '.join(sorted(new))} have left" if new else ""
+        return replace(state, due=due if state.due is None else state.due), (), reason
+    return _speak(state, (RoundAction.READY,), "a round is called")
 
 
 def _answered(state: Rounds, answer: Answered) -> Decision:

@@ -139,10 +139,12 @@ class HorovodJob:
         """The channel, whose events are reported to the driver."""
         return channel if self.driver is None else WatchedChannel(channel, self.driver, worker)
 
-    @property
-    def leave_status(self) -> int:
-        """Exit status of a worker that leaves: without an elastic driver, any other than 0 ends all workers."""
-        return 0 if self.driver is None else STATUS_LEFT
+    def leave(self) -> int:
+        """This worker leaves. Returns its exit status: without an elastic driver, any other than 0 ends all workers."""
+        if self.driver is None:
+            return 0
+        self.driver.dismissed(left=True)
+        return STATUS_LEFT
 
     def close(self) -> None:
         """End the job after the worker's own connection is closed."""

@@ -26,7 +26,7 @@ def leaving_cleanly() -> Iterator[None]:
         worker, status = worker_if_any(), left.status
         if worker is not None:
             worker.session.crash_record.leave()
-            status = worker.leave_status
+            status = worker.leave()
         exit_cleanly(f"left the job: {left}", status)
     except JobFailed as failure:
         if is_interruption(failure):

@@ -51,6 +51,11 @@ from ef_common.tls import Tls
 logger = logging.getLogger(__name__)
 
 
+def _tell_nobody() -> int:
+    """The launcher needs to know nothing of a worker that leaves, which ends with status 0."""
+    return 0
+
+
 @dataclass(frozen=True)
 class Worker:
     """What a plugin needs from this process.
@@ -67,7 +72,7 @@ class Worker:
         claims: URL for claims that the environment names.
         autoscale: How the environment says that the job chooses its size.
         provisioner: Gives what starts and ends nodes, the same each time; None where nothing does.
-        leave_status: Exit status of this process if it leaves.
+        leave: Tells the launcher that this worker leaves. Returns the exit status of the process.
         trainings: Numbers the trainings of this process that have checkpoints.
         fits: Numbers all of them.
     """
@@ -83,7 +88,7 @@ class Worker:
     claims: str | None = field(default=None, repr=False)
     autoscale: Autoscale | None = None
     provisioner: Callable[[], Provisioner | None] = lambda: None
-    leave_status: int = 0
+    leave: Callable[[], int] = _tell_nobody
     trainings: Iterator[int] = field(default_factory=itertools.count)
     fits: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
@@ -215,9 +220,9 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
         on_straggling=on_straggling,
         tls=tls,
     )
-    leave_status = 0
+    leave: Callable[[], int] = _tell_nobody
     if isinstance(job, HorovodJob):
-        channel, leave_status = job.watch(channel, member.id), job.leave_status
+        channel, leave = job.watch(channel, member.id), job.leave
     session = Session(
         member,
         channel=channel,
@@ -238,7 +243,7 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
     except BaseException as error:
         if isinstance(error, Left):
             record.leave()
-            error.status = leave_status
+            error.status = leave()
         notices.close()
         page.stop()
         raise
@@ -255,7 +260,7 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
         claims=environment.claims,
         autoscale=environment.autoscale,
         provisioner=cache(partial(provisioner_for, environment)),
-        leave_status=leave_status,
+        leave=leave,
     )
     ends = (
         page.stop,

@@ -36,16 +36,21 @@ class Speed:
         readings = self._readings
         if readings and readings[-1][1] == total:
             return
+        if len(readings) > 1 and now - readings[-1][0] > _SILENCE * self._interval_s():
+            readings.clear()  # nothing was done for long, in a validation, say: it begins anew
         readings.append((now, total))
         while len(readings) > 2 and readings[1][0] <= now - _SPEED_S:
             readings.popleft()
+
+    def _interval_s(self) -> float:
+        return max(_SPEED_S, self._readings[-1][0] - self._readings[0][0])
 
     def at(self, now: float) -> float:
         """The speed, which falls when nothing is done for long."""
         if len(self._readings) < 2:
             return 0.0
         (began, first), (ended, last) = self._readings[0], self._readings[-1]
-        interval_s, idle_s = max(_SPEED_S, ended - began), now - ended
+        interval_s, idle_s = self._interval_s(), now - ended
         if idle_s > _SILENCE * interval_s:
             return 0.0
         return (last - first) / max(ended - began + max(idle_s - interval_s, 0.0), _SHORTEST_S)

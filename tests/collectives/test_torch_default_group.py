@@ -218,3 +218,10 @@ def test_default_group_of_somebody_else_is_left_alone() -> None:
         assert install(Others()) is None
     finally:
         dist.destroy_process_group()
+
+
+def test_product_of_a_lone_worker_is_its_value(others: Others, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(others, "gather", lambda value, call: dict.fromkeys(range(3), value))
+    tensor = 2 * ones()
+    dist.all_reduce(tensor, dist.ReduceOp.PRODUCT)
+    assert tensor.tolist() == [2.0, 2.0]

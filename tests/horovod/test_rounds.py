@@ -46,6 +46,7 @@ def view(*members: tuple[str, str], planned: bool = False, member: bool = True) 
     return Viewed(members, planned, member)
 
 
+A_LEFT, B_LEFT = Called(frozenset("a")), Called(frozenset("b"))
 ALL = view(A0, A1, B0, B1, planned=True)
 
 
@@ -188,7 +189,7 @@ def test_worker_that_has_left_names_its_host_and_does_not_say_ready() -> None:
     state, actions = after(*left, Ending())
     assert actions == (RoundAction.RESIGN,)
     assert not state.waiting
-    assert at(state, Called("b"), 9.0)[1] == ()
+    assert at(state, B_LEFT, 9.0)[1] == ()
     assert after(*left, Called())[1] == ()
 
 
@@ -201,22 +202,35 @@ def test_worker_that_leaves_while_a_round_is_open_waits_for_it_first() -> None:
 
 
 def test_neighbours_of_a_worker_that_has_left_leave_and_the_others_say_ready() -> None:
-    left = (ALL, view(A0, A1, B0, planned=True), Called("b"))
-    assert after(*left)[1] == (RoundAction.LEAVE,)
-    assert after(*left, host="a")[1] == (RoundAction.READY,)
-    state, _ = after(*left, Dismissed(left=True), Ending())
+    left = (ALL, view(A0, A1, B0, planned=True), B_LEFT)
+    assert after(*left)[1] == after(*left, B_LEFT)[1] == ()
+    assert after(*left, RoundTick())[1] == (RoundAction.LEAVE,)
+    assert after(*left, RoundTick(), host="a")[1] == CALL
+    state, _ = after(*left, RoundTick(), Dismissed(left=True), Ending())
     assert state.waiting
     # The driver did not know yet that the host is to be given up: it learns of it.
     assert at(state, Answered(4, 2), 9.0)[1] == (RoundAction.PUBLISH, RoundAction.RESIGN)
 
 
+@pytest.mark.parametrize("host", ["a", "b"])
+def test_workers_that_leave_all_hosts_at_once_are_not_told(host: str) -> None:
+    left = (ALL, view(A1, B1, planned=True), B_LEFT, Called(frozenset("ab")), RoundTick(), RoundTick())
+    state, actions = after(*left, host=host)
+    assert (actions, state.leaving, state.waiting) == ((), False, False)
+
+
+@pytest.mark.parametrize("last", [RoundClosed(), Ending()])
+def test_worker_that_ends_says_ready_at_once_although_a_host_is_named(last: Event) -> None:
+    assert after(ALL, last, A_LEFT)[1] == (RoundAction.READY,)
+
+
 def test_leaving_from_the_only_host_is_not_told() -> None:
-    state, actions = after(view(B0, B1, planned=True), view(B0, planned=True), Called("b"), size=2)
+    state, actions = after(view(B0, B1, planned=True), view(B0, planned=True), B_LEFT, size=2)
     assert (actions, state.leaving) == ((), False)
     assert at(state, RoundTick(), 60.0)[1] == ()
 
 
-@pytest.mark.parametrize("event", [Called(), Called("a"), HostsChanged(), view(A0, A1), RoundTick(), Ending()])
+@pytest.mark.parametrize("event", [Called(), A_LEFT, HostsChanged(), view(A0, A1), RoundTick(), Ending()])
 def test_worker_that_is_out_of_the_job_says_nothing(event: Event) -> None:
     assert after(ALL, Dismissed(left=False), event)[1] == ()
 
@@ -289,7 +303,7 @@ def test_no_sequence_of_events_leads_elsewhere() -> None:
         state = Rounds(rng.choice("ab"), 4)
         for now in range(10):
             events: list[Event] = [*views, HostsChanged(), Called(), RoundTick(), RoundClosed(), Ending()]
-            events += [Called("a"), Dismissed(left=rng.random() < 0.5)]
+            events += [A_LEFT, Dismissed(left=rng.random() < 0.5)]
             if state.waiting:
                 events += [Answered(None), Answered(0), Answered(4)]
             before, (state, _) = state, at(state, rng.choice(events), now)

@@ -225,7 +225,7 @@ class RoundStore(RendezvousStore):
         if scope != "rank_and_size":
             return self.values.get(key)
         self.num_rounds += 1
-        self.values = {CALL_KEY: b"null"} if self.num_rounds == 1 else {}
+        self.values = {CALL_KEY: b"[]"} if self.num_rounds == 1 else {}
         return b"0,2,0,1,0,2"
 
 
@@ -235,15 +235,19 @@ def test_ready_is_not_said_once_the_training_of_another_worker_is_over() -> None
     driver = driver_of(store)
     store.put(FINISHED_KEY, b"1")
     driver._decide(rounds.HostsChanged())
-    assert driver._events.get(timeout=60) == rounds.Answered(None)
+    assert not driver._state.waiting
     assert store.num_rounds == 0
+    assert driver._look() is None
+    driver.finished()
+    driver._decide(driver._events.get(timeout=60))
+    assert driver._look() == rounds.Called()
 
 
 def test_worker_that_ends_answers_each_round_that_is_called_by_then(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     store = RoundStore()
     driver = driver_of(store)
-    store.put(CALL_KEY, b"null")
+    store.put(CALL_KEY, b"[]")
     driver.start({COORDINATOR_KEY: b"here"})
     driver.finished()
     driver.close()
@@ -258,8 +262,16 @@ def test_worker_that_leaves_calls_a_round_in_which_its_host_is_given_up(monkeypa
     driver.start({})
     driver.dismissed(left=True)
     driver.close()
-    assert store.values == {CALL_KEY: b'"h"'}
+    assert store.values == {CALL_KEY: b'["h"]'}
     assert store.num_rounds == 0
+
+
+def test_hosts_that_are_named_stay_whoever_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = RoundStore()
+    store.put(CALL_KEY, b'["a"]')
+    for action in (rounds.RoundAction.RESIGN, rounds.RoundAction.CALL):
+        driver_of(store)._act(action)
+    assert store.values == {CALL_KEY: b'["a", "h"]'}
 
 
 @pytest.mark.usefixtures("given")
@@ -278,4 +290,4 @@ def test_hosts_that_come_while_the_workers_gather_are_heard_of(
     store.put("coordinator", CoordinatorEntry(("10.0.0.1", 77), Token("abc"), secret=False).describe())
     job = join_horovodrun(read_environment({}))
     assert happened[2:] == ["registered", "coordinator"]
-    assert job.leave_status == os.EX_TEMPFAIL
+    assert job.leave() == os.EX_TEMPFAIL

@@ -46,3 +46,12 @@ def test_speed_after_a_long_silence_is_zero() -> None:
         speed.count(60.0 * minute, 512)
     assert speed.at(120.0 + 61.0) == pytest.approx(512 / 61)  # one that is a second late
     assert speed.at(120.0 + 301.0) == 0.0
+
+
+def test_speed_after_a_long_pause_is_that_since_then() -> None:
+    speed = Speed()
+    for second in range(20):
+        speed.count(float(second), 8)
+    for second in range(620, 623):
+        speed.count(float(second), 8)
+    assert speed.at(622.0) == 8.0

@@ -126,6 +126,23 @@ def test_ranks_stay_those_of_the_members_before_a_loss_as_long_as_only_the_group
     assert found[2] == [1.0, 1.0, 2.0, 1.0, 1.0, 2.0, [(2, 3), (1, 2)], 1.0]
 
 
+def test_ranks_follow_the_members_when_a_step_begins() -> None:
+    together = threading.Barrier(2)
+
+    def member(session: Session, rank: int) -> Any:
+        together.wait()
+        workers = Workers(Strategy(session))
+        group = DefaultGroup(workers, name="world")
+        if rank == 0:
+            raise Died
+        group.allreduce([torch.zeros(1)])  # in a hook after the reduction, say
+        before = (group.rank(), group.size())
+        workers.follow()
+        return [before, (group.rank(), group.size())]
+
+    assert Cluster(2).run(member) == [None, [(1, 2), (0, 1)]]
+
+
 def test_strategy_broadcasts_the_value_of_the_rank_that_was_meant() -> None:
     together = threading.Barrier(3)
 

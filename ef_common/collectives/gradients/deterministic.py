@@ -133,6 +133,7 @@ class DeterministicReducer:
         if reduction is None:
             return self._session.completed_in
         contributors = self._session.run(reduction)
+        self._take_back()  # of a pass that only kept step
         changes, wishes, self.num_stops, *used = reduction.flags.tolist()
         self._session.agree(changes, wishes)
         starts = dict(zip(map(id, self._buffers), self._starts, strict=True))
