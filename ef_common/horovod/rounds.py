@@ -189,6 +189,9 @@ def decide(state: Rounds, event: Event, now: float, *, patience_s: float, settle
             state, actions, reason = _call(state, "the hosts have changed")
         case Called(hosts):
             state, actions, reason = _answer(state, hosts, now + settle_s)
+            if not actions:  # a call is seen again and again, in place of a tick
+                state, actions, later = _overdue(state, now, patience_s)
+                reason = reason or later
         case Answered():
             state, actions, reason = _answered(state, event)
         case Dismissed(left):
