@@ -23,7 +23,7 @@ class GatherPeers:
         gather: In the forward pass.
         add: Sum of a tensor over the same members, in the backward pass.
         rank: This worker's, in a view.
-        weights: Weight of each member's gradient of this batch in the reduction.
+        weights: Weight of each member's gradient in the reduction, or 0 without a share of this batch.
     """
 
     gather: Gather

@@ -318,13 +318,15 @@ class ElasticLoader(WrappedLoader):
             return self._planned.next()
         # All have a share of a whole window; only the last ones of an epoch are smaller.
         is_whole = window.stop - window.start == local_batch * len(members)
-        self.padding = not is_whole and _is_empty(window.slice_of(self._session.worker.id))
+        self.padding = not is_whole and self._lacks_share_of(window)
         return self._planned.next()
 
     def select(self, index: int) -> None:
         """A batch of the update that is repeated is the current one, counted from the newest one, -1."""
-        window = self.dealer.select(index)
-        self.padding = _is_empty(window.slice_of(self._session.worker.id))
+        self.padding = self._lacks_share_of(self.dealer.select(index))
+
+    def _lacks_share_of(self, window: Window) -> bool:
+        return _is_empty(window.slice_of(self._session.worker.id))
 
     def next_pass(self) -> Any:
         """The next batch of this worker's part of a global batch."""

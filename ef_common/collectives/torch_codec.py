@@ -35,7 +35,7 @@ class TensorLeaves(ArrayLeaves):
 
     def empty(self, dtype: str, shape: Sequence[int]) -> Any:
         """See the base class. The default device may be another one, but bytes are received on the host."""
-        return torch.empty(tuple(shape), dtype=_dtype(dtype), device="cpu")
+        return torch.empty(tuple(shape), dtype=dtype_of(dtype), device="cpu")
 
     def as_bytes(self, leaf: Any) -> np.ndarray:
         """See the base class."""
@@ -54,7 +54,7 @@ class TensorLeaves(ArrayLeaves):
         """See the base class."""
         match tag:
             case "y":
-                return _dtype(content)
+                return dtype_of(content)
             case "v":
                 return torch.device(content)
         return super().decode_other(tag, content)
@@ -69,7 +69,12 @@ _INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64
 _ARRAYS = {"bool", "float16", "float32", "float64", "complex64", "complex128", *_INTEGERS}
 
 
-def _dtype(name: str) -> torch.dtype:
+def dtype_of(name: str) -> torch.dtype:
+    """The type of tensors that is sent under this name.
+
+    Raises:
+        ValueError: There is none.
+    """
     dtype = getattr(torch, str(name), None)
     if not isinstance(dtype, torch.dtype) or not (dtype.is_floating_point or dtype.is_complex or name in _ARRAYS):
         raise ValueError(f"unknown type of tensor. Received: {name!r}")

@@ -289,15 +289,19 @@ class Dealer:
             view: The members.
             of_batch: Of the accumulated batches, only the current one counts.
         """
-        self._newest = self.progress.uncommitted or self._newest
-        windows = [self._newest[self._current]] if of_batch and self._newest else self._newest
+        windows = self._accumulated()
+        windows = (windows[self._current],) if of_batch and windows else windows
         return sharding.weights(windows, view.ids, samples=None if self.samples_at is None else self._samples)
 
     def select(self, index: int) -> Window:
         """Go back to another one of the accumulated batches, counted from the newest one, -1. Returns its window."""
-        self._newest = self.progress.uncommitted or self._newest
         self._current = index
-        return self._newest[index]
+        return self._accumulated()[index]
+
+    def _accumulated(self) -> tuple[Window, ...]:
+        """The windows since the last reduction, or those of that reduction until the next one is dealt."""
+        self._newest = self.progress.uncommitted or self._newest
+        return self._newest
 
     def _samples(self, slots: Range) -> int:
         return 0 if self.samples_at is None else sum(map(self.samples_at, self.progress.positions(slots)))

@@ -18,7 +18,7 @@ from ef_common import threads
 from ef_common.core.room import Room
 from ef_common.core.view import View
 from ef_common.core.watermark import Watermark
-from ef_common.errors import CoordinatorLost, Evicted, JobFailed, Left
+from ef_common.errors import Left, MembershipError
 from ef_common.horovod import rounds
 from ef_common.horovod.rounds import RoundAction
 from ef_common.horovod.store import RendezvousStore, StoreLost
@@ -275,7 +275,7 @@ class WatchedChannel:
     def _tell(self, generation: int) -> None:
         try:
             view = self._channel.next_view(generation - 1)  # it is here already
-        except (Left, Evicted, JobFailed, CoordinatorLost) as error:
+        except (Left, MembershipError) as error:
             self._driver.dismissed(left=isinstance(error, Left))
         except Exception as error:  # each kind of end, which the worker's own thread meets too
             logger.debug("no view for the driver: %s", error)

@@ -8,7 +8,7 @@ import pytest
 
 from ef_common.launch import horovodrun_end
 from ef_common.launch.horovodrun_end import REFUSED_S, SILENT_S, HorovodrunEnd
-from ef_common.protocol.addresses import Address
+from ef_common.testing.ports import free_ports
 from tests.horovodrun_store import horovodrun_store
 
 PAUSE_S = 10.0
@@ -21,11 +21,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-def free_address() -> Address:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return ("127.0.0.1", int(probe.getsockname()[1]))
 
 
 def test_horovodrun_that_answers_is_there_and_seldom_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +63,7 @@ def test_horovodrun_that_is_silent_counts_as_gone_much_later(monkeypatch: pytest
 
 def test_horovodrun_that_answers_again_has_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    source = HorovodrunEnd(free_address(), size=4, clock=clock)
+    source = HorovodrunEnd(("127.0.0.1", *free_ports(1)), size=4, clock=clock)
     assert source.ask() == ""
     clock.now += REFUSED_S - 1
     with monkeypatch.context() as patched:

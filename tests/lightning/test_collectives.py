@@ -74,3 +74,10 @@ def test_one_worker_prepares_data_for_all_nodes(places: list[str], expected: lis
     assert found == expected
     preparing = [rank == member.local_rank == 0 for rank, member in zip(found, members, strict=True)]
     assert sum(preparing) == any(member.local_rank == 0 for member in members)
+
+
+def test_gathers_are_weighed_as_the_reduction_weighs_and_not_without_a_share_of_the_batch() -> None:
+    strategy = strategy_for(HOSTS[0])()
+    weights = {False: [0.5, 0.3, 0.2], True: [0.6, 0.4, 0.0]}  # of an accumulation, and of its current batch
+    strategy._fit = cast(Any, SimpleNamespace(weights=lambda view, of_batch=False: weights[of_batch]))
+    assert strategy.weights_in(View(1, ())) == [0.5, 0.3, 0.0]

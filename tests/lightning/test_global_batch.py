@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
 
 from ef_common.collectives.gradients.buckets import bits
+from ef_common.collectives.gradients.deterministic import DeterministicReducer
+from ef_common.core.view import View
 from ef_common.data.sample import Sample
 from ef_common.data.torch_loader import PlannedLoader
 from ef_common.errors import UnsupportedError, UsageError
@@ -155,6 +157,29 @@ def test_buffers_and_gradients_of_every_type_are_exact() -> None:
     assert int(module.passes) == 2**40 + 1
     torch.testing.assert_close(module.turned, torch.tensor(1j))
     torch.testing.assert_close(module.shift.detach(), torch.full((3,), 0.1 + 0.2j))
+
+
+def test_buffer_that_a_pass_which_only_keeps_step_has_replaced_is_the_batchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counting(Regression):  # type: ignore[misc, valid-type]
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("center", torch.zeros(()))
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.center = self.center + 1.0
+            return self.loss(batch)
+
+    module, finish = Counting(), DeterministicReducer.finish
+
+    def finish_after_padding(self: DeterministicReducer) -> View:
+        self.before_pass()
+        module.center = torch.tensor(9.0)
+        return finish(self)
+
+    monkeypatch.setattr(DeterministicReducer, "finish", finish_after_padding)
+    trainer = training.trainer(pl, strategy(global_batch_size=12, deterministic=True), max_epochs=1)
+    trainer.fit(module, training.loader(24, 4))
+    assert float(module.center) == 2.0
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])

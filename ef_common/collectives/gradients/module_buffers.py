@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from ef_common.collectives import operations
+from ef_common.collectives.torch_codec import dtype_of
 from ef_common.session import Session
 
 _Place = tuple[Any, Callable[[str], Any], str]
@@ -84,7 +85,7 @@ class ModuleBuffers:
             entries: Any = self._module.get_submodule(owner)._buffers
         except AttributeError:
             entries = {}
-        return (entries, finder(entries), name), torch.zeros(shape, dtype=getattr(torch, dtype), device=device)
+        return (entries, finder(entries), name), torch.zeros(shape, dtype=dtype_of(dtype), device=device)
 
     def follow(self) -> bool:
         """Take the tensors that are in these places now. Returns whether there is a new one."""

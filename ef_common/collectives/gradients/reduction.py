@@ -136,8 +136,9 @@ class Reduction(BucketRun):
     def _weigh_own(self) -> None:
         """The own gradients are the result. If whoever had the samples is gone, this update is of nothing."""
         weight = self.weights[self.rank]
-        gradients = [p.grad for p in self.layout.parameters if p.grad is not None]
-        for gradient in gradients if weight != 1.0 else ():
+        if weight == 1.0:
+            return
+        for gradient in (p.grad for p in self.layout.parameters if p.grad is not None):
             gradient.mul_(weight) if weight else gradient.zero_()  # which may be anything, NaN too
 
 
