@@ -206,7 +206,7 @@ class CoordinatorClient:
 
     def bootstrap(self, generation: int) -> RelayBootstrap:
         """Exchange of values among the members of one view, relayed by the coordinator."""
-        return RelayBootstrap(self, generation)
+        return RelayBootstrap(self._protocol, generation, do=self._do, wait=self._wait)
 
     def tell_watermark(self, watermark: Watermark) -> None:
         """Report this member's watermark in the next heartbeats; never waits. One that names too much is left out."""
@@ -445,15 +445,29 @@ def _logged(error: Exception) -> ThreadFailed:
 
 
 class RelayBootstrap:
-    """The `Bootstrap` port of one view: the coordinator relays values to all other members."""
+    """The `Bootstrap` port of one view: the coordinator relays values to all other members.
 
-    def __init__(self, client: CoordinatorClient, generation: int) -> None:
-        self._client, self._protocol = client, client._protocol
-        self._generation = generation
+    Args:
+        protocol: The worker's client.
+        generation: That of the view.
+        do: Calls a function that changes the client, and carries out what follows from it.
+        wait: Waits until a function of the client gives something other than None.
+    """
+
+    def __init__(
+        self,
+        protocol: Client,
+        generation: int,
+        *,
+        do: Callable[[Callable[[], None]], None],
+        wait: Callable[[Callable[[], bytes | None]], bytes],
+    ) -> None:
+        self._protocol, self._generation = protocol, generation
+        self._do, self._wait = do, wait
 
     def put(self, key: str, value: bytes) -> None:
         """Publish a value to the members of the view."""
-        self._client._do(lambda: self._protocol.publish(self._generation, key, value))
+        self._do(lambda: self._protocol.publish(self._generation, key, value))
 
     def get(self, key: str) -> bytes:
         """Wait for a value that a member publishes.
@@ -461,7 +475,7 @@ class RelayBootstrap:
         Raises:
             GroupBroken: The view has been replaced, or the control connection is lost.
         """
-        return self._client._wait(lambda: self._protocol.value(self._generation, key))
+        return self._wait(lambda: self._protocol.value(self._generation, key))
 
     def replaced(self) -> bool:
         """Whether a newer view is known or the connection is lost, so that waiting for this group is useless."""

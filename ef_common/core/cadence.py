@@ -83,13 +83,6 @@ class Pace(NamedTuple):
         return self._replace(write_s=_smoothed(self.write_s, seconds))
 
 
-class Due(NamedTuple):
-    """Whether a checkpoint is due, and why."""
-
-    due: bool
-    reason: str
-
-
 @dataclass(frozen=True, slots=True)
 class Cadence:
     """When to take checkpoints. At most one of `every_steps` and `every`; without both the interval is computed.
@@ -107,7 +100,7 @@ class Cadence:
     >>> pace = Pace.begin(0.0, 0, workers=4).with_stall(2.0)
     >>> round(Cadence(longest=timedelta(hours=1)).interval_s(pace, 0.0))
     293
-    >>> Cadence(every_steps=100).due(pace, 0.0, 99).due
+    >>> Cadence(every_steps=100).is_due(pace, 0.0, 99)
     False
     """
 
@@ -133,16 +126,13 @@ class Cadence:
             received = f"shortest={self.shortest}, longest={self.longest}"
             raise UsageError(f"Expected shortest ≤ longest. Received: {received}")
 
-    def due(self, pace: Pace, now: float, step: int) -> Due:
+    def is_due(self, pace: Pace, now: float, step: int) -> bool:
         """Whether to take a checkpoint at this step. None is due twice at the same step."""
         if step <= pace.step:
-            return Due(False, "no step was made since the last one")
-        if self.every_steps is not None:
-            # Multiples, not distances: the same steps whatever a restart did.
-            due = step // self.every_steps > pace.step // self.every_steps
-            return Due(due, f"every {self.every_steps} steps")
-        interval_s = self.interval_s(pace, now)
-        return Due(now - pace.taken_s >= interval_s, f"every {interval_s:.0f} s")
+            return False
+        if self.every_steps is not None:  # multiples, not distances: the same steps whatever a restart did
+            return step // self.every_steps > pace.step // self.every_steps
+        return now - pace.taken_s >= self.interval_s(pace, now)
 
     def interval_s(self, pace: Pace, now: float) -> float:
         """Seconds between two checkpoints, if they go by time."""

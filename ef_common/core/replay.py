@@ -34,14 +34,12 @@ class Replay:
         states: Chains of ranks: the first holds the state, and each of the others, which are fresh, receives it from
             the one before.
         restart: Nobody held a state; rank 0's initial one is sent to all others.
-        reason: One line, for the log.
     """
 
     newest: int
     results: tuple[tuple[int, int], ...]
     states: tuple[tuple[int, ...], ...]
     restart: bool
-    reason: str
 
 
 def plan_replay(completed: Sequence[int]) -> Replay:
@@ -51,13 +49,7 @@ def plan_replay(completed: Sequence[int]) -> Replay:
         ProtocolError: The numbers differ by more than one, or a fresh member met one that is in a step.
     """
     if all(number == FRESH for number in completed):
-        return Replay(
-            0,
-            (),
-            _chains([0], range(1, len(completed))),
-            restart=True,
-            reason="nobody holds a state: start from rank 0's",
-        )
+        return Replay(0, (), _chains([0], range(1, len(completed))), restart=True)
     holders = [rank for rank, number in enumerate(completed) if number != FRESH]
     fresh = [rank for rank, number in enumerate(completed) if number == FRESH]
     newest = max(completed)
@@ -68,13 +60,7 @@ def plan_replay(completed: Sequence[int]) -> Replay:
     if fresh and behind:
         raise ProtocolError(f"a newcomer met members in a step. Received: completed={list(completed)}")
     results = tuple((ahead[i % len(ahead)], rank) for i, rank in enumerate(behind))
-    if results:
-        reason = f"{len(results)} of {len(completed)} receive the result of collective {newest}"
-    elif fresh:
-        reason = f"{len(fresh)} of {len(completed)} receive the state"
-    else:
-        reason = f"all have completed {newest} collectives"
-    return Replay(newest, results, _chains(holders, fresh), restart=False, reason=reason)
+    return Replay(newest, results, _chains(holders, fresh), restart=False)
 
 
 def _chains(holders: Sequence[int], fresh: Sequence[int]) -> tuple[tuple[int, ...], ...]:

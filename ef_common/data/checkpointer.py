@@ -306,7 +306,7 @@ class Checkpointer:
             return False
         if self._saver is not None and self._saver.num_held > int(self._saver.failing):
             return False  # one copy is enough, and a second one while the store fails
-        return self._cadence.due(self._pace, time.monotonic(), step).due
+        return self._cadence.is_due(self._pace, time.monotonic(), step)
 
     def _follow_members(self) -> None:
         members = frozenset(self._session.completed_in.ids)

@@ -34,22 +34,22 @@ def test_cadence_with_a_bad_value_raises(arguments: dict[str, Any]) -> None:
 def test_due_by_steps_is_at_the_multiples(begin: int, expected: list[int]) -> None:
     cadence, pace, found = Cadence(every_steps=100), Pace.begin(0.0, begin), []
     for step in range(begin, 301):
-        if cadence.due(pace, 1e9, step).due:
+        if cadence.is_due(pace, 1e9, step):
             found.append(step)
             pace = pace.with_taken(1e9, step)
     assert found == expected
 
 
 def test_due_by_steps_that_skip_the_multiple_is_after_it() -> None:
-    assert Cadence(every_steps=100).due(Pace.begin(0.0, 95), 0.0, 105).due
+    assert Cadence(every_steps=100).is_due(Pace.begin(0.0, 95), 0.0, 105)
 
 
 def test_due_by_time_is_when_it_has_passed_and_a_step_was_made() -> None:
     cadence, pace = Cadence(every=timedelta(minutes=1)), Pace.begin(10.0, 5)
-    assert not cadence.due(pace, 69.9, 6).due
-    assert cadence.due(pace, 70.0, 6) == (True, "every 60 s")
-    assert not cadence.due(pace, 70.0, 5).due
-    assert not cadence.due(pace.with_taken(70.0, 6), 100.0, 7).due
+    assert not cadence.is_due(pace, 69.9, 6)
+    assert cadence.is_due(pace, 70.0, 6)
+    assert not cadence.is_due(pace, 70.0, 5)
+    assert not cadence.is_due(pace.with_taken(70.0, 6), 100.0, 7)
 
 
 @given(st.floats(1e-3, 1e2), st.floats(1e4, 1e9))

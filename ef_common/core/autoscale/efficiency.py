@@ -21,7 +21,7 @@ that all sizes share cancels out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ef_common.core.autoscale.curve import Curve
@@ -66,7 +66,7 @@ class Efficiency:
             return early if isinstance(early, Target) else None
         stay = stay_of(situation, self.retry_s)
         measured = {size: worth(size, throughput) for size, throughput in curve_of(situation, stay).items()}
-        known = Known.of(situation, measured, self.threshold, unit)
+        known = Known(Curve(measured), situation, self.threshold, unit)
         if self._is_open(stay, known):
             return None
         if untried := known.untried():
@@ -95,28 +95,25 @@ class Known:
 
     Args:
         curve: What each size is worth.
-        size: The present one.
-        least: The fewest nodes.
-        most: The most.
+        situation: The fewest nodes and the most, among others.
         threshold: S.
         unit: Of what the curve gives.
-        best: The largest measured size up to which each step between measured sizes is worth it.
     """
 
     curve: Curve
-    size: int
-    least: int
-    most: int
+    situation: Situation
     threshold: float
     unit: str
-    best: int
 
-    @classmethod
-    def of(cls, situation: Situation, measured: Mapping[int, float], threshold: float, unit: str) -> Known:
-        """What is known in a situation."""
-        curve = Curve(measured)
-        best = _climb(curve, threshold)
-        return cls(curve, situation.size, situation.least, situation.most, threshold, unit, best)
+    @property
+    def best(self) -> int:
+        """The largest measured size up to which each step between measured sizes is worth it."""
+        best, *others = self.curve.measured
+        for size in others:
+            if self.curve.gain(best, size) <= self.threshold:
+                break
+            best = size
+        return best
 
     @property
     def above(self) -> int | None:
@@ -130,8 +127,9 @@ class Known:
 
     def untried(self) -> Target | None:
         """A size that was never measured and seems to be worth it."""
-        if self.above is None and self.best < self.most:
-            size = self._last_worth(self.best, min(self.most, _GROWTH * self.best))
+        most = self.situation.most
+        if self.above is None and self.best < most:
+            size = self._last_worth(self.best, min(most, _GROWTH * self.best))
             if len(self.curve.measured) == 1:
                 size = max(size, self.best + 1)
             if size > self.best:
@@ -140,8 +138,8 @@ class Known:
             size = self._last_worth(self.below or self.best, self.above or self.best)
             if size not in self.curve.measured:
                 return Target(size, f"{self.comparison(self.above or self.best)}, and {_are(size)} not measured yet")
-        if self.below is None and self.best > self.least:
-            size = max(self.least, self.best // 2)
+        if self.below is None and self.best > self.situation.least:
+            size = max(self.situation.least, self.best // 2)
             return Target(size, f"nothing below {nodes(self.best)} is measured, so {_are(size)} tried")
         return None
 
@@ -174,15 +172,6 @@ class Known:
 
     def _worth(self, size: int) -> str:
         return f"{self.curve.at(size):.4g} {self.unit}"
-
-
-def _climb(curve: Curve, threshold: float) -> int:
-    best, *others = curve.measured
-    for size in others:
-        if curve.gain(best, size) <= threshold:
-            break
-        best = size
-    return best
 
 
 def _are(size: int) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from math import inf
 from typing import TypeVar
 
+from ef_common.control.client import RelayBootstrap
 from ef_common.core.progress import Progress
 from ef_common.core.quorum import Bid
 from ef_common.core.resume_state import ResumeState
@@ -154,21 +155,9 @@ class Channel:
         self._mark("next_view")
         return self._wait(lambda: self._client.newer_view(after))
 
-    def bootstrap(self, generation: int) -> Values:
+    def bootstrap(self, generation: int) -> RelayBootstrap:
         """See the port."""
-        return Values(self, generation)
-
-    def publish(self, generation: int, key: str, value: bytes) -> None:
-        """Publish a value to the members of a view."""
-        self._do(lambda: self._client.publish(generation, key, value))
-
-    def value(self, generation: int, key: str) -> bytes:
-        """Wait for a value that a member of the view of `generation` publishes."""
-        return self._wait(lambda: self._client.value(generation, key))
-
-    def is_replaced(self, generation: int) -> bool:
-        """Whether waiting for the group of a view is useless."""
-        return self._client.end is not None or self._client.generation != generation
+        return RelayBootstrap(self._client, generation, do=self._do, wait=self._wait)
 
     def tell_watermark(self, watermark: Watermark) -> None:
         """See the port."""
@@ -372,28 +361,3 @@ class Channel:
     def _answer(self, bid: Bid, named: tuple[str, ...] | None) -> None:
         if not self._later(lambda: self._answer(bid, named)):
             self._do(lambda: self._client.claimed(bid, named, self._scheduler.now))
-
-
-class Values:
-    """The `Bootstrap` port: the values that the coordinator relays.
-
-    Args:
-        channel: The worker's channel.
-        generation: That of the view.
-    """
-
-    def __init__(self, channel: Channel, generation: int) -> None:
-        self._channel = channel
-        self._generation = generation
-
-    def put(self, key: str, value: bytes) -> None:
-        """See the port."""
-        self._channel.publish(self._generation, key, value)
-
-    def get(self, key: str) -> bytes:
-        """See the port."""
-        return self._channel.value(self._generation, key)
-
-    def replaced(self) -> bool:
-        """See the port."""
-        return self._channel.is_replaced(self._generation)

@@ -144,7 +144,6 @@ class Worker:
             clock=lambda: scheduler.now,
             tracker=self.tracker,
         )
-        self.started_as_newcomer = False
         self.trainer = Trainer(
             simulation.schedule.job,
             self.session,
