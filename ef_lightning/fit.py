@@ -243,6 +243,7 @@ class Fit:
                 trainer,
                 self._session,
                 on_repeat=self._go_back,
+                begins=self._begins_update,
                 fill=self._filled,
                 select=self._select,
             )
@@ -389,6 +390,7 @@ class Fit:
         if self.train_loader is not None:
             self.train_loader.close()
         hooks.leave_backward(self._trainer)
+        hooks.leave_epoch_length(self._trainer)
         hooks.leave_setup(self._trainer)
         self._session.state = None
 
@@ -628,6 +630,9 @@ class Fit:
         if timed is not None:
             timed.settle(due=reducer.num_stops % 1 > 0)
         return contributors
+
+    def _begins_update(self) -> bool:
+        return self.train_loader is not None and len(self.train_loader.progress.uncommitted) == 1
 
     def _filled(self) -> Any:
         return None if self.train_loader is None else self.train_loader.filled()
