@@ -367,18 +367,50 @@ def set_num_batches(trainer: Any, num_batches: float) -> None:
 
 
 def _val_check_batch(trainer: Any) -> float | None:
-    """Batches between two validations, as Lightning computes them from `val_check_interval`."""
+    """Batches between two validations, as Lightning computes them from `val_check_interval`.
+
+    With more workers, an epoch may have fewer batches than that, where Lightning would never validate.
+    """
     # A Trainer that validates by time has no such attribute.
     interval, num_batches = getattr(trainer, "val_check_interval", None), trainer.fit_loop.max_batches
     if isinstance(interval, float):
         return max(1, int(num_batches * interval)) if math.isfinite(num_batches) else math.inf
-    return interval if isinstance(interval, int) else None
+    if not isinstance(interval, int):
+        return None
+    return interval if trainer.check_val_every_n_epoch is None else min(interval, num_batches)
 
 
 def _own_val_check_batch(trainer: Any) -> float | None:
     """The same if user code has set it; None while it follows from `val_check_interval`."""
     shown: float | None = getattr(trainer, "val_check_batch", None)  # a new Trainer of Lightning 2.5 has none
     return None if shown in (None, _val_check_batch(trainer)) else shown
+
+
+def put_interval_aside(trainer: Any) -> int | None:
+    """Let Lightning set up a loader with fewer batches than `val_check_interval`, which it would refuse.
+
+    Returns:
+        The number, which is to be set again (`set_interval`); None if it is none, or concerns all epochs together.
+    """
+    interval = getattr(trainer, "val_check_interval", None)
+    if not isinstance(interval, int) or trainer.check_val_every_n_epoch is None:
+        return None
+    trainer.val_check_interval = 1.0
+    return interval
+
+
+def set_interval(trainer: Any, interval: int) -> None:
+    """Undo `put_interval_aside`: validate after so many batches, or at the end of a shorter epoch."""
+    trainer.val_check_interval = interval
+    trainer.val_check_batch = _val_check_batch(trainer)
+
+
+def cut_interval(trainer: Any) -> int | None:
+    """`val_check_interval`, if it is a number of batches that this epoch does not have."""
+    interval, shown = getattr(trainer, "val_check_interval", None), getattr(trainer, "val_check_batch", None)
+    if not isinstance(interval, int) or shown is None or shown >= interval or not trainer.enable_validation:
+        return None
+    return interval if _own_val_check_batch(trainer) is None else None
 
 
 def set_epoch_length(trainer: Any, num_batches: float, *, in_batch: bool) -> None:
