@@ -116,6 +116,8 @@ class Fit:
         self._timed_validation: TimedValidation | None = None
         self._joining: Joining | None = None
         self._sanity_steps: float = 0
+        self._interval: int | None = None  # put aside while Lightning sets up the training loader
+        self._has_told_of_interval = False
         with leaving_cleanly():
             self.is_over = worker.begin_training()
         hooks.know_best(trainer)
@@ -243,6 +245,7 @@ class Fit:
                 trainer,
                 self._session,
                 on_repeat=self._go_back,
+                begins=self._begins_update,
                 fill=self._filled,
                 select=self._select,
             )
@@ -389,6 +392,7 @@ class Fit:
         if self.train_loader is not None:
             self.train_loader.close()
         hooks.leave_backward(self._trainer)
+        hooks.leave_epoch_length(self._trainer)
         hooks.leave_setup(self._trainer)
         self._session.state = None
 
@@ -475,7 +479,7 @@ class Fit:
             loader.on_boundary = self._between_steps
         loader.on_members = self._plan_schedules
         if worker.elastic:
-            loader.on_dealt = self._tell_of_workers
+            loader.on_dealt = self._tell
         loader.on_over = self.skip
         if self.checkpoints is not None:
             loader.on_resume = self.checkpoints.go_on
@@ -483,6 +487,8 @@ class Fit:
             loader.on_plan = self.checkpoints.restore_random_state
         if self.train_loader is not None:  # Lightning reloads
             loader.succeed(self.train_loader)
+        if self._is_of_other_world:
+            self._interval = hooks.put_interval_aside(self._trainer)
         if self.schedules is not None and self.follows_samples:
             loader.follows_samples = True
             loader.is_limited = partial(self.schedules.is_limited, loader)
@@ -490,6 +496,13 @@ class Fit:
                 loader.planned_steps = partial(self.schedules.planned_steps, loader)
         self.train_loader = loader
         return loader
+
+    @property
+    def _is_of_other_world(self) -> bool:
+        """Whether the settings may have been made for other workers than those of now."""
+        session = self._session
+        grown = session.newcomer or session.completed_in.generation > 1
+        return self._worker.elastic and (grown or self._strategy.continues)
 
     def _global_batch(self, dataloader: DataLoader[Any] | JointLoader) -> GlobalBatch | None:
         size = self._settings.global_batch_size
@@ -506,6 +519,9 @@ class Fit:
 
     def settle_length(self) -> None:
         """Lightning has set up the training loader: tell it if nobody knows how many batches there are."""
+        interval, self._interval = self._interval, None
+        if interval is not None:
+            hooks.set_interval(self._trainer, interval)
         loader = self.train_loader
         if loader is None or not loader.is_endless:
             return
@@ -534,8 +550,25 @@ class Fit:
             self.train_loader = None
         hooks.forget_loaders(self._trainer)
 
+    def _tell(self) -> None:
+        """The samples of a step have been dealt."""
+        self._tell_of_workers()
+        if not self._has_told_of_interval and (interval := hooks.cut_interval(self._trainer)) is not None:
+            self._has_told_of_interval = True
+            self._tell_of_interval(interval)
+
+    def _tell_of_interval(self, interval: int) -> None:
+        if self._session.rank == 0:
+            logger.warning(
+                "with %d workers, an epoch has fewer batches than val_check_interval=%d, so validations come at its "
+                "end. Give a fraction of an epoch (val_check_interval=0.5), or count batches across epochs "
+                "(check_val_every_n_epoch=None)",
+                self._session.completed_in.world_size,
+                interval,
+            )
+
     def _tell_of_workers(self) -> None:
-        """The samples of a step have been dealt: tell the user's code of workers that joined or left."""
+        """Tell the user's code of workers that joined or left."""
         change = self.workers.look()
         if change is None:
             return
@@ -628,6 +661,9 @@ class Fit:
         if timed is not None:
             timed.settle(due=reducer.num_stops % 1 > 0)
         return contributors
+
+    def _begins_update(self) -> bool:
+        return self.train_loader is not None and len(self.train_loader.progress.uncommitted) == 1
 
     def _filled(self) -> Any:
         return None if self.train_loader is None else self.train_loader.filled()

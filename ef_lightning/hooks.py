@@ -367,12 +367,17 @@ def set_num_batches(trainer: Any, num_batches: float) -> None:
 
 
 def _val_check_batch(trainer: Any) -> float | None:
-    """Batches between two validations, as Lightning computes them from `val_check_interval`."""
+    """Batches between two validations, as Lightning computes them from `val_check_interval`.
+
+    With more workers, an epoch may have fewer batches than that, where Lightning would never validate.
+    """
     # A Trainer that validates by time has no such attribute.
     interval, num_batches = getattr(trainer, "val_check_interval", None), trainer.fit_loop.max_batches
     if isinstance(interval, float):
         return max(1, int(num_batches * interval)) if math.isfinite(num_batches) else math.inf
-    return interval if isinstance(interval, int) else None
+    if not isinstance(interval, int):
+        return None
+    return interval if trainer.check_val_every_n_epoch is None else min(interval, num_batches)
 
 
 def _own_val_check_batch(trainer: Any) -> float | None:
@@ -381,14 +386,41 @@ def _own_val_check_batch(trainer: Any) -> float | None:
     return None if shown in (None, _val_check_batch(trainer)) else shown
 
 
+def put_interval_aside(trainer: Any) -> int | None:
+    """Let Lightning set up a loader with fewer batches than `val_check_interval`, which it would refuse.
+
+    Returns:
+        The number, which is to be set again (`set_interval`); None if it is none, or concerns all epochs together.
+    """
+    interval = getattr(trainer, "val_check_interval", None)
+    if not isinstance(interval, int) or trainer.check_val_every_n_epoch is None:
+        return None
+    trainer.val_check_interval = 1.0
+    return interval
+
+
+def set_interval(trainer: Any, interval: int) -> None:
+    """Undo `put_interval_aside`: validate after so many batches, or at the end of a shorter epoch."""
+    trainer.val_check_interval = interval
+    trainer.val_check_batch = _val_check_batch(trainer)
+
+
+def cut_interval(trainer: Any) -> int | None:
+    """`val_check_interval`, if it is a number of batches that this epoch does not have."""
+    interval, shown = getattr(trainer, "val_check_interval", None), getattr(trainer, "val_check_batch", None)
+    if not isinstance(interval, int) or shown is None or shown >= interval or not trainer.enable_validation:
+        return None
+    return interval if _own_val_check_batch(trainer) is None else None
+
+
 def set_epoch_length(trainer: Any, num_batches: float, *, in_batch: bool) -> None:
     """Tell the training loop how many batches this epoch has now.
 
     Args:
         trainer: The Trainer.
         num_batches: Batches of the whole epoch.
-        in_batch: A batch is being processed: whether it is the last one was settled when it was fetched, and
-            must be settled again.
+        in_batch: A batch is being processed, and its update has just been made: whether it is the last one was
+            settled when it was fetched, and must be settled again.
     """
     fit_loop = trainer.fit_loop
     fetcher = fit_loop._data_fetcher
@@ -396,8 +428,17 @@ def set_epoch_length(trainer: Any, num_batches: float, *, in_batch: bool) -> Non
     fetcher.length = num_batches
     fetcher.fetched = num_batches_started(trainer)
     fetcher.done = fetcher.fetched >= num_batches if in_batch else False
+    leave_epoch_length(trainer)
     if in_batch:
         fit_loop.epoch_loop.batch_progress.is_last_batch = fetcher.done
+        # A short accumulation ends with the last batch of an epoch. If this is not the last one any more, its update
+        # still counts for loggers and schedulers.
+        replace(fit_loop.epoch_loop, "_should_accumulate", lambda original: lambda: False)
+
+
+def leave_epoch_length(trainer: Any) -> None:
+    """Let the training loop decide again whether a batch ends an accumulation."""
+    put_back(trainer.fit_loop.epoch_loop, "_should_accumulate")
 
 
 def surround_stage(trainer: Any, surround: Callable[[], AbstractContextManager[None]]) -> None:
@@ -928,7 +969,10 @@ def make_steps(scheduler: Any, times: int, step: Callable[[], None], *, shown: b
 
 
 def surround_passes(
-    trainer: Any, surround: Callable[[Callable[..., Any], bool, dict[str, Any]], Callable[..., Any]]
+    trainer: Any,
+    surround: Callable[[Callable[..., Any], bool, dict[str, Any]], Callable[..., Any]],
+    *,
+    begins: Callable[[], bool],
 ) -> None:
     """Let another function do what Lightning does with a batch (forward, zero_grad, backward).
 
@@ -936,18 +980,24 @@ def surround_passes(
         trainer: The Trainer.
         surround: Called with Lightning's own function, whether the batch is the first one of an accumulation, and the
             arguments of the training step; the function that is called instead.
+        begins: Whether the batch is the first one since an update. Lightning expects that of every n-th batch, but
+            there are others after what was the end of an epoch until a worker was lost in its update.
     """
+    loop = trainer.fit_loop.epoch_loop.automatic_optimization
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def make_closure(kwargs: Any, optimizer: Any, batch_idx: int) -> Any:
             inner = original(kwargs, optimizer, batch_idx)
+            is_first = batch_idx % trainer.accumulate_grad_batches == 0
+            if not is_first and begins():
+                is_first, inner._zero_grad_fn = True, loop._make_zero_grad_fn(0, optimizer)
             outer = copy(inner)  # an object that holds a method of its own would live until the garbage is collected
-            outer.closure = surround(inner.closure, batch_idx % trainer.accumulate_grad_batches == 0, kwargs)
+            outer.closure = surround(inner.closure, is_first, kwargs)
             return outer
 
         return make_closure
 
-    replace(trainer.fit_loop.epoch_loop.automatic_optimization, "_make_closure", make)
+    replace(loop, "_make_closure", make)
 
 
 def leave_passes(trainer: Any) -> None:

@@ -103,7 +103,11 @@ LIGHTNING: tuple[Part, ...] = tuple(
             "surround_passes",
             replaced=True,
         ),
-        listed("closure", "closure", "surround_passes"),
+        listed(
+            "fit_loop.epoch_loop.automatic_optimization", "_make_zero_grad_fn(batch_idx, optimizer)", "surround_passes"
+        ),
+        listed("closure", "closure _zero_grad_fn", "surround_passes"),
+        listed("fit_loop.epoch_loop", "_should_accumulate()", "set_epoch_length", replaced=True),
         listed("fit_loop.epoch_loop.batch_progress", "is_last_batch", "set_epoch_length", bool),
         listed("fit_loop.epoch_loop.batch_progress.current", "ready started processed completed", "step_back", int),
         listed("fit_loop.epoch_loop.batch_progress.total", "ready started processed completed", "step_back", int),

@@ -53,6 +53,7 @@ class Repetition:
         trainer: The Trainer.
         session: The worker's session.
         on_repeat: Called with the reason before a step is made again.
+        begins: Whether the current batch is the first one since an update.
         fill: Reads the current batch again, as large as the largest one of its step.
         select: Tells which batch of the update is used next, counted from the newest one, -1.
 
@@ -67,6 +68,7 @@ class Repetition:
         session: Session,
         *,
         on_repeat: Callable[[str], None],
+        begins: Callable[[], bool],
         fill: Callable[[], Any],
         select: Callable[[int], None],
     ) -> None:
@@ -74,6 +76,7 @@ class Repetition:
         self._trainer = trainer
         self._session = session
         self._on_repeat = on_repeat
+        self._begins = begins
         self._fill = fill
         self._select = select
         self._records = True
@@ -86,7 +89,7 @@ class Repetition:
 
     def attach(self) -> None:
         """Make the steps from now on."""
-        hooks.surround_passes(self._trainer, lambda *given: partial(self._run, *given))
+        hooks.surround_passes(self._trainer, lambda *given: partial(self._run, *given), begins=self._begins)
 
     def detach(self) -> None:
         """Leave the steps to Lightning."""

@@ -58,6 +58,7 @@ class Requests:
         self._agreed = self._shown()
         self._kept: dict[str, Any] = {}
         self._heard = False
+        self._late: dict[str, Any] = {}  # agreed on, and not shown yet
 
     def attach(self) -> None:
         """Begin to keep and exchange requests. All workers are here, and have run their setup hooks."""
@@ -89,6 +90,8 @@ class Requests:
         if self._session.newcomer:
             self._keep("should_stop")
             return
+        late, self._late = self._late, {}
+        self._show(late)
         self._keep()
         if self._session.entering:
             return  # they have been here before it came: it tells them at the end of a batch
@@ -147,6 +150,14 @@ class Requests:
         return dict(self._agreed)
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over what the others have agreed on."""
+        """Take over what the others have agreed on, before the hooks at the start of the training.
+
+        A `GradientAccumulationScheduler` raises there if anything but itself has set the accumulation.
+        """
         self._agreed = {name: state[name] for name in self._agreed}
-        self._show(self._agreed)
+        shown, name = self._shown(), "accumulate_grad_batches"
+        is_late = self._agreed[name] != shown[name] and self._host.callbacks(
+            self._trainer, "GradientAccumulationScheduler"
+        )
+        self._late = {name: self._agreed[name]} if is_late else {}
+        self._show({**self._agreed, **{late: shown[late] for late in self._late}})

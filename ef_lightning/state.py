@@ -297,6 +297,8 @@ class TrainerState:
         if trainer.strategy.session.rank == 0:
             hooks.set_logged_values(trainer, state["values"])
         hooks.go_on_between_steps(trainer, self._host)
+        if self._requests is not None:
+            self._requests.settle()  # a callback has set the accumulation
 
     def _load_running(self, state: dict[str, Any]) -> None:
         trainer, trainable = self._trainer, set(state["trainable"])

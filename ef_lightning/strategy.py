@@ -150,6 +150,11 @@ class ElasticMixin(CollectivesMixin):
         return self._here.session
 
     @property
+    def continues(self) -> bool:
+        """Whether the training that is set up continues from a checkpoint of ElasticFlow's."""
+        return bool(self._saved)
+
+    @property
     def _here(self) -> Worker:
         if self._worker is None:
             raise UsageError("the strategy is not set up yet: it has a session once the Trainer runs")

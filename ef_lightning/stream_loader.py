@@ -214,7 +214,7 @@ class StreamLoader(ElasticLoader):
         self.padding = not mine
         self._is_filled = self.is_even
         if mine and (not self.is_even or num_samples(mine) == largest):
-            return self._lanes.batch
+            return self._in_step(self._lanes.batch)
         return self._spare(largest if self.is_even else sharding.MIN_SHARE)
 
     def _spare(self, size: int) -> Any:

@@ -86,6 +86,8 @@ class ElasticLoader(WrappedLoader):
         self._resumed = False
         self._plan_of: tuple[tuple[str, ...], int, int] | None = None
         self.padding = False
+        self._left_out: list[Window] = []  # of the update at hand; this worker has no batch of its share in them
+        self._has_told_of_none = False
         self.is_even = self._is_filled = False
         # Until the training begins: batches of an epoch of so many positions in the world that schedules are made for.
         self.planned_steps: Callable[[int], int] | None = None
@@ -313,29 +315,70 @@ class ElasticLoader(WrappedLoader):
             with leaving_cleanly():
                 self._walk.follow(window)
             dealer.samples_per_position = self._reading.num_samples
+        if not before.uncommitted:
+            self._left_out.clear()
         if dealer.global_batch is not None:
             self.padding = not dealer.pieces.mine
-            return self._planned.next()
+            return self._in_step(self._planned.next())
         # All have a share of a whole window; only the last ones of an epoch are smaller.
         is_whole = window.stop - window.start == local_batch * len(members)
-        self.padding = not is_whole and self._lacks_share_of(window)
-        return self._planned.next()
+        self.padding = not is_whole and self._is_padding_in(window)
+        batch = self._planned.next()
+        return self._others_batch(window) if batch is None and len(members) > 1 else batch
+
+    def _others_batch(self, window: Window) -> Any:
+        """Another worker's batch, which keeps this one in step, because `collate_fn` has made none of its samples.
+
+        Lightning would leave the step out, and this worker's next reduction would be one of the others' that is over.
+        """
+        self._tell_of_none()
+        mine = self._session.worker.id
+        found = (self._planned.fetch(self._of(self.progress, window, id)) for id in window.shares() if id != mine)
+        batch = self._in_step(next((batch for batch in found if batch is not None), None))
+        self._left_out.append(window)
+        self.padding = True
+        return batch
+
+    def _tell_of_none(self) -> None:
+        if not self._has_told_of_none:
+            self._has_told_of_none = True
+            logger.warning(
+                "collate_fn has returned None in step %d of epoch %d: the samples of this batch count as trained, and "
+                "add nothing to the update. Further ones are not reported",
+                self.progress.steps,
+                self.progress.epoch,
+            )
+
+    def _in_step(self, batch: Any) -> Any:
+        """A batch, without which this worker would not be in step with the others.
+
+        Raises:
+            UsageError: It is None.
+        """
+        if batch is None and self._session.completed_in.world_size > 1:
+            raise UsageError(
+                "collate_fn has returned None, and there is no other batch for this worker to keep in step with the "
+                "others. Leave samples out that cannot be read, and let collate_fn make a batch of the rest or of "
+                f"other samples. Received: None in step {self.progress.steps} of epoch {self.progress.epoch}"
+            )
+        return batch
 
     def select(self, index: int) -> None:
         """A batch of the update that is repeated is the current one, counted from the newest one, -1."""
-        self.padding = self._lacks_share_of(self.dealer.select(index))
+        self.padding = self._is_padding_in(self.dealer.select(index))
 
-    def _lacks_share_of(self, window: Window) -> bool:
-        return _is_empty(window.slice_of(self._session.worker.id))
+    def _is_padding_in(self, window: Window) -> bool:
+        """Whether this worker's batch in a window is not of a share of its own."""
+        return _is_empty(window.slice_of(self._session.worker.id)) or window in self._left_out
 
     def next_pass(self) -> Any:
         """The next batch of this worker's part of a global batch."""
-        return hooks.prepare_batch(self._trainer, self._planned.next())
+        return hooks.prepare_batch(self._trainer, self._in_step(self._planned.next()))
 
     def fetch(self, pieces: Sequence[int]) -> Any:
         """Read pieces of the global batch that were another worker's."""
         positions = self.progress.positions_at(self.dealer.pieces.slots(pieces))
-        return hooks.prepare_batch(self._trainer, self._planned.fetch(self._samples(positions)))
+        return hooks.prepare_batch(self._trainer, self._in_step(self._planned.fetch(self._samples(positions))))
 
     def _samples(self, positions: Sequence[int]) -> list[Any]:
         """What to read for these positions."""
@@ -377,9 +420,9 @@ class ElasticLoader(WrappedLoader):
                 continue
             yield self._of(progress, window)
 
-    def _of(self, progress: EpochProgress, window: Window) -> list[Any]:
-        """What to read for this worker's batch of a step."""
-        positions = progress.positions(window.slice_of(self._session.worker.id))
+    def _of(self, progress: EpochProgress, window: Window, member: str | None = None) -> list[Any]:
+        """What to read for a member's batch of a step; by default, this worker's."""
+        positions = progress.positions(window.slice_of(member or self._session.worker.id))
         # A share may be empty at the end; a batch may not. Its gradient will weigh nothing.
         size = max(window.shares().values()) if self.is_even else sharding.MIN_SHARE
         positions = positions or progress.positions((window.start, min(window.stop, window.start + size)))

@@ -402,6 +402,18 @@ def picky(pl: Any) -> dict[str, Any]:
 
 
 @program
+def accumulating(pl: Any) -> dict[str, Any]:
+    """A callback sets how many batches an update has: two, from the second epoch on."""
+
+    class Accumulating(base(pl)):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.notes.append([self.current_epoch, self.trainer.accumulate_grad_batches])
+            return super().training_step(batch, batch_idx)
+
+    return {"module": Accumulating(), "callbacks": [pl.callbacks.GradientAccumulationScheduler({0: 1, 1: 2})]}
+
+
+@program
 def best(pl: Any) -> dict[str, Any]:
     """Keeps the best value of the whole training, which is that of its first epoch."""
     from torchmetrics import MaxMetric

@@ -314,12 +314,16 @@ def test_values_are_settled_before_anybody_reads_them(host: str) -> None:
     assert "on_epoch_end" not in vars(trainer._logger_connector)
 
 
-@pytest.mark.parametrize(("interval", "before", "own", "after"), [(0.5, 4, 3, 2), (3, 3, 5, 3), (1.0, 8, 2, 4)])
+@pytest.mark.parametrize(
+    ("interval", "before", "own", "after"), [(0.5, 4, 3, 2), (3, 3, 5, 3), (5, 5, 3, 4), (1.0, 8, 2, 4)]
+)
 def test_validations_follow_the_length_of_an_epoch_unless_user_code_says_when(
     interval: float, before: int, own: int, after: int
 ) -> None:
     fit_loop = SimpleNamespace(max_batches=8)
-    trainer = SimpleNamespace(fit_loop=fit_loop, val_check_interval=interval, val_check_batch=before)
+    trainer = SimpleNamespace(
+        fit_loop=fit_loop, val_check_interval=interval, val_check_batch=before, check_val_every_n_epoch=1
+    )
     hooks.set_num_batches(trainer, 4)
     assert (fit_loop.max_batches, trainer.val_check_batch) == (4, after)
     trainer.val_check_batch = own

@@ -63,6 +63,13 @@ def test_gradients_that_are_accumulated_by_hand_reach_a_newcomer(job: Job) -> No
     assert newcomer == pytest.approx(first[-len(newcomer) :])
 
 
+def test_newcomer_accumulates_as_a_callback_has_set_it_in_the_others(job: Job) -> None:
+    found = results(job, "accumulating")
+    for result in found:
+        assert all(accumulation == (2 if epoch else 1) for epoch, accumulation in result["notes"])
+    assert found[2]["notes"]
+
+
 @pytest.mark.parametrize("name", ["dated", "dated_in_this_process", "dated_by_a_loader"])
 def test_data_set_that_is_told_the_epoch_is_told_the_others_in_a_newcomer(job: Job, name: str) -> None:
     found = results(job, name)

@@ -236,7 +236,14 @@ def test_each_pass_that_is_repeated_has_its_own_batch(monkeypatch: pytest.Monkey
     trainer, session = SimpleNamespace(lightning_module=nn.Linear(1, 1), strategy=strategy), SimpleNamespace()
     session.completed_in = SOLO
     seen: list[Any] = []
-    passes = repetition.Repetition(trainer, session, on_repeat=seen.append, fill=lambda: None, select=seen.append)  # type: ignore[arg-type]
+    passes = repetition.Repetition(
+        trainer,
+        session,  # type: ignore[arg-type]
+        on_repeat=seen.append,
+        begins=lambda: False,
+        fill=lambda: None,
+        select=seen.append,  # type: ignore[arg-type]
+    )
 
     def act(name: str) -> None:
         seen.append(name)

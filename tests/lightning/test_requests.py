@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from ef_common.testing.harness import Job
 from ef_lightning.host import HOSTS as HOSTS_BY_NAME
 from ef_lightning.requests import Requests
-from tests.lightning import requested
+from tests.lightning import requested, training
 from tests.lightning.conftest import HOSTS
 
 CASES = {
@@ -201,12 +202,12 @@ class Loops:
         self.fit_loop = SimpleNamespace(max_epochs=3, min_epochs=None, **loops)
 
 
-def requests_of(trainer: Any, others: list[dict[str, Any]], *, world_size: int = 2) -> Requests:
+def requests_of(trainer: Any, others: list[dict[str, Any]], *, world_size: int = 2, host: str = HOSTS[0]) -> Requests:
     session: Any = SimpleNamespace(completed_in=SimpleNamespace(world_size=world_size), newcomer=False, entering=False)
     kept: dict[str, int] = {"max_steps": -1}
     return Requests(
         trainer,
-        HOSTS_BY_NAME[HOSTS[0]],
+        HOSTS_BY_NAME[host],
         session,
         gather=lambda own: [own, *others],
         max_steps=lambda: kept["max_steps"],
@@ -250,6 +251,25 @@ def test_newcomer_in_its_first_hooks_keeps_what_it_asks_for_without_an_exchange(
     requests.settle()
     assert not trainer.should_stop
     assert requests.pending
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_newcomer_shows_an_accumulation_that_a_callback_has_set_after_the_check_of_that(host: str) -> None:
+    pl = importlib.import_module(host)
+    callback = pl.callbacks.GradientAccumulationScheduler({0: 1, 1: 2})
+    trainer = Loops()
+    trainer.callbacks, trainer.strategy, trainer.current_epoch = [callback], None, 1  # type: ignore[attr-defined]
+    requests = requests_of(trainer, [], host=host)
+    requests._session.entering = True
+    requests.load_state({**requests.state(), "accumulate_grad_batches": 2, "max_epochs": 9})
+    assert (trainer.accumulate_grad_batches, trainer.fit_loop.max_epochs) == (1, 9)
+    callback.on_train_start(trainer, training.regression(pl)())
+    requests.settle()
+    assert trainer.accumulate_grad_batches == 2
+    callback.on_train_epoch_start(trainer)
+    requests.settle()
+    assert trainer.accumulate_grad_batches == 2
+    assert not requests.pending
 
 
 def test_worker_that_is_alone_asks_nobody() -> None:
