@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ from ef_lightning import announcements, hooks
 from ef_lightning.checkpoint_io import checkpoint_io_for, give_innermost
 from ef_lightning.checks import check_trainer
 from ef_lightning.collectives import CollectivesMixin
-from ef_lightning.fit import Fit, dropping_gradients, nothing
+from ef_lightning.fit import Fit, dropping_gradients, nothing, result_of
 from ef_lightning.host import LightningHost
 from ef_lightning.plain_checkpoint import CHECKPOINT_KEY, restore
 from ef_lightning.probe import check_hooks
@@ -498,8 +499,9 @@ class ElasticMixin(CollectivesMixin):
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         """Make the local update, with settings that suit the samples in it."""
         update, fit = super().optimizer_step, self._fit  # type: ignore[misc]
-        if fit is None or (fit.compensation is None and fit.workers_log is None) or fit.in_trial:
+        if fit is None or fit.in_trial:
             return update(optimizer, closure, model, **kwargs)
+        closure = partial(result_of, closure, optimizer)
         if fit.compensation is None:
             result = update(optimizer, closure, model, **kwargs)
         else:
