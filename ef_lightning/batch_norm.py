@@ -29,6 +29,22 @@ Gather = Callable[[Tensor], Tensor]
 """Everybody's tensor, stacked, with gradients."""
 
 
+def layers_of(module: Module, *, every: bool) -> dict[str, Module]:
+    """The layers to synchronize, by name.
+
+    Args:
+        module: The module.
+        every: All BatchNorm layers; else those that are `torch.nn.SyncBatchNorm`.
+    """
+    kinds = LAYERS if every else torch.nn.SyncBatchNorm
+    return {name: layer for name, layer in module.named_modules() if isinstance(layer, kinds)}
+
+
+def does_more(layer: Module) -> bool:
+    """Whether the `forward` of a layer is not torch's, and may do more than to normalize."""
+    return type(layer).forward not in (torch.nn.BatchNorm1d.forward, torch.nn.SyncBatchNorm.forward)
+
+
 class SyncedBatchNorm:
     """The layers of a module that normalize over all workers, from `attach` to `detach`.
 
@@ -49,8 +65,7 @@ class SyncedBatchNorm:
         in_step: Callable[[], bool],
         counts: Callable[[], bool],
     ) -> None:
-        kinds = LAYERS if every else torch.nn.SyncBatchNorm
-        self._layers = [layer for layer in module.modules() if isinstance(layer, kinds)]
+        self._layers = [*layers_of(module, every=every).values()]
         self._gather, self._in_step, self._counts = gather, in_step, counts
 
     def attach(self) -> None:

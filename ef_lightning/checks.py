@@ -14,6 +14,7 @@ from ef_common.data.global_batches import check_world
 from ef_common.errors import MixedImportsError, UnsupportedError
 from ef_lightning import hooks
 from ef_lightning import host as hosts
+from ef_lightning.batch_norm import does_more, layers_of
 from ef_lightning.host import LightningHost
 
 # Precision plugins that belong to another strategy.
@@ -106,15 +107,24 @@ def check_trainer_for_global_batch(trainer: Any, size: int, world_size: int) -> 
 
 
 def check_sync_batchnorm(trainer: Any, *, global_batch_size: int | None) -> None:
-    """Refuse to synchronize BatchNorm where a step cannot be repeated.
+    """Refuse to synchronize BatchNorm where a step cannot be repeated, and layers that do more than to normalize.
 
     Raises:
         UnsupportedError: Naming what to leave out.
     """
-    module = trainer.lightning_module
-    converted = any(isinstance(layer, torch.nn.SyncBatchNorm) for layer in module.modules())
-    if hooks.layer_sync(trainer.strategy) is None and not converted:
+    module, every = trainer.lightning_module, hooks.layer_sync(trainer.strategy) is not None
+    converted = bool(layers_of(module, every=False))
+    if not every and not converted:
         return
+    for name, layer in layers_of(module, every=every).items():
+        if does_more(layer):
+            raise UnsupportedError(
+                "Trainer(sync_batchnorm=True) and torch.nn.SyncBatchNorm replace the forward of a BatchNorm layer, but "
+                f"{name} has one of its own, and what that does besides (an activation, say) would be lost. Leave out "
+                "sync_batchnorm and the conversion: ElasticFlow keeps the statistics of all workers equal, although "
+                "each normalizes its own batches. Or normalize in a layer of torch's, and do the rest in another one. "
+                f"Received: {type(layer).__module__}.{type(layer).__qualname__}"
+            )
     if global_batch_size is not None or not module.automatic_optimization:
         asked, without = ("Trainer(sync_batchnorm=True)", "Leave out sync_batchnorm")
         if converted:

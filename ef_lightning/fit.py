@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.nn import Module
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from ef_common.collectives.gradients.deterministic import DeterministicReducer
@@ -699,6 +700,16 @@ class Fit:
 def nothing(device: torch.device) -> Tensor:
     """The loss of a skipped batch, of which no parameter has a gradient."""
     return torch.zeros((), device=device, requires_grad=True)
+
+
+def result_of(closure: Callable[[], Any], optimizer: Optimizer) -> Any:
+    """What the closure of an update returns, or None as for a skipped batch if there are no gradients in any worker.
+
+    Lightning's precision plugins do not scale gradients then.
+    """
+    result = closure()
+    has_gradients = any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
+    return result if has_gradients else None
 
 
 @contextmanager

@@ -78,34 +78,33 @@ class MetricSync:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._connected: list[tuple[Metric, Any]] = []
-        self._with_own_sync: list[tuple[Metric, Any]] = []
+        self._connected: dict[int, tuple[Metric, Any, Any]] = {}  # by identity, with the two functions that it had
         self._known: dict[int, list[dict[str, Any]]] = {}
         self._alone = False
         self.of_the_lost: Callable[[Metric, Sequence[str]], list[dict[str, Any]]] = lambda metric, present: []
 
     def connect(self, module: Module) -> None:
-        """Connect every metric in the module that has no way of its own to synchronize."""
+        """Connect every metric in the module that has no way of its own to synchronize. May be repeated."""
         for metric in metrics_of(module).values():
-            if metric.dist_sync_fn is not None:  # it may use the default process group
-                self._with_own_sync.append((metric, metric.distributed_available_fn))
-                metric.distributed_available_fn = partial(self._unless_alone, metric.distributed_available_fn)
-            else:
-                self._connected.append((metric, metric.distributed_available_fn))
-                metric.dist_sync_fn = self.gather
-                metric.distributed_available_fn = partial(self.available, metric)
-                if type(metric)._sync_dist is Metric._sync_dist:
-                    metric._sync_dist = partial(self._synchronize, metric)  # type: ignore[method-assign]
+            if id(metric) in self._connected:
+                continue
+            own, available = metric.dist_sync_fn, metric.distributed_available_fn
+            self._connected[id(metric)] = metric, own, available
+            if own is not None:  # it may use the default process group
+                metric.distributed_available_fn = partial(self._unless_alone, available)
+                continue
+            metric.dist_sync_fn = self.gather
+            metric.distributed_available_fn = partial(self.available, metric)
+            if type(metric)._sync_dist is Metric._sync_dist:
+                metric._sync_dist = partial(self._synchronize, metric)  # type: ignore[method-assign]
 
     def disconnect(self) -> None:
         """Leave the metrics as they were, so that a model can be copied and pickled."""
-        for metric, available in self._connected:
-            metric.dist_sync_fn = None
-            metric.distributed_available_fn = available
-            metric.__dict__.pop("_sync_dist", None)
-        for metric, available in self._with_own_sync:
-            metric.distributed_available_fn = available
-        self._connected, self._with_own_sync = [], []
+        for metric, own, available in self._connected.values():
+            metric.dist_sync_fn, metric.distributed_available_fn = own, available
+            if own is None:
+                metric.__dict__.pop("_sync_dist", None)
+        self._connected = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MetricSync:
         """A copy of a metric has the same peers."""

@@ -32,6 +32,7 @@ from ef_lightning.metrics import extremes_of, take_extremes
 from ef_lightning.parameter_groups import follow, groups_of
 from ef_lightning.plain_checkpoint import CHECKPOINT_KEY
 from ef_lightning.random_state import random_state
+from ef_lightning.rate_functions import Factors, check_factors, factors_of, functions_of, unchanged
 from ef_lightning.requests import Requests
 from ef_lightning.schedules import Schedules
 from ef_lightning.train_loader import ElasticLoader
@@ -148,6 +149,7 @@ class TrainerState:
         state, self._received = self._received, None
         if state is not None:
             self._take_over(state, whole=whole)
+            check_factors(self._factors(), state.get("factors", []))  # a saved state has none
 
     def restore(self) -> bool:
         """All who had a state are lost: load the newest saved one, if there is one."""
@@ -182,8 +184,10 @@ class TrainerState:
             self._compensator.begin_again(world_size)
         if self._schedules is not None:
             self._schedules.begin_again(world_size)
-        if loader is not None and self._num_batches_at_start is not None:
-            self._set_up_optimizers(loader.steps_in_world(world_size))
+        num_batches = self._num_batches_at_start
+        if loader is not None and num_batches is not None:
+            num_batches = loader.steps_in_world(world_size)
+        self._set_up_optimizers(num_batches, world_size)
 
     # ------------------------------------------------------------ collect
 
@@ -200,8 +204,19 @@ class TrainerState:
             "requests": None if self._requests is None else self._requests.state(),
             "buffers": None if self._reducer is None else self._reducer.kinds(),
             "gradients": self._left_gradients(),
+            "factors": self._factors(),
             "workers": self._workers.state(),
         }
+
+    @property
+    def _schedulers(self) -> list[Any]:
+        return [config.scheduler for config in self._trainer.strategy.lr_scheduler_configs]
+
+    def _factors(self) -> Factors:
+        """What functions of schedules give that depend on nothing but the step, and maybe the world of the start."""
+        strategy = self._trainer.strategy
+        with strategy.showing_world_of_start():
+            return unchanged(strategy.factors_at_start, factors_of(self._schedulers))
 
     def _left_gradients(self) -> dict[str, Tensor] | None:
         """What a module that optimizes manually may be accumulating; Lightning makes an update between boundaries."""
@@ -239,6 +254,7 @@ class TrainerState:
             "groups": [groups_of(optimizer, module) for optimizer in trainer.optimizers],
             "reduced": [] if self._reducer is None else self._reducer.names(),
             "num_batches_at_start": self._num_batches_at_start,
+            "world_size_at_start": trainer.strategy.world_size_at_start,
             "loops": hooks.loop_progress(trainer),
             "fields": hooks.loop_fields(trainer),
             "metrics": hooks.metric_dicts(trainer),
@@ -287,6 +303,7 @@ class TrainerState:
 
     def _load_checkpoint(self, state: dict[str, Any]) -> None:
         load_written(self._trainer, self._host, state["checkpoint_callbacks"])
+        hooks.add_hyper_parameters(self._trainer, state["checkpoint"])
         hooks.load_checkpoint(self._trainer, state["checkpoint"])
 
     def resume(self, running: Tensor) -> None:
@@ -319,7 +336,7 @@ class TrainerState:
     def _load_optimizers(self, state: dict[str, Any]) -> None:
         trainer, strategy = self._trainer, self._trainer.strategy
         checkpoint = state["checkpoint"]
-        self._set_up_optimizers(state["num_batches_at_start"])
+        self._set_up_optimizers(state["num_batches_at_start"], state.get("world_size_at_start"))
         # Lightning's stand-in for no optimizer saves nothing.
         saved_groups = [saved.get("param_groups", ()) for saved in checkpoint["optimizer_states"]]
         for optimizer, wanted, saved in zip(trainer.optimizers, state.get("groups", ()), saved_groups, strict=False):
@@ -337,12 +354,19 @@ class TrainerState:
         for config, saved in zip(strategy.lr_scheduler_configs, checkpoint["lr_schedulers"], strict=True):
             config.scheduler.load_state_dict(saved)
 
-    def _set_up_optimizers(self, num_batches: float | None) -> None:
-        """Take over optimizers and schedulers of workers whose epochs have this many batches."""
-        trainer = self._trainer
-        if num_batches not in (None, self._num_batches_at_start):
+    def _set_up_optimizers(self, num_batches: float | None, world_size: int | None) -> None:
+        """Take over optimizers and schedulers of workers who had epochs of this many batches and were this many."""
+        trainer, strategy = self._trainer, self._trainer.strategy
+        is_other_length = num_batches not in (None, self._num_batches_at_start)
+        is_other_world = world_size not in (None, strategy.world_size_at_start)
+        if world_size is not None:
+            strategy.world_size_at_start = world_size
+        if is_other_length:
             hooks.set_num_batches(trainer, num_batches)
-            trainer.strategy.setup_optimizers(trainer)
+        # A state has everything that the number of workers may have changed, except functions.
+        if is_other_length or (is_other_world and functions_of(self._schedulers)):
+            with strategy.showing_world_of_start():
+                strategy.setup_optimizers(trainer)
         self._num_batches_at_start = num_batches
         for callback in self._host.callbacks(self._trainer, "BaseFinetuning"):
             callback.on_fit_start(trainer, trainer.lightning_module)  # adds the groups of what is unfrozen

@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,10 +33,11 @@ from ef_lightning import announcements, hooks
 from ef_lightning.checkpoint_io import checkpoint_io_for, give_innermost
 from ef_lightning.checks import check_trainer
 from ef_lightning.collectives import CollectivesMixin
-from ef_lightning.fit import Fit, dropping_gradients, nothing
+from ef_lightning.fit import Fit, dropping_gradients, nothing, result_of
 from ef_lightning.host import LightningHost
 from ef_lightning.plain_checkpoint import CHECKPOINT_KEY, restore
 from ef_lightning.probe import check_hooks
+from ef_lightning.rate_functions import Factors, factors_of
 from ef_lightning.repetition import Repetition
 from ef_lightning.trainer_run import Run
 
@@ -84,6 +86,7 @@ class ElasticMixin(CollectivesMixin):
         lightning_module: Any
         parallel_devices: Any
         optimizers: Any
+        lr_scheduler_configs: Any
         _checkpoint_io: Any
 
     def __init__(
@@ -130,6 +133,9 @@ class ElasticMixin(CollectivesMixin):
         self._fit: Fit | None = None  # that of the run
         self.syncs_gradients = True
         self.is_last = False
+        self.world_size_at_start = 1  # when the optimizers were made
+        self.factors_at_start: Factors = []
+        self._shows_world_of_start = False
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy has the settings and Lightning's own state. Its own Trainer sets it up, perhaps elsewhere."""
@@ -178,6 +184,8 @@ class ElasticMixin(CollectivesMixin):
     @property
     def world_size(self) -> int:
         """Size of the world that counts for the next step: membership decides, not the cluster's environment."""
+        if self._shows_world_of_start:
+            return self.world_size_at_start
         return 1 if self._worker is None else self._worker.session.completed_in.world_size
 
     @property
@@ -288,6 +296,21 @@ class ElasticMixin(CollectivesMixin):
         self._heed_notices(trainer)
         if fit is not None:
             fit.set_up(self._saved.get("compensation"), self._saved.get("autoscale"))
+
+    def setup_optimizers(self, trainer: Any) -> None:
+        """Make optimizers and schedulers; the user's code may ask for the number of workers."""
+        self.world_size_at_start = self.world_size
+        super().setup_optimizers(trainer)  # type: ignore[misc]
+        self.factors_at_start = factors_of(config.scheduler for config in self.lr_scheduler_configs)
+
+    @contextmanager
+    def showing_world_of_start(self) -> Iterator[None]:
+        """Within this context, the number of workers is the one for which the members' optimizers were made."""
+        self._shows_world_of_start = True
+        try:
+            yield
+        finally:
+            self._shows_world_of_start = False
 
     def _heed_notices(self, trainer: Any) -> None:
         notices = self._here.notices
@@ -481,8 +504,9 @@ class ElasticMixin(CollectivesMixin):
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         """Make the local update, with settings that suit the samples in it."""
         update, fit = super().optimizer_step, self._fit  # type: ignore[misc]
-        if fit is None or (fit.compensation is None and fit.workers_log is None) or fit.in_trial:
+        if fit is None or fit.in_trial:
             return update(optimizer, closure, model, **kwargs)
+        closure = partial(result_of, closure, optimizer)
         if fit.compensation is None:
             result = update(optimizer, closure, model, **kwargs)
         else:

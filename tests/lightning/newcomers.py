@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, Dataset
 
 from ef_common.data.checkpointer import Checkpointing
@@ -399,6 +400,57 @@ def picky(pl: Any) -> dict[str, Any]:
 
     refuses = [Picky()]
     return {"module": refuses[0], "callbacks": [Remembering()]}
+
+
+def warmed_up(pl: Any) -> Any:
+    """Base class of modules with a warm-up and a decay, as in Hugging Face's library, for a number of updates."""
+
+    class WarmedUp(base(pl)):  # type: ignore[misc]
+        num_workers = 0
+
+        def configure_optimizers(self) -> Any:
+            total = 4 * LENGTH // (training.BATCH_SIZE * (self.num_workers or self.trainer.world_size))
+            optimizer = torch.optim.SGD(self.parameters(), 0.05)
+            schedule = lr_scheduler.LambdaLR(optimizer, lambda n: min((n + 1) / 8, max(0.0, 1 - n / (2 * total))))
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+        def on_train_end(self) -> None:
+            self.notes.append(self.optimizers().param_groups[0]["lr"])
+
+    return WarmedUp
+
+
+@program
+def counting_workers(pl: Any) -> dict[str, Any]:
+    """Counts the workers when it makes its schedule."""
+    return {"module": warmed_up(pl)()}
+
+
+@program
+def counting_workers_early(pl: Any) -> dict[str, Any]:
+    """Counts the workers in `setup`, where a newcomer is alone."""
+
+    class Early(warmed_up(pl)):  # type: ignore[misc]
+        def setup(self, stage: str) -> None:
+            self.num_workers = self.trainer.world_size
+
+    return {"module": Early()}
+
+
+@program
+def configured(pl: Any) -> dict[str, Any]:
+    """Reads its hyper-parameters, which no other worker could send, from the state that it takes over."""
+
+    class Configured(base(pl)):  # type: ignore[misc]
+        def __init__(self, width: int = 4, parse: Any = Path) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+
+        def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            hyper_parameters = checkpoint["hyper_parameters"]
+            self.notes.append([hyper_parameters["width"], hyper_parameters["parse"] is Path])
+
+    return {"module": Configured()}
 
 
 @program

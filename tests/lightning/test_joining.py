@@ -111,6 +111,21 @@ def test_best_value_of_a_training_outlives_those_who_have_seen_it(job: Job) -> N
     job.audit()
 
 
+def test_newcomer_has_the_rates_of_a_schedule_that_depends_on_the_number_of_workers(job: Job) -> None:
+    found = results(job, "counting_workers")  # of equal weights
+    assert len({result["notes"][0] for result in found}) == 1
+
+
+def test_newcomer_with_another_schedule_ends_alone(job: Job) -> None:
+    check_it_ends_alone(job, "counting_workers_early", {}, "gives other learning rates in this worker")
+
+
+def test_newcomers_hook_finds_its_hyper_parameters_in_the_state_of_the_others(job: Job) -> None:
+    *_, newcomer = results(job, "configured")
+    assert newcomer["notes"]
+    assert all(note == [4, True] for note in newcomer["notes"])
+
+
 def test_parameters_that_user_code_has_added_are_added_by_a_newcomer(job: Job) -> None:
     found = results(job, "added")
     assert found[0]["notes"] == found[2]["notes"]

@@ -234,6 +234,43 @@ def test_synchronized_batch_norm_in_steps_that_cannot_be_made_again_raises() -> 
         check_sync_batchnorm(trainer, global_batch_size=None)
 
 
+class Activated(torch.nn.BatchNorm1d):
+    """A BatchNorm layer with an activation, as in image models."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return super().forward(values).relu()
+
+
+class ActivatedSync(torch.nn.SyncBatchNorm):
+    """The same, converted."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return super().forward(values).relu()
+
+
+@pytest.mark.parametrize(
+    ("layer", "options", "refused"),
+    [
+        (Activated, {"sync_batchnorm": True}, True),
+        (ActivatedSync, {}, True),
+        (Activated, {}, False),
+        (torch.nn.BatchNorm3d, {"sync_batchnorm": True}, False),
+        (torch.nn.SyncBatchNorm, {"sync_batchnorm": True}, False),
+    ],
+)
+def test_synchronized_batch_norm_whose_forward_does_more_raises(
+    layer: Any, options: dict[str, Any], refused: bool
+) -> None:
+    trainer, module = training.trainer(pl, strategy_for(HOSTS[0])(), **options), Regression()
+    module.net.insert(0, layer(4))
+    trainer.strategy.connect(module)
+    if refused:
+        with pytest.raises(UnsupportedError, match=rf"net\.0 has one of its own.*Received: .*\.{layer.__name__}$"):
+            check_sync_batchnorm(trainer, global_batch_size=None)
+    else:
+        check_sync_batchnorm(trainer, global_batch_size=None)
+
+
 def test_converted_batch_norm_in_steps_that_cannot_be_made_again_raises() -> None:
     trainer, module = training.trainer(pl, strategy_for(HOSTS[0])()), Regression()
     module.net.insert(0, torch.nn.SyncBatchNorm(4))

@@ -103,3 +103,64 @@ def test_hyper_parameters_of_any_type_keep_no_newcomer_out(host: str) -> None:
     keys = [key for key, _ in module.sent["tree"][1]]
     assert "checkpoint" in keys
     assert "error" not in keys
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("host", HOSTS)
+def test_hooks_find_a_newcomers_own_hyper_parameters_in_the_state_that_it_takes_over(host: str) -> None:
+    pl = importlib.import_module(host)
+
+    class Own(training.regression(pl)):  # type: ignore[misc]
+        def __init__(self, width: int = 4, path: Any = object) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+            self.seen: list[Any] = []
+
+        def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            self.seen.append(checkpoint["hyper_parameters"])
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            state = self.trainer.strategy.session.state
+            state._load_checkpoint(state._collect())
+
+    module = Own()
+    training.trainer(pl, strategy_for(host)()).fit(module, training.loader(9))
+    assert module.seen
+    assert all(seen == {"width": 4, "path": object} for seen in module.seen)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("has_function", [True, False])
+def test_newcomer_makes_the_function_of_a_schedule_for_the_workers_of_the_others_start(
+    host: str, has_function: bool
+) -> None:
+    pl = importlib.import_module(host)
+
+    class Own(training.regression(pl)):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[int] = []
+
+        def configure_optimizers(self) -> Any:
+            num_workers = self.trainer.world_size
+            self.seen.append(num_workers)
+            optimizer = torch.optim.SGD(self.parameters(), 0.1)
+            if has_function:
+                return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / num_workers)]
+            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 8 // num_workers)]
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            state = self.trainer.strategy.session.state
+            collected = {**state._collect(), "world_size_at_start": 4}
+            for _ in range(2):
+                state._load_optimizers(collected)
+            self.sent = state._collect()
+
+    module = Own()
+    trainer = training.trainer(pl, strategy_for(host)(), max_steps=1)
+    trainer.fit(module, training.loader(9))
+    assert module.seen == ([1, 4] if has_function else [1])
+    assert module.sent["world_size_at_start"] == 4
+    assert all(set(factors) == {0.25} for factors in module.sent["factors"])
+    assert trainer.world_size == 1

@@ -338,6 +338,25 @@ def test_checkpoint_after_an_exception_goes_on_with_the_batch_that_raised_it(
 
 
 @pytest.mark.parametrize("host", HOSTS)
+def test_step_that_all_skip_is_skipped_with_scaled_gradients(host: str, world_of_one: Path) -> None:
+    pl = importlib.import_module(host)
+    torch = training.torch
+
+    class Skipping(training.regression(pl)):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return None if batch_idx in (0, 2) else super().training_step(batch, batch_idx)
+
+    def train(strategy: Any) -> tuple[list[float], float]:
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0, growth_interval=2)
+        plugin = pl.plugins.MixedPrecision("16-mixed", "cpu", scaler)  # by name, a CPU would get bfloat16
+        module = Skipping()
+        training.trainer(pl, strategy, plugins=[plugin]).fit(module, training.loader(4 * training.BATCH_SIZE))
+        return training.weights(module), scaler.get_scale()
+
+    assert train(strategy_for(host)(compensation="none")) == train("auto")
+
+
+@pytest.mark.parametrize("host", HOSTS)
 def test_gradient_of_padding_is_dropped_within_an_accumulation(host: str, world_of_one: Path) -> None:
     pl = importlib.import_module(host)
     torch = training.torch
