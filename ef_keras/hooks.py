@@ -192,14 +192,19 @@ def shared_variables(model: Any) -> list[Any]:
 def statistics(model: Any) -> list[Any]:
     """Floating variables that a training step changes without a gradient (the statistics of BatchNorm).
 
-    Those of a frozen layer do not change, and a frozen weight is none.
+    Those of a frozen layer do not change, and a frozen weight is none. Those that are averaged come first.
     """
     found = {}
     for layer in model._flatten_layers():
         for variable in layer._non_trainable_variables if layer.trainable else ():
             if str(variable.dtype).startswith(("float", "bfloat")):
                 found[id(variable)] = variable
-    return list(found.values())
+    return sorted(found.values(), key=is_taken)
+
+
+def is_taken(variable: Any) -> bool:
+    """Whether all workers take one worker's value, as a mean would make no sense (of the rows of a queue)."""
+    return bool(variable.aggregation == "only_first_replica")
 
 
 def seed_state() -> Any:
