@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +75,33 @@ def engine(backend: str | None) -> str:
             )
         return "gloo"
     return "horovod" if framework == "torch" else "horovod-tensorflow"
+
+
+def build(model: Any, batch: Any) -> None:
+    """Create all variables of model, metrics and optimizers that can be known before the first step.
+
+    Args:
+        model: The model, compiled.
+        batch: One that its step would be given.
+
+    Raises:
+        UnsupportedError: There are layers whose variables cannot.
+    """
+    if check_backend() == "tensorflow":
+        from ef_keras import tracing_tensorflow
+
+        tracing_tensorflow.build(model, batch)
+    else:
+        hooks.build(model, batch)
+
+
+def untraced(model: Any) -> AbstractContextManager[None]:
+    """Within this context, nothing has been traced of what the user lets TensorFlow compile of a model's methods."""
+    if check_backend() != "tensorflow":
+        return nullcontext()
+    from ef_keras import tracing_tensorflow
+
+    return tracing_tensorflow.untraced(model)
 
 
 def reducer_for(session: Session, model: Any, weights: Callable[[View], Sequence[float]]) -> Reducer:

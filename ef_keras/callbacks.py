@@ -263,6 +263,18 @@ class Elastic(keras.callbacks.Callback):
         data = self._evaluation = self._evaluation_data(iterator, worker)
         hooks.replace_batches(iterator, data.batches)
 
+    def end_test_batch(self) -> None:
+        """All callbacks have seen a step of an evaluation.
+
+        Raises:
+            UnsupportedError: One of them wants to end it, and the others would wait for this worker's part.
+        """
+        if self._evaluation is not None and self.model.stop_evaluating:
+            raise UnsupportedError(
+                "a callback has set model.stop_evaluating in this worker, and an evaluation is made by all workers "
+                "together. Limit the data instead: fit(validation_steps=…) or evaluate(steps=…)"
+            )
+
     def _evaluation_data(self, iterator: Any, worker: Worker) -> EvaluationData | StreamEvaluationData:
         session, steps = worker.session, hooks.steps_per_execution(iterator)
         reading = shard_reading_of(iterator, evaluates=True)
@@ -317,6 +329,9 @@ class _Last(keras.callbacks.Callback):
         fit = self._elastic.running
         if fit is not None:
             fit.end_batch()
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._elastic.end_test_batch()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         fit = self._elastic.running

@@ -16,6 +16,9 @@ from ef_keras import hooks, metrics
 class EvaluationSteps:
     """The steps of one pass, numbered from 0. The pass begins with the metrics as they are now.
 
+    Workers may make different numbers of steps. At its end, the model's random generators are therefore put back to
+    where they were, as their variables must be equal in all workers.
+
     Args:
         session: The worker's session.
         model: The model; its metrics are merged at the end.
@@ -28,6 +31,7 @@ class EvaluationSteps:
         self._size = per_execution
         self._next = 0
         self._before = metrics.values_of(model)
+        self._seeds = [(state, hooks.copied(state)) for state in hooks.seed_states(model)]
 
     def of(self, batches: Iterator[Any]) -> hooks.Batches:
         """The steps on these batches."""
@@ -54,3 +58,5 @@ class EvaluationSteps:
             # From here on all workers have the result, so one that is lost takes nothing with it.
             self._session.run(Barrier("end of an evaluation"))
         metrics.merge(self._model, parts)
+        for state, value in self._seeds:
+            state.assign(value)

@@ -23,7 +23,7 @@ from ef_common.launch.leaving import leaving_cleanly
 from ef_common.launch.process import Worker
 from ef_common.session import Barrier
 from ef_keras import hooks, metrics
-from ef_keras.backends import entry_of, passes_for, prepare_determinism, reducer_for, step_of
+from ef_keras.backends import build, entry_of, passes_for, prepare_determinism, reducer_for, step_of, untraced
 from ef_keras.checkpoints import FitCheckpoints
 from ef_keras.checks import check_class_weight, check_replicas, global_batch_for
 from ef_keras.compensation import FitCompensation
@@ -155,8 +155,9 @@ class Fit:
                 "workers only where they are cut; evaluate, validation and predict still run as the model was compiled"
             )
         batch, self._first_batch = self._first_batch, None
-        hooks.build(model, batch)
+        build(model, batch)
         self._undo.callback(hooks.renew_train_function, model)
+        self._undo.enter_context(untraced(model))
         self._set_up_rates()
         self._reducer = self._make_reducer()
         self._reducer.fraction = lambda: self.data.fraction

@@ -197,7 +197,7 @@ class GlobalReducer(Reducer):
         self._train(pieces, some, batch, views)
         for variable, start, view in zip(self._statistics, self._starts, views[len(self._variables) :], strict=True):
             np.subtract(hooks.copied(variable), start, out=view, casting="same_kind")
-            view *= share
+            view *= float(0 in some) if hooks.is_taken(variable) else share
         if self._pass_loss is None or self._batch_loss is None:
             self._batch_loss = None
         else:

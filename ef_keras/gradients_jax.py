@@ -49,9 +49,9 @@ class JaxReducer(Reducer):
         is_double = any(one.dtype == np.float64 for one in (*dense, *(v.value for v in self._statistics)))
         dtype = "float64" if is_double else "float32"
         shapes = [tuple(one.shape) for one in dense]
-        buckets = self._buckets.setdefault(
-            (dtype, *shapes), ArrayBuckets(shapes, [tuple(v.shape) for v in self._statistics], dtype=dtype)
-        )
+        taken = [index for index, variable in enumerate(self._statistics) if hooks.is_taken(variable)]
+        values = [tuple(variable.shape) for variable in self._statistics]
+        buckets = self._buckets.setdefault((dtype, *shapes), ArrayBuckets(shapes, values, taken=taken, dtype=dtype))
         flat = jnp.concatenate([one.astype(dtype).ravel() for one in dense])  # each array that leaves has its cost
         (means,) = call(lambda found: self.guard(partial(self._reduce, buckets, shapes, found[0])), [flat], like=[flat])
         reduced: list[Any] = [None] * len(gradients)

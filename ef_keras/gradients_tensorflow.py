@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,8 @@ class TensorFlowReducer(Reducer):
         values = [tf.convert_to_tensor(variable.value) for variable in statistics]
         key = (id(optimizer), *(tuple(tensor.shape) for tensor in [*dense, *values]))
         if key not in self._exits:
-            self._exits[key] = _Exit(self, dense, values)
+            num_taken = sum(map(hooks.is_taken, statistics))
+            self._exits[key] = _Exit(self, dense, values, num_taken=num_taken)
         outputs = self._exits[key].build([*dense, *values], self.take_loss())
         for variable, value in zip(statistics, outputs[len(dense) :], strict=True):
             variable.assign(value)
@@ -63,9 +65,18 @@ class TensorFlowReducer(Reducer):
 
 
 class _Exit:
-    """Where the gradients of one optimizer leave the graph, and come back. It may be built into several graphs."""
+    """Where the gradients of one optimizer leave the graph, and come back. It may be built into several graphs.
 
-    def __init__(self, reducer: TensorFlowReducer, gradients: Sequence[Any], values: Sequence[Any]) -> None:
+    Args:
+        reducer: The reducer.
+        gradients: The gradients, of fixed shapes.
+        values: The statistics.
+        num_taken: How many of these, the last ones, are not averaged but taken from one worker.
+    """
+
+    def __init__(
+        self, reducer: TensorFlowReducer, gradients: Sequence[Any], values: Sequence[Any], *, num_taken: int
+    ) -> None:
         self._reducer = reducer
         tensors = [*gradients, *values]
         if any(None in tuple(tensor.shape) for tensor in tensors):
@@ -73,11 +84,13 @@ class _Exit:
             raise UnsupportedError(f"a gradient without a fixed shape cannot be reduced. Received: shapes={shapes}")
         self._dtype = tf.float64 if any(tensor.dtype == tf.float64 for tensor in tensors) else tf.float32
         sizes = [math.prod(tensor.shape) for tensor in tensors]
-        self._packs = _packs(sizes, range(len(gradients)))
-        num_gradients = len(self._packs)
-        self._packs += _packs(sizes, range(len(gradients), len(tensors)))
+        ends = [0, len(gradients), len(tensors) - num_taken, len(tensors)]
+        of_gradients, averaged, taken = (_packs(sizes, range(*pair)) for pair in pairwise(ends))
+        self._packs = [*of_gradients, *averaged, *taken]
         shapes = [(sum(sizes[index] for index in pack),) for pack in self._packs]
-        self._buckets = ArrayBuckets(shapes[:num_gradients], shapes[num_gradients:], dtype=self._dtype.name)
+        num = len(of_gradients)
+        last = range(len(averaged), len(averaged) + len(taken))
+        self._buckets = ArrayBuckets(shapes[:num], shapes[num:], taken=last, dtype=self._dtype.name)
         self._reduction: ArrayReduction | None = None
 
     def build(self, tensors: Sequence[Any], loss: Any) -> list[Any]:

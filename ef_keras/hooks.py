@@ -144,19 +144,36 @@ def is_missing(leaf: Any) -> bool:
 
 
 def build(model: Any, batch: Any) -> None:
-    """Create all variables of model, metrics and optimizer, as Keras does before or within the first step."""
-    batch = keras.tree.map_structure(lambda leaf: None if is_missing(leaf) else leaf, batch)
-    try:
-        model._symbolic_build(data_batch=batch)
-    except RuntimeError:  # a model that can only be called on numbers
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-        y_pred = model(x)
-        model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight)
-        model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
-        model.reset_metrics()
-        for optimizer in optimizers(model):
-            if not optimizer.built:
-                optimizer.build(model.trainable_variables)
+    """Create all variables of model, metrics and optimizer, as Keras does before the first step on torch and JAX.
+
+    Raises:
+        Exception: The model cannot be called with a batch, or its loss or metrics cannot.
+    """
+    model._symbolic_build(data_batch=without_missing(batch))
+
+
+def build_eagerly(model: Any, batch: Any) -> None:
+    """The same for a model that can only be called on numbers, but for its optimizer."""
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(without_missing(batch))
+    y_pred = model(x)
+    model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight)
+    model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+    model.reset_metrics()
+
+
+def has_call(model: Any) -> bool:
+    """Whether a model can be called: one that only trains in a `train_step` of its own need not."""
+    return type(model).call is not keras.Model.call
+
+
+def without_missing(batch: Any) -> Any:
+    """A batch with None for its missing parts."""
+    return keras.tree.map_structure(lambda leaf: None if is_missing(leaf) else leaf, batch)
+
+
+def unbuilt_layers_within(model: Any) -> list[Any]:
+    """Layers of a model that have no variables yet."""
+    return [layer for layer in model._flatten_layers(include_self=False) if not layer.built]
 
 
 def metric_variables(model: Any) -> list[Any]:
@@ -192,14 +209,19 @@ def shared_variables(model: Any) -> list[Any]:
 def statistics(model: Any) -> list[Any]:
     """Floating variables that a training step changes without a gradient (the statistics of BatchNorm).
 
-    Those of a frozen layer do not change, and a frozen weight is none.
+    Those of a frozen layer do not change, and a frozen weight is none. Those that are averaged come first.
     """
     found = {}
     for layer in model._flatten_layers():
         for variable in layer._non_trainable_variables if layer.trainable else ():
             if str(variable.dtype).startswith(("float", "bfloat")):
                 found[id(variable)] = variable
-    return list(found.values())
+    return sorted(found.values(), key=is_taken)
+
+
+def is_taken(variable: Any) -> bool:
+    """Whether all workers take one worker's value, as a mean would make no sense (of the rows of a queue)."""
+    return bool(variable.aggregation == "only_first_replica")
 
 
 def seed_state() -> Any:

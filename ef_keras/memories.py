@@ -10,6 +10,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "EarlyStopping": ("wait", "stopped_epoch", "best", "best_weights", "best_epoch"),
     "ReduceLROnPlateau": ("wait", "best", "cooldown_counter"),
     "ModelCheckpoint": ("best", "_batches_seen_since_last_saving", "_last_batch_seen"),
+    "OrbaxCheckpoint": ("best", "_batches_seen_since_last_saving", "_last_batch_seen", "_total_batches_seen"),
     "BackupAndRestore": ("_current_epoch", "_batches_seen_since_last_saving", "_last_batch_seen"),
     "History": ("epoch", "history"),
     "TensorBoard": ("_global_train_batch", "_global_test_batch"),

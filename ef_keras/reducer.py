@@ -135,7 +135,8 @@ class Reducer(ABC):
         values = [np.asarray(keras.ops.convert_to_numpy(variable)) for variable in statistics]
         if self._values is None:
             dtype = "float64" if any(value.dtype == np.float64 for value in values) else "float32"
-            self._values = ArrayBuckets([], [value.shape for value in values], dtype=dtype)
+            taken = [index for index, variable in enumerate(statistics) if hooks.is_taken(variable)]
+            self._values = ArrayBuckets([], [value.shape for value in values], taken=taken, dtype=dtype)
         self.take_loss()  # nobody knows any more what it was in a graph
         reduction = self.begin(self._values)
         reduction.take(values)

@@ -53,8 +53,9 @@ class Worker:
         fraction: float = 1.0,
         measures: bool = False,
         asks: float = 0.0,
+        values: int = 1,
     ) -> Any:
-        shapes, value = [*SHAPES, *VALUES], self.value if value is None else value
+        shapes, value = [*SHAPES, *VALUES, (3,)][: len(SHAPES) + values], self.value if value is None else value
         reduction = ArrayReduction(self.buckets, self.session, self._weigh, fraction=fraction, wants_stop=wants_stop)
         reduction.measures, reduction.asks = measures, asks
         for index, bucket in enumerate(self.buckets.buckets):
@@ -63,8 +64,8 @@ class Worker:
             reduction.take([np.full(shapes[place], value, np.float32) for place in bucket])
         view = self.session.run(reduction)
         reduction.read_flags()
-        gradients, values = reduction.reduced()
-        return view, [part.copy() for part in gradients], [part.copy() for part in values], reduction
+        gradients, reduced = reduction.reduced()
+        return view, [part.copy() for part in gradients], [part.copy() for part in reduced], reduction
 
 
 def assert_all(parts: list[np.ndarray], shapes: list[Any], value: float) -> None:
@@ -175,6 +176,26 @@ def test_update_of_nothing_keeps_the_statistics() -> None:
     for _, gradients, values, _ in Cluster(2).run(member):
         assert_all(gradients, SHAPES, 0.0)
         assert_all(values, VALUES, 7.0)
+
+
+def test_values_that_are_taken_are_those_of_the_first_member_that_has_samples() -> None:
+    """Whatever the sizes of the batches, and whoever is lost."""
+
+    def member(session: Session, rank: int) -> Any:
+        worker = Worker(session, rank, lambda view: [0.0, 0.4, 0.6] if view.world_size == 3 else weights(view))
+        worker.buckets = ArrayBuckets(SHAPES, [*VALUES, (3,)], taken=[1])
+        fraction = [1.0, 0.25, 1.0][rank]
+        both = (
+            worker.reduce(fraction=fraction, values=2),
+            worker.reduce(fraction=fraction, values=2, dies_before=1 if rank == 1 else -1),
+        )
+        return [(values[0][0], values[1].tolist()) for _, _, values, _ in both]
+
+    first, dead, last = Cluster(3).run(member)
+    assert dead is None
+    assert first == last
+    assert [taken for _, taken in first] == [[2.0] * 3, [1.0] * 3]
+    assert first[0][0] == pytest.approx((0.5 * 2 + 3 * 3) / 3.5)
 
 
 # ---------------------------------------------------------------- batches of different sizes

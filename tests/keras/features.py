@@ -21,6 +21,7 @@ import ef_keras
 from ef_common.collectives import operations
 from ef_common.launch.environment import read_environment
 from ef_common.launch.process import this_worker
+from ef_keras import hooks
 from ef_keras.backends import engine
 
 BATCH_SIZE = 8
@@ -357,6 +358,104 @@ def custom_train_step(run: Run) -> Any:
     history = run.fit(model, *data())
     assert set(history) == {"my_loss"}
     return model, {}  # the result of the last batch: of one worker's part there
+
+
+class Autoencoder(keras.Model):
+    """Variational, with a `train_step` in place of a `call`. Its noise is a function of the sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = keras.Sequential([layers.Input((12,)), layers.Dense(8, activation="tanh"), layers.Dense(6)])
+        self.decoder = keras.Sequential([layers.Input((3,)), layers.Dense(12)])
+        self.mean_loss = keras.metrics.Mean("loss")
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.mean_loss]
+
+    def train_step(self, x: Any) -> Any:
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            mean, spread = tf.split(self.encoder(x), 2, axis=1)
+            z = mean + tf.exp(0.5 * spread) * tf.cos(9.0 * x[:, :3])
+            divergence = tf.reduce_mean(tf.square(mean) + tf.exp(spread) - spread)
+            loss = tf.reduce_mean(tf.square(self.decoder(z) - x)) + 0.1 * divergence
+        gradients = tape.gradient(loss, self.trainable_weights)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_weights, strict=True))
+        self.mean_loss.update_state(loss)
+        return {"loss": self.mean_loss.result()}
+
+
+@feature
+def autoencoder_without_a_call(run: Run) -> Any:
+    if not IS_TENSORFLOW:
+        return net(), {}
+    model = Autoencoder()
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9))
+    return model, run.fit(model, data(192)[0])
+
+
+class Adversaries(keras.Model):
+    """Two networks, each with an optimizer of its own, and no `call`. The layers of one have not been built."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = keras.Sequential([layers.Input((4,)), layers.Dense(8, activation="tanh"), layers.Dense(12)])
+        self.judge = keras.Sequential([layers.Dense(8, activation="tanh"), layers.Dense(1)])
+        self.losses_of = [keras.metrics.Mean("judge_loss"), keras.metrics.Mean("generator_loss")]
+
+    def compile(self, judge_optimizer: Any, generator_optimizer: Any, **kwargs: Any) -> None:  # type: ignore[override]
+        super().compile(**kwargs)
+        self.judge_optimizer, self.generator_optimizer = judge_optimizer, generator_optimizer
+
+    @property
+    def metrics(self) -> list[Any]:
+        return self.losses_of
+
+    def train_step(self, batch: Any) -> Any:
+        import tensorflow as tf
+
+        x, _ = batch
+        with tf.GradientTape() as tape:
+            made = self.generator(x[:, :4])
+            judge_loss = tf.reduce_mean(tf.nn.softplus(-self.judge(x)) + tf.nn.softplus(self.judge(made)))
+        weights = self.judge.trainable_weights
+        self.judge_optimizer.apply_gradients(zip(tape.gradient(judge_loss, weights), weights, strict=True))
+        with tf.GradientTape() as tape:
+            generator_loss = tf.reduce_mean(tf.nn.softplus(-self.judge(self.generator(x[:, :4]))))
+        weights = self.generator.trainable_weights
+        self.generator_optimizer.apply_gradients(zip(tape.gradient(generator_loss, weights), weights, strict=True))
+        for metric, loss in zip(self.losses_of, (judge_loss, generator_loss), strict=True):
+            metric.update_state(loss)
+        return {metric.name: metric.result() for metric in self.losses_of}
+
+
+@feature
+def adversaries_without_a_call(run: Run) -> Any:
+    if not IS_TENSORFLOW:
+        return net(), {}
+    model = Adversaries()
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), keras.optimizers.SGD(0.05, momentum=0.9))
+    built: list[list[int]] = []
+
+    def look(epoch: int, logs: Any) -> None:
+        everybody = model.judge_optimizer, model.generator_optimizer, model.optimizer
+        built.append([len(hooks.trained_variables(one)) if one.built else 0 for one in everybody])
+
+    history = run.fit(model, *data(192), callbacks=[keras.callbacks.LambdaCallback(on_epoch_begin=look)])
+    assert built[0] == ([4, 4, 0] if run.elastic else [0, 0, 0])  # all that a checkpoint may hold can be loaded
+    return model, history
+
+
+@feature
+def adversaries_without_a_call_that_run_eagerly(run: Run) -> Any:
+    if not IS_TENSORFLOW:
+        return net(), {}
+    model = Adversaries()
+    model.judge.build((None, 12))
+    model.compile(keras.optimizers.SGD(0.1), keras.optimizers.SGD(0.05), run_eagerly=True)
+    return model, run.fit(model, *data(96), epochs=1)
 
 
 @feature

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from keras.src.callbacks import OrbaxCheckpoint
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
 import ef_keras
@@ -24,7 +25,7 @@ from ef_keras.backends import engine
 from ef_keras.memories import memory_of, restore
 from ef_keras.rank_zero import OnRankZero
 from tests import sources
-from tests.keras.features import CustomStep, compiled, data, net
+from tests.keras.features import Batches, CustomStep, compiled, data, net
 from tests.parts import assert_one_sentence, changes
 
 
@@ -116,6 +117,17 @@ def refuse_replicas() -> str:
     if ef_keras.is_rank_zero():
         return _message(lambda: model.evaluate(x, y, verbose=0, callbacks=ef_keras.callbacks()))
     return _message(lambda: model.fit(x, y, verbose=0, callbacks=ef_keras.callbacks()))
+
+
+class StopsEvaluating(keras.callbacks.Callback):
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.model.stop_evaluating = batch >= 1
+
+
+def refuse_evaluation_that_is_stopped() -> str:
+    callbacks = [StopsEvaluating(), *ef_keras.callbacks()]
+    validation = Batches(8, 24)  # of which the other worker has one
+    return _message(lambda: compiled(net()).fit(*data(64), validation_data=validation, verbose=0, callbacks=callbacks))
 
 
 class Inner(CustomStep):
@@ -442,6 +454,7 @@ def look_at_hooks() -> dict[str, Any]:
         "releases": list(probe.RELEASES["keras"]),
         "unseen": [root for root, value in probe.package().roots.items() if value is None],
         "remembered": _remembered(),
+        "remembered_by_orbax": _remembered_by_orbax(),
     }
 
 
@@ -483,6 +496,16 @@ def _remembered() -> list[Any]:
     callback = keras.callbacks.ModelCheckpoint("x.keras")
     restore(callback, {"best": 0.5, "filepath": "/elsewhere.keras", "new": 1})
     return [callback.filepath, "new" in vars(callback), callback.best, sorted(memory_of(callback) or {})]
+
+
+def _remembered_by_orbax() -> Any:
+    """What the callback that needs Orbax remembers of what another worker's has seen. Its constructor needs Orbax."""
+    first, second = (OrbaxCheckpoint.__new__(OrbaxCheckpoint) for _ in range(2))
+    vars(first).update(
+        best=0.5, _batches_seen_since_last_saving=3, _last_batch_seen=7, _total_batches_seen=27, directory="/elsewhere"
+    )
+    restore(second, memory_of(first) or {})
+    return vars(second)
 
 
 # ---------------------------------------------------------------- exceptions that leave a fit

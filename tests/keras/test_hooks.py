@@ -38,6 +38,12 @@ def test_private_places_of_keras_are_where_they_were(tmp_path: Path, backend: st
     assert_all_are_listed(set(found["parts"]))
     fields = ["_batches_seen_since_last_saving", "_last_batch_seen", "best"]
     assert found["remembered"] == ["x.keras", False, 0.5, fields]
+    assert found["remembered_by_orbax"] == {
+        "best": 0.5,
+        "_batches_seen_since_last_saving": 3,
+        "_last_batch_seen": 7,
+        "_total_batches_seen": 27,
+    }
 
 
 def assert_all_are_listed(parts: set[str]) -> None:

@@ -19,6 +19,11 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
 REFUSED = [
     ("refuse_step_without_update", "UnsupportedError: the model's train_step has made no update", "apply_gradients"),
     ("refuse_replicas", "UnsupportedError: the model was made for several devices", "--nproc-per-node=2"),
+    (
+        "refuse_evaluation_that_is_stopped",
+        "UnsupportedError: a callback has set model.stop_evaluating",
+        "validation_steps=…",
+    ),
     ("pass_on_an_error_of_the_users", "the user's own", "own"),
 ]
 LENGTHS = [

@@ -24,6 +24,8 @@ from ef_keras.stream_data import stream_data_of
 from ef_keras.stream_evaluation import StreamEvaluationData
 from tests.keras.numbers import Numbers
 
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")  # TensorFlow's tensors, with NumPy 2
+
 
 class World:
     """A session of "a", in which others tell that they have found nothing, and then their metrics."""
@@ -87,8 +89,11 @@ class Evaluation:
         reading = replace(
             reading_of(data, data.unshuffled()), made_of=lambda batch: batch[0][:, 0].tolist(), first=lambda: [-1]
         )
-        self.count = Count()
-        model = SimpleNamespace(metrics_variables=[self.count], jax_state_sync=lambda: None)
+        self.count, self.drawn = Count(), Count()
+        layers = [SimpleNamespace(_seed_generators=[SimpleNamespace(state=self.drawn)])]
+        model = SimpleNamespace(
+            metrics_variables=[self.count], jax_state_sync=lambda: None, _flatten_layers=lambda: layers
+        )
         self.records: list[tuple[str, dict[str, Any]]] = []
         log: Any = SimpleNamespace(enabled=True, write=lambda kind, **record: self.records.append((kind, record)))
         session: Any = world
@@ -100,6 +105,7 @@ class Evaluation:
         for first, last, batches in self.data.batches():
             some = list(batches)
             self.count.value += sum(map(len, some))
+            self.drawn.value += 1
             found.append((first, last, some))
         return found
 
@@ -142,6 +148,13 @@ def test_worker_without_samples_makes_a_step_that_does_not_count() -> None:
     evaluation = Evaluation(Numbers(2), World("b", "a", others=2.0))
     assert evaluation.run() == [(0, 0, [[-1]])]
     assert evaluation.count.value == 2.0
+
+
+def test_random_numbers_of_a_pass_are_not_drawn_from_those_of_what_follows() -> None:
+    evaluation = Evaluation(Numbers(4, 3, 4, 3), World("a", "b", others=7.0))
+    evaluation.drawn.value = np.float32(5)
+    assert len(evaluation.run()) == 4
+    assert evaluation.drawn.value == 5
 
 
 def test_execution_takes_several_batches() -> None:

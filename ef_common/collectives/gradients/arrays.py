@@ -14,7 +14,7 @@ every member has begun, so nobody needs that result any more.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,14 +36,24 @@ class ArrayBuckets:
     Args:
         gradients: Shapes of the gradients, in the order of the model.
         values: Shapes of other numbers that the members average (the statistics of a BatchNorm layer).
+        taken: Which of the values are not averaged: all members take those of the first one that has samples.
         dtype: Type in which everything is summed.
 
     Attributes:
         buckets: For each bucket, the indices of its arrays; values follow the gradients in their numbering.
+        taken: The indices of the values that are taken.
     """
 
-    def __init__(self, gradients: Sequence[Shape], values: Sequence[Shape] = (), *, dtype: str = "float32") -> None:
+    def __init__(
+        self,
+        gradients: Sequence[Shape],
+        values: Sequence[Shape] = (),
+        *,
+        taken: Collection[int] = (),
+        dtype: str = "float32",
+    ) -> None:
         self._shapes = [*gradients, *values]
+        self.taken = frozenset(len(gradients) + index for index in taken)
         self._dtype = np.dtype(dtype)
         self.num_gradients = len(gradients)
         self.buckets: list[list[int]] = [[]]
@@ -151,6 +161,8 @@ class ArrayReduction(BucketRun):
             weight = self.weight
             if is_last and index >= self._layout.num_gradients and not any(self.weights):
                 weight = 1.0 / len(self.weights)  # statistics must not vanish with the last sample, as gradients do
+            if index in self._layout.taken:
+                weight = float(self.rank == self._first)
             if array is None or not weight:  # of a batch that only keeps step; may be anything, NaN too
                 view[...] = 0
             else:
@@ -160,6 +172,11 @@ class ArrayReduction(BucketRun):
             squared = self._squared_norm() if self.measures else 0.0
             flags = [session.change_pending, self._wants_stop, session.agreements.wish, self.lacking, squared]
             self._buffers[-1][-_NUM_FLAGS:] = [*flags, self.asks, self.finds]
+
+    @property
+    def _first(self) -> int:
+        """Rank of the first member that has samples."""
+        return next((rank for rank, weight in enumerate(self.weights) if weight), 0)
 
     def _squared_norm(self) -> float:
         """Squared norm of the local gradients; 0 of a batch that only keeps step."""
@@ -189,7 +206,8 @@ class ArrayReduction(BucketRun):
         is_alone = self.state is RunState.ALONE
         arrays = [array for array in self._arrays if array is not None] if is_alone else self._views
         if self._lacking_of_all and not is_alone:  # copies: the buffers may have to be handed on as they are
-            arrays = [_divided(array, 1.0 - self._lacking_of_all) for array in arrays]
+            there, taken = 1.0 - self._lacking_of_all, self._layout.taken
+            arrays = [array if index in taken else _divided(array, there) for index, array in enumerate(arrays)]
         return arrays[: self._layout.num_gradients], arrays[self._layout.num_gradients :]
 
 

@@ -1,0 +1,75 @@
+"""Models that bring something of their own: random numbers of an evaluation, a queue, a function of TensorFlow's.
+
+Imported after Keras's backend is chosen.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers
+
+import ef_keras
+from tests.keras.features import Batches, CustomStep, compiled, data, net
+
+
+def draw_in_evaluations() -> list[list[int]]:
+    """Train with validation batches of which one worker has two, and the other one. Returns the random generators."""
+    keras.utils.set_random_seed(1)
+    inputs = layers.Input((12,))
+    model = compiled(keras.Model(inputs, layers.Dense(2)(layers.Dropout(0.5)(inputs, training=True))))
+    x, y = data(64)
+    model.fit(x, y, batch_size=8, epochs=2, validation_data=Batches(8, 24), verbose=0, callbacks=ef_keras.callbacks())
+    return [np.asarray(keras.ops.convert_to_numpy(v)).tolist() for v in model.non_trainable_variables]
+
+
+class Queue(layers.Layer):
+    """Keeps the newest samples, of which a mean would be none."""
+
+    def build(self, shape: Any) -> None:
+        self.rows = self.add_weight(
+            shape=(8, shape[-1]), initializer="zeros", trainable=False, aggregation="only_first_replica"
+        )
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        if training:
+            self.rows.assign(keras.ops.concatenate([x, self.rows])[:8])
+        return x
+
+
+def keep_queues() -> list[Any]:
+    """Train with a queue, also on global batches. Returns what is in it, and the samples."""
+    x, y = data(68)  # the last batches have two samples each
+    found: list[Any] = [x.tolist()]
+    for settings in ({}, {"global_batch_size": 16}):
+        keras.utils.set_random_seed(1)
+        queue = Queue()
+        model = compiled(keras.Sequential([layers.Input((12,)), queue, layers.BatchNormalization(), *net().layers]))
+        model.fit(x, y, batch_size=8, shuffle=False, verbose=0, callbacks=ef_keras.callbacks(**settings))
+        found.append(keras.ops.convert_to_numpy(queue.rows).tolist())
+    return found
+
+
+def fit_again_with_a_function_of_tensorflow() -> dict[str, Any]:
+    """Fits, with and without the callbacks, of a model whose `train_step` is a `tf.function`, and of one like it."""
+    import tensorflow as tf
+
+    class Decorated(CustomStep):
+        train_step = tf.function(CustomStep.train_step)
+
+    weights = []
+    for cls in (Decorated, CustomStep):
+        keras.utils.set_random_seed(3)
+        model = cls()
+        model.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        for is_elastic in (False, True, True, False):
+            callbacks = ef_keras.callbacks() if is_elastic and cls is Decorated else []
+            model.fit(*data(), shuffle=False, verbose=0, callbacks=callbacks)
+        weights.append(model.get_weights())
+    return {
+        "off": max(float(np.abs(a - b).max()) for a, b in zip(*weights, strict=True)),
+        "updates": int(model.optimizer.iterations),
+        "left": [name for name in ("train_step", "apply") if name in {**vars(model), **vars(model.optimizer)}],
+    }
