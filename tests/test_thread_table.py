@@ -79,6 +79,10 @@ WITNESSES = {
     "elasticflow-seek": [
         "tests/launch/test_door_search.py::test_error_while_an_agent_is_asked_reaches_the_one_that_looks"
     ],
+    "elasticflow-lookup": [
+        "tests/control/test_name_lookups.py::test_error_of_a_look_up_reaches_the_one_that_waits",
+        "tests/control/test_name_lookups.py::test_name_is_looked_up_although_there_can_be_no_more_threads",
+    ],
     "elasticflow-registry": [
         "tests/launch/test_finding.py::test_error_while_the_registry_is_asked_ends_the_search_at_once"
     ],

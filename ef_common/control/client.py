@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from ef_common import threads
 from ef_common.control.control_connection import ControlConnection
+from ef_common.control.name_lookups import NameLookups
 from ef_common.control.sockets import call_in_forked_children, listen
 from ef_common.core.quorum import Bid
 from ef_common.core.room import Room
@@ -94,6 +95,7 @@ class CoordinatorClient:
         tls: Tls | None = None,
     ) -> None:
         self._tls = tls
+        self._names = NameLookups()
         progress = (lambda: None) if tracker is None else tracker.read
         self._protocol = Client(address, member, token, connect_timeout_s=connect_timeout_s, progress=progress)
         self._token = token
@@ -402,9 +404,17 @@ class CoordinatorClient:
 
     def _read(self, connect: Connect) -> None:
         protocol, link, thread = self._protocol, connect.link, threading.current_thread()
+        if not protocol.wants(link):  # its time was over before its turn came
+            return
         try:
             self._connecting.add(thread)
-            connection = ControlConnection.connect(link.address, connect.timeout_s, tls=self._tls)
+            connection = ControlConnection.connect(
+                link.address,
+                connect.timeout_s,
+                tls=self._tls,
+                find=self._names.find,
+                on_accepted=lambda: self._do(lambda: protocol.accepted(link)),
+            )
         except (OSError, AuthenticationError) as error:
             self._connecting.discard(thread)
             problem: str | AuthenticationError

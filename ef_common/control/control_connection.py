@@ -11,7 +11,9 @@ import struct
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 
+from ef_common.control.name_lookups import Place, look_up
 from ef_common.control.sockets import call_in_forked_children, reset_at_close, tune
 from ef_common.errors import AuthenticationError
 from ef_common.protocol.addresses import Address, format_address
@@ -58,26 +60,36 @@ class ControlConnection:
 
     @classmethod
     def connect(
-        cls, address: Address, timeout_s: float, read_timeout_s: float | None = None, *, tls: Tls | None = None
+        cls,
+        address: Address,
+        timeout_s: float,
+        read_timeout_s: float | None = None,
+        *,
+        tls: Tls | None = None,
+        find: Callable[[Address, float], list[Place]] = lambda address, timeout_s: look_up(address),
+        on_accepted: Callable[[], object] = lambda: None,
     ) -> ControlConnection:
-        """Connect.
+        """Connect to the first of the addresses of a host that accepts; each has its share of the time that is left.
 
         Args:
             address: Where to.
             timeout_s: For how long to try.
             read_timeout_s: How long `read` may wait; None for as long as it takes.
             tls: The identity of this process, if the connection is to be encrypted.
+            find: Finds the addresses of the host, within some seconds.
+            on_accepted: Called when the peer has accepted the connection, before both prove who they are.
 
         Raises:
             AuthenticationError: With TLS: the peer has not proved to be a coordinator of the job, or has refused us.
             OSError: Nobody answers.
         """
         until = time.monotonic() + timeout_s
-        sock = socket.create_connection(address, timeout=timeout_s)
+        sock = _connect_to_one(find(address, timeout_s), until)
         try:
             if sock.getsockname() == sock.getpeername():
                 raise ConnectionRefusedError("connected to itself: nobody listens")
             tune(sock)
+            on_accepted()
             channel, data = None, b""
             if tls is not None:
                 channel = tls.connects(COORDINATOR)
@@ -223,6 +235,26 @@ class ControlConnection:
         """Close only the duplicate, because `shutdown` would end the parent's connection."""
         self._closed = True
         self._socket.close()
+
+
+def _connect_to_one(places: Sequence[Place], until: float) -> socket.socket:
+    """A connection to the first of these that accepts. The last one that does not tells why none does."""
+    why = OSError("the host has no address")
+    for number, place in enumerate(places):
+        try:
+            sock = socket.socket(place.family, place.kind, place.protocol)
+        except OSError as error:  # this machine does not have addresses of this kind
+            why = error
+            continue
+        try:
+            sock.settimeout(max(until - time.monotonic(), 1e-3) / (len(places) - number))
+            sock.connect(place.address)
+        except OSError as error:
+            sock.close()
+            why = error
+        else:
+            return sock
+    raise why
 
 
 def _hear_first(sock: socket.socket, channel: Channel, address: Address, until: float) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import socket
 import ssl
@@ -199,16 +200,37 @@ class ServerLoop:
                     self._spawn(self._probe(member))
 
     async def _probe(self, member: Member) -> None:
-        attempt = self._loop.create_connection(asyncio.Protocol, member.address, member.liveness_port)
         try:
-            transport, _ = await asyncio.wait_for(attempt, _PROBE_TIMEOUT_S)
-            transport.abort()
-        except ConnectionRefusedError:
-            self.report(self.server.refused, member.id)
+            if await asyncio.wait_for(self._is_refused(member), _PROBE_TIMEOUT_S):
+                self.report(self.server.refused, member.id)
         except (OSError, asyncio.TimeoutError) as error:
             logger.debug("no answer from where %s was: %s", member.id, error)
         finally:
             self._num_probes -= 1
+
+    async def _is_refused(self, member: Member) -> bool:
+        """Whether nobody listens where a member did, at any address of its host that leads somewhere."""
+        refused = False
+        for host in await self._addresses(member.address):
+            try:
+                transport, _ = await self._loop.create_connection(asyncio.Protocol, host, member.liveness_port)
+            except ConnectionRefusedError:
+                refused = True
+            except OSError as error:  # no way leads there; that is no answer
+                logger.debug("%s cannot be asked for at %s: %s", member.id, host, error)
+            else:
+                transport.abort()
+                return False
+        return refused
+
+    async def _addresses(self, host: str) -> list[str]:
+        """All addresses of a host. Several at once would be one error, which does not tell refusals from silence."""
+        try:
+            ipaddress.ip_address(host)
+        except ValueError:
+            found = await self._loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            return [str(address[0]) for *_, address in found]
+        return [host]
 
 
 class ServedStream(asyncio.BufferedProtocol):

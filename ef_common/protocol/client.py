@@ -334,11 +334,19 @@ class Client:
 
     # ------------------------------------------------------------ what happens
 
+    def wants(self, link: CoordinatorLink) -> bool:
+        """Whether a connection that it has asked for is still of use; if not, it has been given up."""
+        return link in (self._trying, self._downlink)
+
+    def accepted(self, link: CoordinatorLink) -> None:
+        """The system of a coordinator has accepted a connection; it may still have to prove who it is (with TLS)."""
+        link.reached = True
+
     def connected(self, link: CoordinatorLink, now: float) -> None:
         """A connection is there; the coordinator speaks first."""
         self._now = link.heard = now
-        link.reached = True
-        if link not in (self._trying, self._downlink):  # that took too long
+        self.accepted(link)
+        if not self.wants(link):  # that took too long
             self.outputs.append(Disconnect(link))
 
     def unreached(self, link: CoordinatorLink, problem: str | AuthenticationError, now: float) -> None:
@@ -507,8 +515,6 @@ class Client:
         if link is None:
             self._try(self._search.go_on(self.resume_state, self._now))
             return
-        if link.reached:
-            self._search.be_patient()
         self._fail_attempt(link, "timed out")
 
     def _try(self, attempt: Attempt | None) -> None:
@@ -522,6 +528,8 @@ class Client:
 
     def _fail_attempt(self, link: CoordinatorLink, problem: str) -> None:
         """An attempt has come to nothing."""
+        if link.reached and self._search.due is not None and self._now >= self._search.due:
+            self._search.be_patient()
         self._trying = None
         self.outputs.append(Disconnect(link))
         where = format_address(link.address)

@@ -20,7 +20,7 @@ class CoordinatorLink:
 
     Attributes:
         heard: When something came last.
-        reached: The connection was made.
+        reached: It was accepted, so there is a coordinator, or at least its system.
         ended: Whether it has ended in order; None as long as it has not ended.
     """
 

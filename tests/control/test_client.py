@@ -12,6 +12,7 @@ from typing import get_args
 import pytest
 
 from ef_common.control.client import CoordinatorClient
+from ef_common.control.control_connection import ControlConnection
 from ef_common.control.coordinator import Coordinator
 from ef_common.core import membership
 from ef_common.core.room import Demand, Room
@@ -28,7 +29,8 @@ from ef_common.errors import (
 )
 from ef_common.protocol import fields, wire
 from ef_common.protocol.auth import Token, new_nonce
-from ef_common.protocol.introduction import Answer
+from ef_common.protocol.client_outputs import Connect, CoordinatorLink
+from ef_common.protocol.introduction import Answer, Introduction
 from ef_common.protocol.server_outputs import Write
 from ef_common.session.ports import ControlChannel
 from ef_common.testing.ports import reserve_port
@@ -303,6 +305,54 @@ def test_client_that_is_stopped_while_nobody_answers_does_not_wait_for_that(join
         heartbeats.join(GUARD_S)
         with pytest.raises(CoordinatorLost, match="has closed its control connection"):
             worker.started()
+
+
+def test_client_whose_name_server_is_lost_finds_its_standby(serve, join, monkeypatch):
+    """As if the node of the coordinator was the name server, too."""
+    real, over = socket.getaddrinfo, threading.Event()
+
+    def getaddrinfo(host, *args, flags=0, **kwargs):
+        if host == "head.test" and not flags & socket.AI_NUMERICHOST:
+            over.wait(GUARD_S)
+            raise socket.gaierror("no answer")
+        return real(host, *args, flags=flags, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    try:
+        worker = join(("head.test", 1), "w", standby=serve(), connect_timeout_s=10.0).started()
+        assert worker.client.next_view(0).ids == ("w",)
+    finally:
+        over.set()
+
+
+def test_client_finds_its_coordinator_at_the_last_address_of_a_name_though_the_others_are_silent(
+    serve, join, monkeypatch
+):
+    coordinator, real = serve(), socket.getaddrinfo
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf, contextlib.ExitStack() as waiting:
+        with contextlib.suppress(OSError):
+            while True:  # until the system answers nobody any more
+                waiting.enter_context(socket.create_connection(deaf.getsockname(), timeout=0.2))
+        places = [
+            real(*where, type=socket.SOCK_STREAM)[0] for where in (*[deaf.getsockname()] * 2, coordinator.address)
+        ]
+
+        def getaddrinfo(host, *args, flags=0, **kwargs):
+            if host == "three.test" and not flags & socket.AI_NUMERICHOST:
+                return places
+            return real(host, *args, flags=flags, **kwargs)
+
+        monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+        worker = join(("three.test", 1), "w", standby=serve(standby=True), connect_timeout_s=10.0).started()
+        assert worker.client.next_view(0).ids == ("w",)
+
+
+def test_client_makes_no_connection_whose_time_is_over(monkeypatch):
+    monkeypatch.setattr(ControlConnection, "connect", None)
+    client = CoordinatorClient(("127.0.0.1", 1), MEMBER, None)
+    introduction = Introduction(MEMBER, None, key=new_nonce(), address=("127.0.0.1", 1))
+    client._read(Connect(CoordinatorLink(("127.0.0.1", 1), introduction, 0.0), 1.0))
+    assert not client._connections
 
 
 def test_client_is_heard_to_its_last_word_by_a_coordinator_that_speaks_meanwhile(form):

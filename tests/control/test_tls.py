@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -273,6 +274,34 @@ def test_secret_that_was_replaced_is_refused(lead, join, tls):
     identity = None if old.worker is None else Tls(old.worker)
     with pytest.raises(AuthenticationError):
         join(lead(trust=trust_of(Token("new"), tls)), "w0", old.token, tls=identity).started()
+
+
+# ---------------------------------------------------------------- a busy coordinator
+
+
+class Late(Tap):
+    """An address that leads to another one, a while after somebody has been accepted there."""
+
+    LATE_S = 1.3
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Timer(self.LATE_S, self._lead_on, [self._sockets[0].accept()[0]]).start()
+
+    def _lead_on(self, near: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            ends = [near, socket.create_connection(self._to)]
+            self._sockets += ends
+            for source, target in (ends, ends[::-1]):
+                threading.Thread(target=self._pass_on, args=(source, target), daemon=True).start()
+
+
+def test_coordinator_that_accepts_and_is_too_busy_for_the_handshake_gets_more_time(lead, enter):
+    coordinator = lead()
+    with Late(coordinator.address) as busy:
+        worker = enter(busy.address, "w0", standby=lead(standby=True), connect_timeout_s=GUARD_S)
+        assert worker.started().client.next_view(0).ids == ("w0",)
 
 
 # ---------------------------------------------------------------- strangers

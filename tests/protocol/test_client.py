@@ -193,9 +193,21 @@ def test_client_tries_one_address_after_the_other_and_pauses_after_each_round() 
     assert len(drain(client, Connect)) == 1
 
 
-@pytest.mark.parametrize(("accepts", "expected"), [(True, [1.0, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]), (False, [1.0] * 7)])
+_PATIENT = [1.0, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
+
+
+@pytest.mark.parametrize(
+    ("reaches", "times_out", "expected"),
+    [
+        ("connected", False, _PATIENT),
+        ("accepted", False, _PATIENT),  # the handshake of TLS is not over
+        ("accepted", True, _PATIENT),  # and whoever makes it is the first to see that it takes too long
+        ("", True, [1.0] * 7),
+        ("", False, [1.0] * 7),
+    ],
+)
 def test_coordinator_that_accepts_and_is_too_busy_to_answer_gets_more_time_with_each_attempt(
-    accepts: bool, expected: list[float]
+    reaches: str, times_out: bool, expected: list[float]
 ) -> None:
     client, link = member()
     now, found = 1.0, []
@@ -203,12 +215,28 @@ def test_coordinator_that_accepts_and_is_too_busy_to_answer_gets_more_time_with_
     while len(found) < len(expected):
         for connect in drain(client, Connect):
             found.append(connect.timeout_s)
-            if accepts:
+            if reaches == "connected":
                 client.connected(connect.link, now)
+            elif reaches:
+                client.accepted(connect.link)
             now += connect.timeout_s
+            if times_out:
+                client.unreached(connect.link, "timed out", now)
         now = max(now, client.deadline or 0.0)
         client.tick(now)
     assert found == expected
+
+
+def test_coordinator_that_refuses_in_the_handshake_gets_no_more_time() -> None:
+    client, link = member()
+    client.ended(link, in_order=True, now=1.0)
+    found = []
+    for _ in range(3):
+        (connect,) = drain(client, Connect)
+        found.append(connect.timeout_s)
+        client.accepted(connect.link)
+        client.unreached(connect.link, "it closed the connection", 1.0)
+    assert found == [1.0] * 3
 
 
 def test_client_that_hears_nothing_leaves_its_coordinator_unless_it_was_itself_that_slept() -> None:
