@@ -338,7 +338,9 @@ class Client:
         """A connection is there; the coordinator speaks first."""
         self._now = link.heard = now
         link.reached = True
-        if link not in (self._trying, self._downlink):  # that took too long
+        if link is self._trying:
+            self._search.accepted()
+        elif link is not self._downlink:  # that took too long
             self.outputs.append(Disconnect(link))
 
     def unreached(self, link: CoordinatorLink, problem: str | AuthenticationError, now: float) -> None:
@@ -661,7 +663,8 @@ class Client:
             case wire.JobWatermark(watermark):
                 self.watermark = watermark
             case membership.Skip(training=training):
-                self.resume_state = self.resume_state.behind()
+                if training > self.resume_state.training:  # else it has said meanwhile that it is ready for it
+                    self.resume_state = self.resume_state.behind()
                 self.training = training
             case wire.Finished():
                 self._dismiss(JobFinished("the job has ended"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from enum import Enum, auto
+from math import inf
 
 from ef_common.core.membership import Phase
 from ef_common.core.resume_state import ResumeState
@@ -13,6 +14,8 @@ from ef_common.protocol.addresses import LOOPBACK, Address, named_by
 PAUSE_S = 0.1
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 _FIRST_ATTEMPT_S, _ATTEMPT_S = 10.0, 1.0
+_ACCEPT_S = 0.2  # a host that accepts no connection by then is likely to be gone, and many of them may come first
+_ROUNDS = 2
 _SOME = 8  # more than most lists of addresses are long
 
 
@@ -31,7 +34,7 @@ class Attempt:
 
     Args:
         address: Where.
-        timeout_s: How long it may take.
+        timeout_s: How long it may take; longer if the connection is accepted in this time, see `accepted`.
     """
 
     address: Address
@@ -40,7 +43,11 @@ class Attempt:
 
 @dataclass(slots=True)
 class _Tour:
-    """One search over all addresses: round after round, with a pause after each."""
+    """One search over all addresses: round after round, with a pause after each.
+
+    It ends when a time has come and this number of rounds is over. In the first of them, a host has `accept_s` to
+    accept a connection, and in each later one twice as long, up to `attempt_s`, in which it must have answered.
+    """
 
     until: float
     pause_s: float
@@ -48,6 +55,8 @@ class _Tour:
     attempt: int = 0  # number of the next one
     round_began: int = 0  # number of the first attempt since the last pause
     attempt_s: float = _ATTEMPT_S
+    accept_s: float = inf
+    rounds: int = 0
 
 
 class CoordinatorSearch:
@@ -65,6 +74,9 @@ class CoordinatorSearch:
         TRYING → RESTING        `find`: a coordinator has taken this worker; `fail`, after too long; `rest`
         RETURNING → RESTING     `find`, `rest`
         PAUSING → RESTING       `rest`: nothing more is said
+
+    A search for another coordinator goes through all addresses at least twice. With N of them, of hosts that are gone
+    without a word, the last one is tried after 0.2 N s.
 
     Args:
         address: Where to look first.
@@ -125,11 +137,11 @@ class CoordinatorSearch:
         tour = self._tour
         if tour is None:
             self._look_everywhere(resume, now)
-        elif now > tour.until:
+        elif now > tour.until and tour.rounds <= 0:
             self.rest()
             return None
         elif tour.attempt - tour.round_began >= len(self.candidates(resume)):
-            tour.round_began = tour.attempt
+            tour.round_began, tour.rounds, tour.accept_s = tour.attempt, tour.rounds - 1, 2 * tour.accept_s
             self._pause(tour.pause_s, now)
             tour.pause_s = min(2 * tour.pause_s, tour.longest_pause_s)
             return None
@@ -147,10 +159,15 @@ class CoordinatorSearch:
         tour.attempt += 1
         if self.hint is not None:
             address, self.hint = self.hint, None
-        timeout_s = tour.attempt_s
+        timeout_s = min(tour.accept_s, tour.attempt_s)
         if resume.phase is Phase.EARLY and not self._standby:
             timeout_s = max(0.1, min(tour.until - now, _FIRST_ATTEMPT_S))
         return self._attempt(address, timeout_s, now)
+
+    def accepted(self) -> None:
+        """The host has accepted the connection, so its coordinator has the whole time to answer."""
+        if self._tour is not None and self.due is not None:
+            self.due += max(0.0, self._tour.attempt_s - self._tour.accept_s)
 
     def be_patient(self) -> None:
         """A coordinator has accepted a connection, and was too busy to answer in time.
@@ -188,4 +205,4 @@ class CoordinatorSearch:
         if self.sent_away and skip % len(self.candidates(resume)) == 0:
             skip += 1  # the first one is the one that has sent it away
         self.led = self.sent_away = False
-        self._tour = _Tour(now + self._timeout_s, PAUSE_S, PAUSE_S, skip, skip)
+        self._tour = _Tour(now + self._timeout_s, PAUSE_S, PAUSE_S, skip, skip, accept_s=_ACCEPT_S, rounds=_ROUNDS)
