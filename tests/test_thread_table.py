@@ -45,6 +45,7 @@ WITNESSES = {
     "elasticflow-announcer": [
         CONTROL + "test_announcer_that_cannot_look_looks_again",
         CONTROL + "test_announcer_that_fails_once_tells_all_the_same",
+        CONTROL + "test_announcer_of_the_endpoints_that_cannot_look_looks_again",
     ],
     "elasticflow-claim": [
         "tests/control/test_claimant.py::test_client_takes_no_unexpected_error_for_an_answer_either",

@@ -411,6 +411,7 @@ class CoordinatorClient:
             connection = ControlConnection.connect(
                 link.address,
                 connect.timeout_s,
+                accept_s=connect.accept_s,
                 tls=self._tls,
                 find=self._names.find,
                 on_accepted=lambda: self._do(lambda: protocol.accepted(link)),

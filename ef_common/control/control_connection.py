@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from math import inf
 
 from ef_common.control.name_lookups import Place, look_up
 from ef_common.control.sockets import call_in_forked_children, reset_at_close, tune
@@ -65,6 +66,7 @@ class ControlConnection:
         timeout_s: float,
         read_timeout_s: float | None = None,
         *,
+        accept_s: float = inf,
         tls: Tls | None = None,
         find: Callable[[Address, float], list[Place]] = lambda address, timeout_s: look_up(address),
         on_accepted: Callable[[], object] = lambda: None,
@@ -74,6 +76,7 @@ class ControlConnection:
         Args:
             address: Where to.
             timeout_s: For how long to try.
+            accept_s: For how long to wait until the peer accepts the connection, if that is less.
             read_timeout_s: How long `read` may wait; None for as long as it takes.
             tls: The identity of this process, if the connection is to be encrypted.
             find: Finds the addresses of the host, within some seconds.
@@ -83,8 +86,9 @@ class ControlConnection:
             AuthenticationError: With TLS: the peer has not proved to be a coordinator of the job, or has refused us.
             OSError: Nobody answers.
         """
-        until = time.monotonic() + timeout_s
-        sock = _connect_to_one(find(address, timeout_s), until)
+        now, accept_s = time.monotonic(), min(accept_s, timeout_s)
+        until = now + timeout_s
+        sock = _connect_to_one(find(address, accept_s), now + accept_s)
         try:
             if sock.getsockname() == sock.getpeername():
                 raise ConnectionRefusedError("connected to itself: nobody listens")

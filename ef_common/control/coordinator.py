@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NoAnswer
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -25,6 +26,7 @@ from ef_common.errors import ThreadFailed, UsageError
 from ef_common.protocol.addresses import LOOPBACK, Address, format_address, is_loopback
 from ef_common.protocol.announcer import Announcer
 from ef_common.protocol.auth import Token
+from ef_common.protocol.endpoint_announcer import EndpointAnnouncer
 from ef_common.protocol.server import CoordinatorServer
 from ef_common.tls import Credentials, Tls
 
@@ -179,8 +181,9 @@ class Coordinator:
             job=self._job,
         )
         self._serving = ServerLoop(self._loop, listener, self._server, self._note_population, self._tls)
-        announcer = Announcer(port=port, endpoints=self._endpoints)
-        self._announcer = LeaderAnnouncer(self._name, self._server, self._token, announcer, self._tls)
+        announcer = Announcer(port=port, endpoints=self._endpoints, job=self._job)
+        to_endpoints = EndpointAnnouncer(port=port, endpoints=self._endpoints, job=self._job)
+        self._announcer = LeaderAnnouncer(self._name, self._server, self._token, announcer, to_endpoints, tls=self._tls)
         call_in_forked_children(self._close_in_child)
         self._thread = threads.start(
             partial(self._serve, self._loop, self._serving, self._announcer),
@@ -232,7 +235,7 @@ class Coordinator:
         try:
             loop.call_soon_threadsafe(lambda: answer.set_result(serving.report(act, serving.server, *what)))
             return answer.result(_STOP_S) is not False
-        except (RuntimeError, TimeoutError):
+        except (RuntimeError, NoAnswer):
             return False
 
     def wait_until_idle(self, timeout_s: float) -> bool:

@@ -1,4 +1,4 @@
-"""Whom a coordinator tells that it leads or gathers members, or that the job has failed, and when."""
+"""Which standbys a coordinator tells that it leads or gathers members, or that the job has failed, and when."""
 
 from __future__ import annotations
 
@@ -26,12 +26,24 @@ class Hearer(Enum):
     TOLD = auto()  # it has heard it
 
 
+def has_news(state: Membership) -> bool:
+    """Whether any other coordinator is to be told anything."""
+    return bool(state.failed) or _contested_at(state) is not None
+
+
+def news_of(state: Membership, *, port: int, job: str) -> wire.Follow:
+    """What others are told by a coordinator on this port."""
+    return wire.Follow(port, leads=not state.failed and not state.held, failed=state.failed, job=job)
+
+
 def _contested_at(state: Membership) -> float | None:
     return state.contested_at if isinstance(state, Serving) else None
 
 
 class Announcer:
-    """Chooses among the standbys of all nodes, and the coordinators at the endpoints.
+    """Chooses among the standbys of all nodes.
+
+    Those at the endpoints are left to the :class:`~ef_common.protocol.endpoint_announcer.EndpointAnnouncer`.
 
     ::
 
@@ -42,40 +54,36 @@ class Announcer:
 
     An address that is fresh is due at once. For some minutes after the newest sign that others lead or look for a
     quorum, the others are due every 5 s, because workers may turn to a standby at any time. Of more than 64 that have
-    been told since that sign, 64 are due in 5 s. Later, those that were tried in vain are due every 15 s: a node may be
-    cut off for hours. A standby that gathers members announces that, which is such a sign again. An endpoint is always
-    due every 5 s, and at once if its port is closed, because another agent may come up there; a standby whose port is
-    closed is gone for good. A coordinator that has never taken over from another one, and never lost a worker without a
-    word, has no news unless the job has failed.
+    been told since that sign, 64 are due in 5 s. Later, those that were tried in vain are due every 15 s: a node may
+    be cut off for hours. A standby that gathers members announces that, which is such a sign again. A standby whose
+    port is closed is gone for good. A coordinator that has never taken over from another one, and never lost a worker
+    without a word, has no news unless the job has failed.
 
     Of N addresses, to choose one costs log N steps, and N when the standbys that are known have changed.
 
     Args:
         port: On which the coordinator listens.
-        endpoints: Where newcomers look for the job.
+        endpoints: Where newcomers look for the job: no standby there has its turn here.
+        job: Name of the job; "" if it has none.
 
     Attributes:
         news: What is to be told.
     """
 
-    def __init__(self, *, port: int, endpoints: Iterable[Address]) -> None:
-        self.port = port
-        self.endpoints = tuple(endpoints)
+    def __init__(self, *, port: int, endpoints: Iterable[Address] = (), job: str = "") -> None:
+        self._port, self._job = port, job
+        self._endpoints = frozenset(endpoints)
         self._standbys: tuple[Address, ...] | None = None  # as they were seen last
-        self._known: dict[Address, int] = {}  # and the endpoints; each with its place in the order
+        self._known: dict[Address, int] = {}  # each with its place in the order
         self._tried: dict[Address, float] = {}  # time of the newest attempt
         self._heard: set[Address] = set()  # where an attempt has succeeded
-        self.news = wire.Follow(port, leads=False)
+        self.news = wire.Follow(port, leads=False, job=job)
         self._due: dict[Address, float] = {}  # when to look at an address again; it may turn out not to be due then
         self._queue: list[tuple[float, int, Address]] = []  # likewise, the earliest first, and some that hold no more
         self._news_at = 0.0
         self._sign = 0.0  # when there was the newest sign that all others were looked at for
         self._looked_at = 0.0
         self._in_doubt = False
-
-    def has_news(self, state: Membership) -> bool:
-        """Whether anybody is to be told anything."""
-        return bool(state.failed) or _contested_at(state) is not None
 
     def next(self, state: Membership, standbys: tuple[Address, ...], now: float) -> Address | None:
         """Who is to be told next, the newest standbys first, as former ones may not answer any more; None for nobody.
@@ -85,17 +93,17 @@ class Announcer:
             standbys: The standbys that it has heard of, the newest last; the same object as long as nothing changes.
             now: Time of a monotonic clock, in seconds.
         """
-        if not self.has_news(state):
+        if not has_news(state):
             return None
-        news = wire.Follow(self.port, leads=not state.failed and not state.held, failed=state.failed)
+        news = news_of(state, port=self._port, job=self._job)
         is_new = news != self.news and bool(news.leads or news.failed)
         if is_new:
             self._tried, self._heard = {}, set()
             self._news_at = now
-        are_others = standbys is not self._standbys or bool(news.failed) != bool(self.news.failed)
+        are_others = standbys is not self._standbys
         self.news = news
         if are_others:
-            self._know(standbys, () if news.failed else self.endpoints)  # the next job may be there already
+            self._know(standbys)
         sign = max(self._news_at, _contested_at(state) or 0.0)
         self._in_doubt = now < sign + _IN_DOUBT_S
         if is_new or are_others or (sign > self._sign and now >= self._looked_at + LOOK_S):
@@ -103,10 +111,10 @@ class Announcer:
             self._look_at_all()
         return self._choose(now)
 
-    def _know(self, standbys: tuple[Address, ...], endpoints: tuple[Address, ...]) -> None:
+    def _know(self, standbys: tuple[Address, ...]) -> None:
         """These are all addresses there are; the new ones are due at once."""
         self._standbys = standbys
-        known = dict.fromkeys((*reversed(standbys), *endpoints))
+        known = dict.fromkeys(address for address in reversed(standbys) if address not in self._endpoints)
         self._known = {address: order for order, address in enumerate(known)}
         self._tried = {address: when for address, when in self._tried.items() if address in known}
         self._heard.intersection_update(known)
@@ -145,7 +153,7 @@ class Announcer:
         if hearer is Hearer.FRESH:
             return -inf
         tried_at, is_told = self._tried[address], hearer is Hearer.TOLD
-        if address in self.endpoints or (self._in_doubt and not (is_told and tried_at >= self._sign)):
+        if self._in_doubt and not (is_told and tried_at >= self._sign):
             return tried_at + _AGAIN_S
         if self._in_doubt:
             return self._told_again_at(address, tried_at)
@@ -163,13 +171,7 @@ class Announcer:
         """It has been told."""
         self._heard.add(address)
 
-    def refused(self, address: Address) -> bool:
-        """Nobody listens there; returns whether nobody ever will again."""
-        if address in self.endpoints:  # a coordinator that comes up there must hear it at once
-            self._tried[address] = self._tried.get(address, 0.0) - _AGAIN_S + LOOK_S
-            if address in self._known:
-                self._look_at(address, self._due_at(address))
-            return False
+    def refused(self, address: Address) -> None:
+        """Nobody listens there, and nobody ever will again."""
         for known in (self._due, self._known, self._tried):
             known.pop(address, None)
-        return True

@@ -340,6 +340,8 @@ class Client:
 
     def accepted(self, link: CoordinatorLink) -> None:
         """The system of a coordinator has accepted a connection; it may still have to prove who it is (with TLS)."""
+        if link is self._trying and not link.reached:
+            self._search.accepted()
         link.reached = True
 
     def connected(self, link: CoordinatorLink, now: float) -> None:
@@ -478,7 +480,7 @@ class Client:
         if self.member.standby or self.resume_state.successors:  # else no other coordinator takes this worker anyway
             introduction = Introduction(self.member, self._token, key=self._key, address=link.address, downlink=True)
             self._downlink = CoordinatorLink(link.address, introduction, self._now)
-            self.outputs.append(Connect(self._downlink, self._downlink_s, beside=True))
+            self.outputs.append(Connect(self._downlink, self._downlink_s, self._downlink_s, beside=True))
 
     def _hear_downlink(self) -> None:
         """All that the coordinator has said on the first connection has been heard."""
@@ -524,7 +526,7 @@ class Client:
         begun = self.resume_state.phase is not Phase.EARLY
         introduction = Introduction(self.member, self._token, key=self._key, address=attempt.address, returning=begun)
         self._trying = CoordinatorLink(attempt.address, introduction, self._now)
-        self.outputs.append(Connect(self._trying, attempt.timeout_s))
+        self.outputs.append(Connect(self._trying, attempt.timeout_s, attempt.accept_s))
 
     def _fail_attempt(self, link: CoordinatorLink, problem: str) -> None:
         """An attempt has come to nothing."""
@@ -669,7 +671,8 @@ class Client:
             case wire.JobWatermark(watermark):
                 self.watermark = watermark
             case membership.Skip(training=training):
-                self.resume_state = self.resume_state.behind()
+                if training > self.resume_state.training:  # else it has said meanwhile that it is ready for it
+                    self.resume_state = self.resume_state.behind()
                 self.training = training
             case wire.Finished():
                 self._dismiss(JobFinished("the job has ended"))

@@ -38,12 +38,14 @@ class Connect:
 
     Args:
         link: The connection.
-        timeout_s: How long it may take.
+        timeout_s: How long it may take, with the proofs of TLS.
+        accept_s: By when the system of the coordinator must have accepted it.
         beside: Another connection is open, and is read on.
     """
 
     link: CoordinatorLink
     timeout_s: float
+    accept_s: float
     beside: bool = False
 
 

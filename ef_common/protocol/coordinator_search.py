@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from enum import Enum, auto
+from math import inf
 
 from ef_common.core.membership import Phase
 from ef_common.core.resume_state import ResumeState
@@ -13,6 +14,8 @@ from ef_common.protocol.addresses import LOOPBACK, Address, named_by
 PAUSE_S = 0.1
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 _FIRST_ATTEMPT_S, _ATTEMPT_S = 10.0, 1.0
+_ACCEPT_S = 0.2  # a host that accepts no connection by then is likely to be gone, and many of them may come first
+_ROUNDS = 2
 _SOME = 8  # more than most lists of addresses are long
 
 
@@ -32,15 +35,21 @@ class Attempt:
     Args:
         address: Where.
         timeout_s: How long it may take.
+        accept_s: How long it may take until the connection is accepted, see :meth:`CoordinatorSearch.accepted`.
     """
 
     address: Address
     timeout_s: float
+    accept_s: float
 
 
 @dataclass(slots=True)
 class _Tour:
-    """One search over all addresses: round after round, with a pause after each."""
+    """One search over all addresses: round after round, with a pause after each.
+
+    It ends when a time has come and this number of rounds is over. In the first of them, a host has `accept_s` to
+    accept a connection, and in each later one twice as long, up to `attempt_s`, in which it must have answered.
+    """
 
     until: float
     pause_s: float
@@ -48,6 +57,8 @@ class _Tour:
     attempt: int = 0  # number of the next one
     round_began: int = 0  # number of the first attempt since the last pause
     attempt_s: float = _ATTEMPT_S
+    accept_s: float = inf
+    rounds: int = 0
 
 
 class CoordinatorSearch:
@@ -65,6 +76,9 @@ class CoordinatorSearch:
         TRYING → RESTING        `find`: a coordinator has taken this worker; `fail`, after too long; `rest`
         RETURNING → RESTING     `find`, `rest`
         PAUSING → RESTING       `rest`: nothing more is said
+
+    A search for another coordinator goes through all addresses at least twice. With N of them, of hosts that are gone
+    without a word, the last one is tried after 0.2 N s.
 
     Args:
         address: Where to look first.
@@ -125,11 +139,11 @@ class CoordinatorSearch:
         tour = self._tour
         if tour is None:
             self._look_everywhere(resume, now)
-        elif now > tour.until:
+        elif now > tour.until and tour.rounds <= 0:
             self.rest()
             return None
         elif tour.attempt - tour.round_began >= len(self.candidates(resume)):
-            tour.round_began = tour.attempt
+            tour.round_began, tour.rounds, tour.accept_s = tour.attempt, tour.rounds - 1, 2 * tour.accept_s
             self._pause(tour.pause_s, now)
             tour.pause_s = min(2 * tour.pause_s, tour.longest_pause_s)
             return None
@@ -140,7 +154,7 @@ class CoordinatorSearch:
         tour = self._tour
         if tour is None:
             self.state = SearchState.RETURNING
-            return self._attempt(self.address, _ATTEMPT_S, now)
+            return self._attempt(self.address, _ATTEMPT_S, inf, now)
         self.state = SearchState.TRYING
         candidates = self.candidates(resume)
         address = candidates[tour.attempt % len(candidates)]
@@ -150,7 +164,12 @@ class CoordinatorSearch:
         timeout_s = tour.attempt_s
         if resume.phase is Phase.EARLY and not self._standby:
             timeout_s = max(0.1, min(tour.until - now, _FIRST_ATTEMPT_S))
-        return self._attempt(address, timeout_s, now)
+        return self._attempt(address, timeout_s, tour.accept_s, now)
+
+    def accepted(self) -> None:
+        """The host has accepted the connection, so its coordinator has the whole time to answer."""
+        if self._tour is not None and self.due is not None:
+            self.due += max(0.0, self._tour.attempt_s - self._tour.accept_s)
 
     def be_patient(self) -> None:
         """A coordinator has accepted a connection, and was too busy to answer in time.
@@ -175,9 +194,10 @@ class CoordinatorSearch:
         if address:
             self.hint = named_by(by, address)
 
-    def _attempt(self, address: Address, timeout_s: float, now: float) -> Attempt:
-        self.due = now + timeout_s
-        return Attempt(address, timeout_s)
+    def _attempt(self, address: Address, timeout_s: float, accept_s: float, now: float) -> Attempt:
+        attempt = Attempt(address, timeout_s, min(accept_s, timeout_s))
+        self.due = now + attempt.accept_s
+        return attempt
 
     def _pause(self, typical_s: float, now: float) -> None:
         self.state = SearchState.PAUSING
@@ -188,4 +208,4 @@ class CoordinatorSearch:
         if self.sent_away and skip % len(self.candidates(resume)) == 0:
             skip += 1  # the first one is the one that has sent it away
         self.led = self.sent_away = False
-        self._tour = _Tour(now + self._timeout_s, PAUSE_S, PAUSE_S, skip, skip)
+        self._tour = _Tour(now + self._timeout_s, PAUSE_S, PAUSE_S, skip, skip, accept_s=_ACCEPT_S, rounds=_ROUNDS)

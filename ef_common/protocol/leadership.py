@@ -38,6 +38,8 @@ class Leadership:
 
     def heed(self, name: str, host: str, message: wire.Follow, state: Membership) -> Event | None:
         """Another coordinator tells about itself; returns what that is for this one."""
+        if self._is_other(message.job):
+            return None
         if message.failed:
             return FailedElsewhere(message.failed)
         if name == self._name:
@@ -48,6 +50,9 @@ class Leadership:
         if leads:
             self._supporter.follow(address)
         return Outranked(leads) if leads or name < self._name else Challenged()
+
+    def _is_other(self, job: str) -> bool:
+        return bool(job and self._job) and job != self._job
 
     def hand_over(self, node: str, state: Membership) -> bool:
         """Let the coordinator of the first member with one on another node lead; False if there is none."""
@@ -62,7 +67,7 @@ class Leadership:
 
     def answer(self, peer: Peer, message: wire.Seek, state: Membership, now: float) -> DoorAnswer | wire.Error:
         """What an agent is told that looks for its job; only one that may lead is supported."""
-        if message.job and self._job and message.job != self._job:
+        if self._is_other(message.job):
             return wire.Error("job", f"it is of the job {self._job!r}, and not of {message.job!r}")
         is_idle = isinstance(state, Idle)
         wish = message.wish if is_idle and peer.may_lead else LOOK

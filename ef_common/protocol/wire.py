@@ -41,7 +41,7 @@ from ef_common.protocol import fields
 from ef_common.protocol.objects import brief, kind_of, layout_of, parse
 from ef_common.protocol.view_patch import ViewName, ViewPatch
 
-VERSION = 12
+VERSION = 13
 MAX_STRANGER_BYTES = 4 * 1024
 """Longest line of a peer that has not proved that it knows the token."""
 MAX_LINE_BYTES = 2 * 1024 * 1024
@@ -104,12 +104,14 @@ class Moved(WorkerMessage):
 class Follow(WorkerMessage):
     """From another coordinator: it listens on this port, and leads (`leads`) or gathers members so far.
 
-    `failed`: why the job has failed; "" if it has not.
+    `failed`: why the job has failed; "" if it has not. A coordinator of another `job` takes no notice; a job without a
+    name is any.
     """
 
     port: Annotated[int, fields.PORT]
     leads: bool
     failed: Annotated[str, fields.FAILURE] = ""
+    job: Annotated[str, fields.JOB] = ""
 
 
 @dataclass(frozen=True, slots=True)

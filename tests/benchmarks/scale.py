@@ -176,7 +176,7 @@ class Worker:
 
     def _do(self, output: outputs.ClientOutput) -> None:
         match output:
-            case outputs.Connect(link, _, beside):
+            case outputs.Connect(link, beside=beside):
                 self.crowd.callers[link] = self
                 if not beside:
                     self._waits_since = time.monotonic()

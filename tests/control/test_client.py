@@ -351,7 +351,7 @@ def test_client_makes_no_connection_whose_time_is_over(monkeypatch):
     monkeypatch.setattr(ControlConnection, "connect", None)
     client = CoordinatorClient(("127.0.0.1", 1), MEMBER, None)
     introduction = Introduction(MEMBER, None, key=new_nonce(), address=("127.0.0.1", 1))
-    client._read(Connect(CoordinatorLink(("127.0.0.1", 1), introduction, 0.0), 1.0))
+    client._read(Connect(CoordinatorLink(("127.0.0.1", 1), introduction, 0.0), 1.0, 1.0))
     assert not client._connections
 
 

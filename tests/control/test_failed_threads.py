@@ -58,7 +58,7 @@ def fail(*args: object, **kwargs: object) -> None:
 
 def words_for(coordinator: Coordinator, client: CoordinatorClient) -> Write:
     """Something that the coordinator says to a worker."""
-    return Write(coordinator._server.workers[client.member.id], b'{"v":12,"t":"alive"}\n' * 2)
+    return Write(coordinator._server.workers[client.member.id], b'{"v":13,"t":"alive"}\n' * 2)
 
 
 def assert_out_of_order(error: BaseException | None) -> None:
@@ -261,6 +261,21 @@ def test_announcer_that_cannot_look_looks_again(job, monkeypatch):  # noqa: F811
     coordinators, _, _ = job(3)
     coordinators[0].stop()
     poll_until(lambda: knows_the_leader(coordinators[1:]))
+
+
+def test_announcer_of_the_endpoints_that_cannot_look_looks_again(serve, monkeypatch):
+    failures = [RuntimeError("out of order")] * 2
+    looked = threading.Event()
+
+    def fail_first(self: LeaderAnnouncer) -> None:
+        if failures:
+            raise failures.pop()
+        looked.set()
+
+    monkeypatch.setattr(LeaderAnnouncer, "_look_at_endpoints", fail_first)
+    monkeypatch.setattr("ef_common.control.leader_announcer._AFTER_FAULT_S", 0.05)
+    serve(standby=True, endpoints=[("127.0.0.1", 1)])
+    assert looked.wait(GUARD_S)
 
 
 @pytest.mark.parametrize("also", ["nothing", "a connection", "all connections"])

@@ -28,11 +28,12 @@ GUARD_S = 60.0
 
 @pytest.fixture
 def job(serve, join):
-    """So many workers in view 1, each with a standby of its own; the first one's is the coordinator itself."""
+    """So many workers in view 1, each with a standby of its own; the first one's is the coordinator at the endpoint."""
 
     def make(number: int, *, claim=None, **kwargs):
         coordinators = [serve(number, **kwargs)]
-        coordinators += [serve(standby=True, **kwargs) for _ in range(number - 1)]
+        endpoints = [coordinators[0].address]
+        coordinators += [serve(standby=True, endpoints=endpoints, **kwargs) for _ in range(number - 1)]
         workers = [
             join(coordinators[0], f"w{index}", standby=coordinators[index], connect_timeout_s=GUARD_S)
             for index in range(number)
@@ -319,8 +320,6 @@ def read_to_the_end(sock: socket.socket) -> None:
 def test_fresh_coordinator_at_the_old_endpoint_becomes_a_standby(job, serve, join):
     coordinators, _, _ = job(2)
     endpoint = coordinators[0].address
-    for standby in coordinators[1:]:
-        standby._announcer._announcer.endpoint = endpoint
     coordinators[0].stop()
     poll_until(lambda: leader(coordinators[1:]))
     fresh = Coordinator(endpoint, heartbeat_timeout_s=60.0)
@@ -415,6 +414,17 @@ def test_coordinator_that_hands_over_sends_members_and_newcomers_to_another_one_
     assert [worker.views_noticed for worker in workers] == [[1]] * 3
     early.client.send("ready")
     poll_until(lambda: all(worker.client.change_pending for worker in workers))
+
+
+def test_coordinator_whose_thread_does_not_answer_does_not_hand_over(serve, monkeypatch):
+    coordinator, released = serve(1), threading.Event()
+    coordinator._loop.call_soon_threadsafe(released.wait)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr("ef_common.control.coordinator._STOP_S", 0.05)
+            assert not coordinator.hand_over("elsewhere")
+    finally:
+        released.set()
 
 
 def test_coordinator_with_nobody_to_take_over_does_not_hand_over(job, serve, join):

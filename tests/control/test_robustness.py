@@ -17,7 +17,7 @@ from ef_common.protocol.relay import MAX_RELAYED_BYTES
 from tests.waiting import poll_until
 
 _FIELDS = b'"member":["a","n","",0,1,0,0],"nonce":"%s","key":"%s","proof":"%s","returning":false,"downlink":false'
-HELLO = b'{"v":12,"t":"hello",%s}\n' % (_FIELDS % (b"0" * 32, b"0" * 32, b"0" * 64))
+HELLO = b'{"v":13,"t":"hello",%s}\n' % (_FIELDS % (b"0" * 32, b"0" * 32, b"0" * 64))
 
 
 def assert_untouched(coordinator, workers, join) -> None:
@@ -37,9 +37,9 @@ def assert_untouched(coordinator, workers, join) -> None:
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\n",
         b"\x00" * 5000,
         b"x" * 5000,
-        b'{"v":12,"t":"heartbeat","watermark":null,"progress":null}\n',
-        b'{"v":12,"t":"hello"}\n',
-        b'{"v":12,"t":"relay","generation":1,"key":"k","value":""}\n',
+        b'{"v":13,"t":"heartbeat","watermark":null,"progress":null}\n',
+        b'{"v":13,"t":"hello"}\n',
+        b'{"v":13,"t":"relay","generation":1,"key":"k","value":""}\n',
         HELLO,
         wire.encode(wire.Relay(1, "k", b"x" * 5000)),
     ],

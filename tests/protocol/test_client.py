@@ -194,6 +194,7 @@ def test_client_tries_one_address_after_the_other_and_pauses_after_each_round() 
 
 
 _PATIENT = [1.0, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
+_SILENT = [1.0, *[0.2] * 3, *[0.4] * 3, *[0.8] * 3, *[1.0] * 3]
 
 
 @pytest.mark.parametrize(
@@ -202,8 +203,8 @@ _PATIENT = [1.0, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
         ("connected", False, _PATIENT),
         ("accepted", False, _PATIENT),  # the handshake of TLS is not over
         ("accepted", True, _PATIENT),  # and whoever makes it is the first to see that it takes too long
-        ("", True, [1.0] * 7),
-        ("", False, [1.0] * 7),
+        ("", True, _SILENT),
+        ("", False, _SILENT),
     ],
 )
 def test_coordinator_that_accepts_and_is_too_busy_to_answer_gets_more_time_with_each_attempt(
@@ -214,17 +215,17 @@ def test_coordinator_that_accepts_and_is_too_busy_to_answer_gets_more_time_with_
     client.ended(link, in_order=True, now=now)
     while len(found) < len(expected):
         for connect in drain(client, Connect):
-            found.append(connect.timeout_s)
+            found.append(connect.timeout_s if reaches else connect.accept_s)
             if reaches == "connected":
                 client.connected(connect.link, now)
             elif reaches:
                 client.accepted(connect.link)
-            now += connect.timeout_s
+            now += found[-1]
             if times_out:
                 client.unreached(connect.link, "timed out", now)
         now = max(now, client.deadline or 0.0)
         client.tick(now)
-    assert found == expected
+    assert found == pytest.approx(expected)
 
 
 def test_coordinator_that_refuses_in_the_handshake_gets_no_more_time() -> None:
@@ -354,6 +355,17 @@ def test_member_that_was_asked_to_leave_may_be_told_to_stay() -> None:
     client.receive(link, wire.encode(membership.Resign("")) + wire.encode(membership.Stay("")), 0.0)
     assert said(client) == [Leaving("w")]
     assert (client.resume_state.leaving, client.resume_state.phase) == (False, Phase.MEMBER)
+
+
+@pytest.mark.parametrize(("members_in", "phase"), [(2, Phase.READY), (3, Phase.WARMING)])
+def test_newcomer_warms_up_again_if_the_members_are_past_its_training(members_in: int, phase: Phase) -> None:
+    client = make(standby=1000)
+    server = serve(state=membership.Serving(generation=1, view=VIEW))
+    link, _ = introduce(client, server, 0.0)
+    client.receive(link, wire.encode(membership.Skip("", 2)), 1.0)
+    client.send("ready", 2)
+    client.receive(link, wire.encode(membership.Skip("", members_in)), 1.0)  # it had not heard that yet
+    assert client.resume_state.phase is phase
 
 
 def test_member_that_wants_to_leave_itself_does_not_stay() -> None:

@@ -119,7 +119,7 @@ def tried(search: CoordinatorSearch, number: int, now: float) -> Iterator[Addres
 
 def test_whoever_has_lost_its_coordinator_tries_it_again_and_then_one_after_the_other() -> None:
     search = make()
-    assert search.lose(MEMBER, since=0.0, now=5.0) == Attempt(FIRST, 1.0)
+    assert search.lose(MEMBER, since=0.0, now=5.0) == Attempt(FIRST, 1.0, 1.0)
     assert list(tried(search, 7, 5.0)) == [FIRST, OTHER, OWN, FIRST, OTHER, OWN, FIRST]
 
 
@@ -143,6 +143,55 @@ def test_whoever_was_taken_in_vain_begins_anywhere() -> None:
     assert begun == {FIRST, OTHER, OWN}
 
 
+def members(number: int) -> ResumeState:
+    """A member that knows so many standbys; the coordinator that it had is the first of them."""
+    ids = (str(index) for index in range(1, number + 1))
+    view = View(1, tuple(Member(name, name, f"10.0.0.{name}", standby=1000) for name in ids))
+    return ResumeState(phase=Phase.MEMBER, links=(ChainLink(view),))
+
+
+def finds_nobody(search: CoordinatorSearch, resume: ResumeState) -> Iterator[tuple[Address, float]]:
+    """Where a search looks until it gives up, if no host answers at all, and when."""
+    attempt = search.lose(resume, since=0.0, now=5.0)
+    assert attempt is not None
+    yield attempt.address, 5.0
+    while search.state is not SearchState.RESTING:
+        assert search.due is not None
+        now = search.due
+        attempt = search.go_on(resume, now) if search.state is SearchState.PAUSING else search.fail(resume, now)
+        if attempt is not None:
+            yield attempt.address, now
+
+
+def test_standby_that_lives_is_found_soon_after_many_hosts_that_are_gone() -> None:
+    search, resume = make(), members(65)
+    found = next(now for address, now in finds_nobody(search, resume) if address == ("10.0.0.65", 1000))
+    assert found == pytest.approx(5.0 + 1.0 + 64 * 0.2)
+
+
+@pytest.mark.parametrize("number", [2, 65, 200])
+def test_each_address_is_tried_twice_before_the_search_ends(number: int) -> None:
+    search, resume = make(), members(number)
+    tried = list(finds_nobody(search, resume))
+    for address in search.candidates(resume):
+        assert [address for address, _ in tried[1:]].count(address) >= 2
+    assert tried[-1][1] > 60.0
+
+
+def test_host_that_accepts_has_the_whole_time_to_answer_and_others_have_more_in_each_round() -> None:
+    search = make(0)
+    search.lose(MEMBER, since=0.0, now=5.0)
+    given = []
+    for _ in range(9):
+        attempt = search.fail(MEMBER, 5.0)
+        while attempt is None:
+            attempt = search.go_on(MEMBER, 5.0)
+        given.append(attempt.accept_s)
+        search.accepted()
+        assert search.due == pytest.approx(6.0)
+    assert given == pytest.approx([0.2, 0.2, 0.4, 0.4, 0.8, 0.8, 1.0, 1.0, 1.0])
+
+
 def test_hint_is_followed_once() -> None:
     search = make(0)
     search.begin(EARLY, 0.0)
@@ -160,7 +209,7 @@ def test_worker_that_can_look_nowhere_else_gives_the_first_coordinator_more_time
     standby: int, timeout_s: float
 ) -> None:
     search = make(standby)
-    assert search.begin(EARLY, 0.0) == Attempt(FIRST, timeout_s)
+    assert search.begin(EARLY, 0.0) == Attempt(FIRST, timeout_s, timeout_s)
     assert search.due == timeout_s
 
 

@@ -56,6 +56,14 @@ def test_failure_elsewhere_is_heeded_from_anybody() -> None:
     assert known.leader == ""
 
 
+@pytest.mark.parametrize("news", [wire.Follow(1, True, job="other"), wire.Follow(1, False, "why", job="other")])
+def test_news_of_another_job_is_none(news: wire.Follow) -> None:
+    known = Leadership("m", "job")
+    assert known.heed("z", "h", news, HELD) is None
+    assert known.leader == ""
+    assert Leadership("m", "").heed("z", "h", news, HELD) is not None  # it may be of any
+
+
 def test_job_is_handed_over_to_the_first_standby_on_another_node() -> None:
     known = Leadership("m", "")
     assert known.hand_over("na", SERVING)

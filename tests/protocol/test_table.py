@@ -14,6 +14,7 @@ from ef_common.core.progress import Limits
 from ef_common.protocol.announcer import Announcer
 from ef_common.protocol.client import Client
 from ef_common.protocol.client_outputs import ClientOutput
+from ef_common.protocol.endpoint_announcer import EndpointAnnouncer
 from ef_common.protocol.server import CoordinatorServer
 from ef_common.protocol.server_outputs import Output
 
@@ -32,6 +33,7 @@ def names_in(row: str, column: int) -> list[str]:
         ("server.CoordinatorServer", CoordinatorServer, Output),
         ("client.Client", Client, ClientOutput),
         ("announcer.Announcer", Announcer, None),
+        ("endpoint_announcer.EndpointAnnouncer", EndpointAnnouncer, None),
     ],
 )
 def test_table_of_the_machines_is_true(row: str, machine: type, outputs: UnionType | None) -> None:

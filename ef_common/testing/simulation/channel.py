@@ -275,8 +275,8 @@ class Channel:
 
     def _carry_out(self, output: ClientOutput) -> None:
         match output:
-            case Connect(link, timeout_s, _):
-                self._connect(link, timeout_s)
+            case Connect(link, _, accept_s):
+                self._connect(link, accept_s)
             case Send(link, data):
                 if link in self._streams:
                     self._streams[link].up(data)

@@ -14,7 +14,7 @@ from ef_common.core.view import Member
 from ef_common.errors import ProtocolError
 from ef_common.protocol import wire
 from ef_common.protocol.addresses import LOOPBACK, Address
-from ef_common.protocol.announcer import LOOK_S, Announcer
+from ef_common.protocol.announcer import LOOK_S, Announcer, has_news
 from ef_common.protocol.auth import Token, new_nonce
 from ef_common.protocol.introduction import Introduction
 from ef_common.protocol.peer import End, Peer, PeerRefusal
@@ -196,7 +196,7 @@ class Coordinator:
         self._free_at = 0.0
         self._backlog: deque[Callable[[], None]] = deque()  # what has come since it stands still, or is busy
         self._catches_up = False
-        self._announcer = Announcer(port=number, endpoints=())
+        self._announcer = Announcer(port=number)
         self._announces = False
         self._key = new_nonce()
         self._alarm.set(self.server.deadline)
@@ -324,7 +324,7 @@ class Coordinator:
             self._work(CPU_S_PER_MEMBER * sum(link.view.world_size for link in after.chain))
             self._note(self.name, f"view {view.generation} = {', '.join(view.ids)}; {view.reason}; hold={view.hold}")
         self._observer(before, event, after)
-        if not self._announces and self._announcer.has_news(after):
+        if not self._announces and has_news(after):
             self._announces = True
             self.scheduler.idle_after(LOOK_S * self.scheduler.random.random(), self._announce)
 
@@ -395,7 +395,7 @@ class Coordinator:
         if self._later(self._announce) or not self.alive:
             return
         address = self._announcer.next(self.state, self.server.standbys.addresses, self.scheduler.now)
-        self._announces = self._announcer.has_news(self.state)
+        self._announces = has_news(self.state)
         if address is not None:
             Announcement(self, address, self._announcer.news)
         elif self._announces:
@@ -405,7 +405,8 @@ class Coordinator:
         """An attempt to tell another coordinator has ended: it was "told", "refused" or not "reached"."""
         if outcome == "told":
             self._announcer.told(address)
-        elif outcome == "refused" and self._announcer.refused(address):
+        elif outcome == "refused":
+            self._announcer.refused(address)
             self.server.standbys.forget(address)
         self._announce()
 
