@@ -21,6 +21,7 @@ from ef_common.control.coordinator import Coordinator
 from ef_common.core.membership import Settings
 from ef_common.errors import CoordinatorLost, UsageError
 from ef_common.launch.environment import COORDINATOR, WorkerEnvironment
+from ef_common.launch.finding import host_facing
 from ef_common.protocol.addresses import LOOPBACK, Address, format_address, is_loopback, parse_address
 from ef_common.protocol.introduction import HELP
 from ef_common.tls import Credentials
@@ -126,7 +127,8 @@ def host_or_find_coordinator(
         address = _find(store, timeout_s)
     # Two agents of one machine are two nodes, and share a host name.
     node = f"{socket.gethostname()[:80]}-{torchrun.node}"
-    return C10dJob(replace(environment, coordinator=address, node=node), store, coordinator)
+    reached_at = environment.address or host_facing(address)
+    return C10dJob(replace(environment, coordinator=address, node=node, address=reached_at), store, coordinator)
 
 
 def _join_store(timeout_s: float) -> Store:

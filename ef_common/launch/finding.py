@@ -24,7 +24,7 @@ from ef_common.errors import (
     StorageRefused,
 )
 from ef_common.launch.registry import Registry
-from ef_common.protocol.addresses import Address, format_address
+from ef_common.protocol.addresses import Address, format_address, is_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +40,7 @@ NOTHING_TO_JOIN = "the training is over: there is nothing to join"
 JOIN_S = 10.0
 """How long an agent that only joins waits where no training is running: its leader may just be replaced."""
 _LOOK_S = 0.5
+_REACH_S = 5.0
 _T = TypeVar("_T")
 _NOWHERE = ("192.0.2.1", 9)  # of a network for documentation; nothing is sent there
 
@@ -210,3 +211,27 @@ def own_host() -> str:
             return str(probe.getsockname()[0])
         except OSError:
             return socket.gethostname()
+
+
+def host_facing(coordinator: Address) -> str:
+    """Where the other workers of a job reach those of this machine, which may lie beyond what their coordinator sees.
+
+    A worker next to its coordinator comes from the loopback interface, and on Debian a machine's own name stands for
+    an address there. Under such an address, other machines would only find themselves.
+
+    Args:
+        coordinator: Where the coordinator listens.
+
+    Returns:
+        The address from which this machine reaches it; its own host if it is on this machine; "" if it listens on the
+        loopback interface, as do all of the job then.
+    """
+    host = coordinator[0]
+    if is_loopback(host):
+        return ""
+    try:
+        with socket.create_connection(coordinator, timeout=_REACH_S) as probe:
+            own = str(probe.getsockname()[0])
+    except OSError:  # it may be gone, and this machine has a standby
+        return own_host()
+    return host if is_loopback(own) else own

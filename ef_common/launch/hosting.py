@@ -29,7 +29,7 @@ from ef_common.launch.door_search import (
     names_a_group,
     wait_for_name,
 )
-from ef_common.launch.finding import JOIN_S, NOTHING_TO_JOIN, QUIET_S, Patience, find_job, own_host
+from ef_common.launch.finding import JOIN_S, NOTHING_TO_JOIN, QUIET_S, Patience, find_job, host_facing, own_host
 from ef_common.launch.registry import Registration, Registry
 from ef_common.launch.rendezvous_options import RendezvousOptions
 from ef_common.launch.told_doors import ToldDoors
@@ -334,13 +334,10 @@ class Hosting:
 
     def variables(self) -> dict[str, str]:
         """What the workers of this agent must know of the coordinator, as variables of their environment."""
-        host, _ = self._endpoint
-        # The name of the host that hosts is by definition one under which all others reach it.
-        reachable_as = self._local_addr or (host if self._is_here and not is_loopback(host) else self._inside)
         variables = {
             environment.COORDINATOR: format_address(self._coordinator_at),
             environment.NODE: self._node,
-            environment.ADDRESS: reachable_as,
+            environment.ADDRESS: self._reachable_as(),
         }
         if self.coordinator is not None:
             variables[environment.STANDBY] = str(self.coordinator.address[1])
@@ -349,6 +346,17 @@ class Hosting:
         if self._trust.worker is not None:
             variables[environment.CREDENTIALS] = self._trust.worker.dump()
         return variables
+
+    def _reachable_as(self) -> str:
+        """Where the workers of other nodes reach those of this one; "" if all are on the loopback interface."""
+        host, _ = self._endpoint
+        if self._local_addr:
+            return self._local_addr
+        if self._is_here and not is_loopback(host):
+            return host  # the name of the host that hosts is by definition one under which all others reach it
+        if self._inside or self._trust.token is None:
+            return self._inside
+        return host_facing(self._coordinator_at)
 
     def report(self, why: str, fatal: bool) -> str | None:
         """Report that the job has failed; see :class:`~ef_common.control.leader_request.LeaderRequests`."""

@@ -54,6 +54,31 @@ def test_worker_of_a_later_round_is_not_misled_by_the_address_of_an_earlier_one(
         host_or_find_coordinator(read_environment({}), timeout_s=0.1)
 
 
+@pytest.mark.parametrize(
+    ("environ", "address"),
+    [({"ELASTICFLOW_TOKEN": "hunter2"}, "node0"), ({"ELASTICFLOW_ADDRESS": "10.0.0.1"}, "10.0.0.1"), ({}, "")],
+)
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_worker_on_the_node_of_the_coordinator_is_known_under_the_name_by_which_others_reach_it(
+    monkeypatch, environ, address, rank
+):
+    """Though the node's own name stands for a loopback address there, as on Debian."""
+    for name, value in {**TORCHRUN, "RANK": rank, "GROUP_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    real = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda host, *args, **kw: real("127.0.1.1" if host == "node0" else host, *args, **kw)
+    )
+    store = HashStore()
+    monkeypatch.setattr(c10d, "_join_store", lambda timeout_s: store)
+    with socket.create_server(("", 0)) as other:
+        where = "node0" if "ELASTICFLOW_TOKEN" in environ else "127.0.0.1"
+        store.set("elasticflow/coordinator", f"{where}:{other.getsockname()[1]}")
+        job = host_or_find_coordinator(read_environment(environ))
+        job.close()
+    assert job.environment.address == address
+
+
 def test_host_takes_the_limits_of_its_environment():
     environ = {"ELASTICFLOW_HEARTBEAT_TIMEOUT": "7", "ELASTICFLOW_HANG_TIMEOUT": "30"}
     given = read_torchrun_environment({**TORCHRUN, "MASTER_ADDR": "localhost"})

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import socket
 import threading
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from ef_common.errors import (
     ThreadFailed,
 )
 from ef_common.launch import finding
-from ef_common.launch.finding import FoundJob, Patience, find_job
+from ef_common.launch.finding import FoundJob, Patience, find_job, host_facing
 from ef_common.launch.registry import Registry
 from ef_common.protocol.addresses import Address
 from ef_common.storage.store import Store
@@ -299,3 +300,47 @@ def test_patience_counts_only_what_lasts(clock: Clock) -> None:
     patience = Patience(10.0)
     for counts in (True, True, False, True, True, True):
         patience.wait("it rains", counts=counts, pause_s=5.0)
+
+
+class Reached:
+    """A connection from an address of this machine."""
+
+    def __init__(self, own: str) -> None:
+        self._own = own
+
+    def __enter__(self) -> Reached:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        pass
+
+    def getsockname(self) -> tuple[str, int]:
+        return (self._own, 9)
+
+
+@pytest.mark.parametrize(
+    ("host", "own", "address"),
+    [
+        ("node1", "10.0.0.2", "10.0.0.2"),
+        ("node1", "fd00::2", "fd00::2"),
+        ("node1", "127.0.1.1", "node1"),
+        ("node1", "::1", "node1"),
+        ("10.0.0.1", "10.0.0.1", "10.0.0.1"),
+        ("localhost", "127.0.0.1", ""),
+        ("127.0.0.2", "127.0.0.1", ""),
+    ],
+)
+def test_others_reach_this_machine_at_the_address_from_which_it_reaches_the_coordinator(
+    host: str, own: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "create_connection", lambda *args, **kwargs: Reached(own))
+    assert host_facing((host, 29400)) == address
+
+
+def test_machine_whose_coordinator_is_gone_names_an_address_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    monkeypatch.setattr(finding, "own_host", lambda: "10.0.0.2")
+    assert host_facing(("node1", 29400)) == "10.0.0.2"

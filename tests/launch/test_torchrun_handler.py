@@ -353,6 +353,16 @@ def test_handler_elsewhere_leaves_hosting_to_the_endpoint():
     assert handler.shutdown()
 
 
+@pytest.mark.usefixtures("_coordinator_elsewhere")
+def test_handler_elsewhere_tells_its_workers_where_others_reach_them(monkeypatch):
+    """One that returns to the standby of its own node would else be known as 127.0.0.1."""
+    monkeypatch.setenv("ELASTICFLOW_TOKEN", "hunter2")
+    monkeypatch.setattr("ef_common.launch.hosting.host_facing", {("192.0.2.1", 29400): "198.51.100.7"}.get)
+    handler = create_handler(parameters("192.0.2.1:29400"))
+    assert os.environ["ELASTICFLOW_ADDRESS"] == "198.51.100.7"
+    assert handler.shutdown()
+
+
 def test_handler_host_of_a_public_endpoint_is_reachable_under_it(monkeypatch):
     monkeypatch.setenv("ELASTICFLOW_TOKEN", "hunter2")
     handler = create_handler(parameters("192.0.2.1:0", is_host="1"))
