@@ -15,11 +15,21 @@ import ef_keras
 from tests.keras.features import Batches, CustomStep, compiled, data, net
 
 
+class Noise(layers.Layer):
+    """Draws in an evaluation, too, as the sampling of a VAE does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = keras.random.SeedGenerator(1)
+
+    def call(self, x: Any) -> Any:
+        return x + keras.random.normal(keras.ops.shape(x), seed=self.generator)
+
+
 def draw_in_evaluations() -> list[list[int]]:
     """Train with validation batches of which one worker has two, and the other one. Returns the random generators."""
     keras.utils.set_random_seed(1)
-    inputs = layers.Input((12,))
-    model = compiled(keras.Model(inputs, layers.Dense(2)(layers.Dropout(0.5)(inputs, training=True))))
+    model = compiled(keras.Sequential([layers.Input((12,)), Noise(), layers.Dense(2)]))
     x, y = data(64)
     model.fit(x, y, batch_size=8, epochs=2, validation_data=Batches(8, 24), verbose=0, callbacks=ef_keras.callbacks())
     return [np.asarray(keras.ops.convert_to_numpy(v)).tolist() for v in model.non_trainable_variables]
