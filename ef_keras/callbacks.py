@@ -230,6 +230,9 @@ class Elastic(keras.callbacks.Callback):
         if self._fit is not None:
             self._fit.begin_epoch(epoch)
 
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Nothing. As one callback has this, Keras calls those of all before the next step, and in the same thread."""
+
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """An epoch with its validation has ended: let all workers see the same results, and stop together."""
         if self._fit is not None and logs is not None:

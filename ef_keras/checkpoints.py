@@ -155,8 +155,7 @@ def _room(array: np.ndarray) -> np.ndarray:
 
 def _newest_metrics(model: Any) -> dict[str, float]:
     """Results of the newest complete epoch."""
-    history = getattr(getattr(model, "history", None), "history", {})
-    return {name: float(values[-1]) for name, values in history.items() if values}
+    return metrics.newest(getattr(getattr(model, "history", None), "history", {}))
 
 
 def _random_state(model: Any) -> dict[str, Any]:

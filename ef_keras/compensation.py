@@ -135,9 +135,12 @@ class FitCompensation:
             "held": [scaled.held for scaled in self._scaled],
         }
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from the others' state."""
-        self.compensator.load_state(state)
+    def load_state(self, state: dict[str, Any], *, saved: bool) -> None:
+        """Continue from the others' state, or from that of a checkpoint, whose momentum has its ratio in it anyway."""
+        if saved:
+            self.compensator.resume(state)
+        else:
+            self.compensator.load_state(state)
         self._global_batch_size = state["global_batch_size"]
         self._set_ratio()
         for scaled, held in zip(self._scaled, state["held"], strict=True):

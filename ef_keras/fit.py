@@ -91,7 +91,7 @@ class Fit:
         self._xla = not (deterministic and keras.config.backend() == "tensorflow")  # whose XLA lacks operations then
         if deterministic:
             prepare_determinism()  # what the data are made with may have been imported only now
-        first_epoch = hooks.initial_epoch(model)
+        first_epoch, self._epochs = hooks.initial_epoch(model), hooks.num_epochs(model)
         source = source_of(iterator, step_size=global_batch_size, first_epoch=first_epoch, deterministic=deterministic)
         check_class_weight(model, source)
         self._first_batch = source.first()
@@ -119,7 +119,7 @@ class Fit:
             full_batch=full_batch,
             global_batch=self._global_batch,
         )
-        self.data.dealer.num_epochs = lambda: int(callbacks.params["epochs"])
+        self.data.dealer.num_epochs = lambda: self._epochs
         if self._autoscaler is not None:
             self._autoscaler.follow(self.data.dealer)
             self._undo.callback(self._autoscaler.close)
@@ -228,7 +228,7 @@ class Fit:
             self.schedules.load_state(self._checkpoints.schedules)
         self._session.trainings.skip(has_result=has_result)
         self._claiming.skip()
-        hooks.start_at(self._model, self._callbacks.params["epochs"])
+        hooks.start_at(self._model, self._epochs)
 
     def _set_up_checkpoints(self) -> None:
         if self._job is not None:
@@ -240,7 +240,7 @@ class Fit:
 
     def _restore(self) -> bool:
         """Continue from a checkpoint, if there is one."""
-        checkpoints, epochs = self._checkpoints, self._callbacks.params["epochs"]
+        checkpoints, epochs = self._checkpoints, self._epochs
         found = None if checkpoints is None else checkpoints.find()
         if checkpoints is None or found is None:
             return False
@@ -253,7 +253,7 @@ class Fit:
 
     @property
     def _limits(self) -> dict[str, Any]:
-        return {"epochs": int(self._callbacks.params["epochs"])}
+        return {"epochs": self._epochs}
 
     def _make_reducer(self) -> Reducer:
         model, session, data = self._model, self._session, self.data
@@ -358,7 +358,7 @@ class Fit:
         self.data.load_state(state, saved=saved)
         self._workers.load_state(None if saved else state.get("workers"))
         if self.compensation is not None and state["compensation"] is not None:
-            self.compensation.load_state(state["compensation"])
+            self.compensation.load_state(state["compensation"], saved=saved)
         if self.schedules is not None and state.get("schedules") is not None:
             self.schedules.load_state(state["schedules"])
         if self._autoscaler is not None:
@@ -474,7 +474,7 @@ class Fit:
 
     def agree_on(self, logs: dict[str, Any]) -> None:
         """Average results that differ (from a `train_step` of the user's), because callbacks decide by them."""
-        mine = {name: float(value) for name, value in logs.items() if _is_number(value)}
+        mine = {name: float(value) for name, value in logs.items() if metrics.is_number(value)}
         row = {} if self._meter is None else self._meter.row()
         everybody, _ = operations.gather(self._session, {"logs": mine, "row": row}, what="logs")
         for name in mine:
@@ -519,11 +519,3 @@ class Fit:
             variables = hooks.shared_variables(self._model)
             arrays = (np.ascontiguousarray(keras.ops.convert_to_numpy(variable)) for variable in variables)
             self.data.dealer.log_weights(array.tobytes() for array in arrays)
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        float(value)
-    except (TypeError, ValueError):
-        return False
-    return True

@@ -2,6 +2,9 @@
 
 Where `torch.compile` compiles the steps (`jit_compile=True`), its graphs end where the workers meet, which it must not
 trace. The gradients of a compiled backward pass are complete only at its end, so they are reduced after it.
+
+A `train_step` of the user's may change gradients behind the backward pass (to clip them, say), or compute them by
+`torch.autograd.grad`. What it hands to the optimizer is reduced then, and nothing before.
 """
 
 from __future__ import annotations
@@ -31,10 +34,11 @@ class TorchReducer(Reducer):
         super().__init__(session, model, weights)
         statistics = [variable.value for variable in hooks.statistics(model)]
         self._gradients = GradientReducer(session, model, weights=weights, buffers=statistics)
-        self._is_compiled = bool(model.jit_compile)
-        untraced = torch.compiler.disable if self._is_compiled else _as_it_is
+        self._has_own_step = hooks.has_own_train_step(model)
+        self._overlaps = not (model.jit_compile or self._has_own_step)
+        untraced = torch.compiler.disable if model.jit_compile else _as_it_is
         self._begin: Callable[[], None] = untraced(self._before_backward)
-        self._complete: Callable[[Any], None] = untraced(self._after_backward)
+        self._complete: Callable[..., None] = untraced(self._after_backward)
 
     def attach(self) -> None:
         """Stand between the model and its optimizers, and hook into its parameters."""
@@ -53,9 +57,12 @@ class TorchReducer(Reducer):
 
     def _before_backward(self) -> None:
         self._gradients.fraction = self.fraction()
-        self._gradients.before_backward(overlap=not self._is_compiled)
+        self._gradients.before_backward(overlap=self._overlaps)
 
-    def _after_backward(self, loss: Any) -> None:
+    def _after_backward(self, loss: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        if self._has_own_step:
+            for gradient, variable in zip(gradients, variables, strict=True):
+                _hand_over(gradient, variable.value)
         self._gradients.wants_stop, self._gradients.finds = self.wants_stop, self.finds()
         self._gradients.measures, self._gradients.asks = self.measures, self.asks
         self._gradients.on_measured = self.on_measured
@@ -67,12 +74,20 @@ class TorchReducer(Reducer):
         self.on_update(contributors or self.session.completed_in, None if loss is None else float(loss.detach()))
 
     def reduce(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """The members' mean gradients, which then are those of the parameters too."""
+        """The mean of what the members hand over, which then is the gradient of the parameters, too."""
         loss = self.take_loss()
         if loss is None:  # a `train_step` of the user's that does not scale its loss, or a second optimizer
             self._begin()
-        self._complete(loss)
+        self._complete(loss, gradients, variables)
         return [variable.value.grad for variable in variables]
+
+
+def _hand_over(gradient: Any, parameter: torch.Tensor) -> None:
+    """Let this be the gradient of a parameter. The reduction writes to it, so it is a copy of what the user has."""
+    if gradient is None:
+        parameter.grad = None
+    elif gradient is not parameter.grad:
+        parameter.grad = torch.as_tensor(gradient).detach().to(parameter, copy=True)
 
 
 def _as_it_is(act: Callable[..., None]) -> Callable[..., None]:

@@ -462,6 +462,11 @@ def initial_epoch(model: Any) -> int:
     return 0 if frame is None else int(frame.f_locals.get("initial_epoch") or 0)
 
 
+def num_epochs(model: Any) -> int:
+    """The `epochs` argument of the running `fit`, which a list of callbacks that was made by hand does not know."""
+    return int(_frame_with_data(model).f_locals["epochs"])
+
+
 def class_weight(model: Any) -> Any:
     """The `class_weight` argument of the running `fit`."""
     frame = frame_of_fit(model)
@@ -517,6 +522,13 @@ def renew_train_function(model: Any, *, xla: bool = True) -> None:
 def has_own_train_function(model: Any) -> bool:
     """Whether a user's code makes the train function of a model, which may take its batches in a way of its own."""
     return getattr(model.make_train_function, "__func__", None) is not keras.Model.make_train_function
+
+
+def has_own_train_step(model: Any) -> bool:
+    """Whether a user's code makes the steps of a model, which may do anything with the gradients before the update."""
+    step = getattr(model.train_step, "__func__", None)
+    known = step is not None and step.__module__.startswith(("keras.", "ef_keras."))
+    return not known or has_own_train_function(model)
 
 
 def new_train_function(model: Any, *, xla: bool = True) -> Callable[[Any], Any]:

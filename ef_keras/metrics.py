@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -20,6 +20,20 @@ def set_values(model: Any, values: Sequence[np.ndarray]) -> None:
     """Set the metrics to these values; inverse of `values_of`."""
     for variable, value in zip(hooks.metric_variables(model), values, strict=True):
         variable.assign(value)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a result is one number. A metric may have one for each class, and a `train_step` may return anything."""
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def newest(history: Mapping[str, Sequence[Any]]) -> dict[str, float]:
+    """The results of the newest epoch in the history of a `fit` that are numbers."""
+    return {name: float(values[-1]) for name, values in history.items() if values and is_number(values[-1])}
 
 
 def merge(model: Any, parts: Sequence[Sequence[np.ndarray]]) -> None:

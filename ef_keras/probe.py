@@ -41,6 +41,7 @@ KERAS: tuple[Part, ...] = tuple(
         # ------------------------------------------------------------ fit and evaluate
         listed("model.fit", "epoch_iterator", "epoch_iterator"),
         listed("model.fit", "initial_epoch", "initial_epoch"),
+        listed("model.fit", "epochs", "num_epochs"),
         listed("model.fit", "class_weight", "class_weight"),
         listed("model.fit", "x val_x steps_per_epoch validation_steps", "endless_data"),
         listed("model.fit", " ".join(hooks.CALLED_BY_FIT), "CALLED_BY_FIT"),

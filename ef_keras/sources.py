@@ -72,13 +72,14 @@ class SampleSource:
 
     whole_batches = False
 
-    def __init__(self, data: SampleDataset, epochs: Epochs) -> None:
-        self._data = data
+    def __init__(self, indexed: hooks.Indexed, epochs: Epochs) -> None:
+        self._indexed = indexed
+        self._data: SampleDataset = indexed.data
         self.epochs = epochs
         self._key: tuple[int, int] = (0, 0)
         self.seed: Callable[[Sequence[int]], None] | None = None
-        self.batch_size = data.sample_batch_size
-        self._order = np.arange(data.num_samples)
+        self.batch_size = self._data.sample_batch_size
+        self._order = np.arange(self._data.num_samples)
 
     def first(self) -> Any:
         """See the protocol."""
@@ -94,7 +95,8 @@ class SampleSource:
 
     def batch(self, positions: Sequence[int]) -> Any:
         """See the protocol."""
-        return hooks.as_batch(self._data.batch(self._order[positions].tolist(), self._before(positions)))
+        read = self._data.batch(self._order[positions].tolist(), self._before(positions))
+        return self._indexed.made_of(read)
 
     def _before(self, positions: Sequence[int]) -> Callable[[int], None]:
         seed = self.seed
@@ -178,7 +180,7 @@ def source_of(
     indexed = hooks.indexed_of(iterator)
     if indexed is not None and isinstance(indexed.data, SampleDataset):
         data = indexed.data
-        return SampleSource(data, epochs(data.num_samples, step_size or data.sample_batch_size))
+        return SampleSource(indexed, epochs(data.num_samples, step_size or data.sample_batch_size))
     stream = stream_data_of(iterator)
     reading = None if evaluates else shard_reading_of(iterator)
     if reading is not None and step_size is not None:

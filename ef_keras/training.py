@@ -9,6 +9,7 @@ from ef_common.errors import UsageError
 from ef_common.program.arguments import TrainArguments
 from ef_common.program.parts import Model, Parts
 from ef_common.program.result import Result
+from ef_keras import metrics
 from ef_keras.callbacks import callbacks
 from ef_keras.program import Functions, program
 
@@ -39,7 +40,7 @@ def train(model: Model, parts: Parts, run: TrainArguments) -> Result:
             others.setdefault("validation_batch_size", run.batch_size)
     data = _packed(run.data) if _is_arrays(run.data) else (run.data,)
     history = made.fit(*data, epochs=run.epochs, **others).history
-    return Result(made, {name: float(values[-1]) for name, values in history.items()})
+    return Result(made, metrics.newest(history))
 
 
 def _is_arrays(data: Any) -> bool:

@@ -20,6 +20,7 @@ from ef_common.errors import UsageError
 from ef_common.launch import process
 from ef_common.storage import checkpoints
 from ef_common.storage.checkpoints import _memory
+from ef_common.storage.manifest import Manifest
 from tests.keras.features import compiled, data
 from tests.keras.weights import Words
 
@@ -300,6 +301,28 @@ def ended(folder: str) -> dict[str, Any]:
     except UsageError as error:
         results["another model"] = [str(error), listing(Path(folder) / "epochs") == before]
     return results
+
+
+class Phases(keras.callbacks.Callback):
+    """Puts a word into the logs."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        logs["phase"] = f"epoch {epoch}"
+
+
+def of_each_class(folder: str) -> list[Any]:
+    """The metrics in the newest checkpoint of a training that has one number for each class, and a word."""
+    process._this = None
+    settings = Checkpointing(f"{folder}/store", every_steps=1, retention=Retention(keep_last=1))
+    model = keras.Sequential([layers.Input((12,)), layers.Dense(2, activation="softmax")])
+    model.compile("sgd", "categorical_crossentropy", metrics=["accuracy", keras.metrics.F1Score()])
+    x, y = data(NUM_SAMPLES)
+    callbacks = [Phases(), *ef_keras.callbacks(checkpoint=settings)]
+    history = model.fit(x, np.eye(2)[y], epochs=2, verbose=0, callbacks=callbacks).history
+    (manifest,) = Path(folder).glob("store/checkpoints/*/manifest.json")
+    saved = Manifest.decode(manifest.read_bytes()).metrics
+    shapes = {name: list(np.shape(values)) for name, values in history.items()}
+    return [shapes["f1_score"], shapes["phase"], saved == {n: history[n][-1] for n in ("accuracy", "loss")}]
 
 
 def listing(folder: Path) -> dict[str, bytes]:

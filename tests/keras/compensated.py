@@ -18,7 +18,9 @@ import numpy as np
 import ef_keras
 from ef_common.core.compensation import Compensation
 from ef_common.core.view import Member, View
+from ef_common.data.checkpointer import Checkpointing
 from ef_common.errors import UsageError
+from ef_common.launch import process
 from ef_common.launch.environment import read_environment
 from ef_common.launch.process import this_worker
 from ef_keras import hooks
@@ -272,6 +274,44 @@ def keep_checkpoints() -> dict[str, Any]:
     fit(again, epochs=1, trace=[2] * 12)
     other = closed_forms.sgd(problem(), BATCHES, [3] * 12 + [2] * 12, constant(RATE), momentum=0.9)
     return {"plain": distance(model, expected), "ours": distance(again, other)}
+
+
+class BreaksOff(keras.callbacks.Callback):
+    """Ends a training before a step, once all that came before is saved."""
+
+    def __init__(self, elastic: Any, step: int) -> None:
+        super().__init__()
+        self._elastic, self._step = elastic, step
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        saver = self._elastic._fit._checkpoints.job._saver
+        assert saver is None or saver.flush(60.0)
+        if batch == self._step:
+            raise ArithmeticError
+
+
+def start_with_another_reference() -> dict[str, Any]:
+    """A training that has broken off in the middle of an epoch, and starts again with another reference batch."""
+    store = (read_environment().run_dir or Path()) / "store"
+
+    def start(reference: int, trace: Sequence[int], break_off: int | None = None) -> Any:
+        process._this = None
+        model = model_with(optimizers.SGD(RATE, momentum=0.9))
+        settings = Compensation(reference_batch_size=reference, ramp_steps=4)
+        callbacks: list[Any] = ef_keras.callbacks(
+            compensation=settings, checkpoint=Checkpointing(str(store), every_steps=1)
+        )
+        breaks = [] if break_off is None else [BreaksOff(callbacks[0], break_off)]
+        counts = Noting(lambda model: None)
+        with contextlib.suppress(ArithmeticError):
+            options = {"epochs": 2, "batch_size": BATCH_SIZE, "shuffle": False, "verbose": 0}
+            model.fit(*data(), callbacks=[counts, Told(callbacks[0], trace), *breaks, *callbacks], **options)
+        return model, len(counts.notes)
+
+    _, num = start(BATCH_SIZE, [2] * 5, break_off=5)
+    model, more = start(4 * BATCH_SIZE, [2] * 19)
+    expected = closed_forms.sgd(problem(), BATCHES, [2.0] * 5 + [0.5] * 19, constant(RATE), momentum=0.9)
+    return {"steps": [num, more], "off": distance(model, expected)}
 
 
 def use_other_features() -> dict[str, Any]:

@@ -53,16 +53,25 @@ class Run:
         return BATCH_SIZE if self.elastic else BATCH_SIZE * self.world_size
 
     def fit(
-        self, model: Any, *args: Any, callbacks: Any = (), global_batch_size: int | None = None, **kwargs: Any
+        self,
+        model: Any,
+        *args: Any,
+        callbacks: Any = (),
+        global_batch_size: int | None = None,
+        hand_made: bool = False,
+        **kwargs: Any,
     ) -> dict[str, list[float]]:
-        """Train. Returns the history."""
+        """Train, perhaps with a list of callbacks that is made by hand. Returns the history."""
         batch_size = self.batch_size if self.elastic else global_batch_size or self.batch_size
         if args and isinstance(args[0], np.ndarray | list | dict | tuple):
             kwargs = {"batch_size": batch_size, **kwargs}
         settings = {"compensation": "none", "global_batch_size": global_batch_size, "log_workers": False}
         added = ef_keras.callbacks(**settings) if self.elastic else []
         kwargs = {"epochs": 2, "verbose": 0, "shuffle": False, **kwargs}
-        return dict(model.fit(*args, callbacks=[*callbacks, *added], **kwargs).history)
+        everybody: Any = [*callbacks, *added]
+        if hand_made:
+            everybody = keras.callbacks.CallbackList(everybody, add_history=True, model=model)
+        return dict(model.fit(*args, callbacks=everybody, **kwargs).history)
 
 
 Feature = Callable[[Run], tuple[Any, dict[str, list[float]]]]
@@ -206,6 +215,13 @@ def samples_read_one_by_one(run: Run) -> Any:
     return model, run.fit(model, made(NUM_SAMPLES + 10), validation_data=made(77))
 
 
+@feature
+def samples_read_one_by_one_with_class_weight(run: Run) -> Any:
+    model = compiled(net())
+    samples = ef_keras.dataset(data(NUM_SAMPLES + 10), batch_size=run.batch_size, shuffle=False)
+    return model, run.fit(model, samples, validation_data=data(77), class_weight={0: 1.0, 1: 3.0})
+
+
 def stream(batch_size: int, num: int = 192) -> Any:
     if IS_TENSORFLOW:
         import tensorflow as tf
@@ -283,8 +299,7 @@ def py_dataset_whose_last_batch_is_short(run: Run) -> Any:
 
 @feature
 def wide_layers_and_a_short_last_batch(run: Run) -> Any:  # under torch the gradients lie in lent buckets
-    hidden = [layers.Dense(width, activation="tanh") for width in (3000, 500)]
-    model = compiled(keras.Sequential([layers.Input((12,)), *hidden, layers.Dense(2)]), keras.optimizers.SGD(0.01))
+    model = compiled(wide_net(), keras.optimizers.SGD(0.01))
     return model, run.fit(model, stream(run.batch_size, 188))
 
 
@@ -303,9 +318,9 @@ def embedding(run: Run) -> Any:
 class Around(keras.Model):
     """The network in a class of the user's."""
 
-    def __init__(self) -> None:
+    def __init__(self, inner: Any = None) -> None:
         super().__init__()
-        self.inner = net()
+        self.inner = net() if inner is None else inner
 
     def call(self, x: Any, training: bool = False) -> Any:
         return self.inner(x)
@@ -314,8 +329,21 @@ class Around(keras.Model):
 class CustomStep(Around):
     """A `train_step` of the user's, which returns its own results."""
 
+    def unpacked(self, batch: Any) -> Any:
+        """The samples and labels of a batch."""
+        return batch
+
+    def changed(self, gradients: list[Any]) -> list[Any]:
+        """What the optimizer gets."""
+        return gradients
+
+    def backward(self, loss: Any) -> list[Any]:
+        """The gradients of a loss, on torch."""
+        loss.backward()
+        return [variable.value.grad for variable in self.trainable_variables]
+
     def train_step(self, *args: Any) -> Any:
-        x, y = args[-1]
+        x, y = self.unpacked(args[-1])
         if IS_JAX:
             return self._train_step_of_jax(args[0], x, y)
         if IS_TENSORFLOW:
@@ -323,18 +351,16 @@ class CustomStep(Around):
 
             with tf.GradientTape() as tape:
                 loss = self.compute_loss(y=y, y_pred=self(x, training=True))
-            self.optimizer.apply_gradients(
-                zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables, strict=True)
-            )
+            gradients = self.changed(tape.gradient(loss, self.trainable_variables))
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
         else:
             import torch
 
             self.zero_grad()
             loss = self.compute_loss(y=y, y_pred=self(x, training=True))
-            loss.backward()
+            gradients = self.changed(self.backward(loss))
             with torch.no_grad():
-                variables = list(self.trainable_variables)
-                self.optimizer.apply([v.value.grad for v in variables], variables)
+                self.optimizer.apply(gradients, list(self.trainable_variables))
         return {"my_loss": loss}
 
     def _train_step_of_jax(self, state: Any, x: Any, y: Any) -> Any:
@@ -347,8 +373,53 @@ class CustomStep(Around):
             return self.compute_loss(y=y, y_pred=y_pred), others_then
 
         (loss, others), gradients = jax.value_and_grad(cost, has_aux=True)(weights)
-        weights, settings = self.optimizer.stateless_apply(settings, gradients, weights)
+        weights, settings = self.optimizer.stateless_apply(settings, self.changed(gradients), weights)
         return {"my_loss": loss}, (weights, others, settings, metrics)
+
+
+def wide_net() -> Any:
+    """Has gradients that are large enough to be reduced, under torch, while the backward pass runs."""
+    hidden = [layers.Dense(width, activation="tanh", name=f"hidden_{width}") for width in (3000, 500)]
+    return keras.Sequential([layers.Input((12,)), *hidden, layers.Dense(2, name="last")])
+
+
+class HalvesGradients(CustomStep):
+    """Gives the optimizer other tensors. The mean of the halves is half of the mean."""
+
+    def changed(self, gradients: list[Any]) -> list[Any]:
+        return [gradient * 0.5 for gradient in gradients]
+
+
+class HalvesInPlace(HalvesGradients):
+    """Changes the tensors, past the count of their versions, after a backward pass that has begun with Keras's hook."""
+
+    def backward(self, loss: Any) -> list[Any]:
+        return super().backward(self.optimizer.scale_loss(loss))
+
+    def changed(self, gradients: list[Any]) -> list[Any]:
+        for gradient in gradients:
+            gradient.data.mul_(0.5)
+        return gradients
+
+
+class AsksForGradients(HalvesGradients):
+    """Leaves no gradients in the parameters."""
+
+    def backward(self, loss: Any) -> list[Any]:
+        import torch
+
+        return list(torch.autograd.grad(loss, [variable.value for variable in self.trainable_variables]))
+
+
+class OfInputsAlone(CustomStep):
+    """Unpacks batches that have one part."""
+
+    def unpacked(self, batch: Any) -> Any:
+        (x,) = batch
+        return x, keras.ops.cast(keras.ops.sum(x[:, :4], axis=1) > 0, "int32")
+
+    def compute_loss(self, *args: Any, y: Any = None, y_pred: Any = None, **kwargs: Any) -> Any:
+        return keras.ops.mean(keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True))
 
 
 @feature
@@ -458,10 +529,46 @@ def adversaries_without_a_call_that_run_eagerly(run: Run) -> Any:
     return model, run.fit(model, *data(96), epochs=1)
 
 
+def of_step(run: Run, model: Any, *given: Any, **kwargs: Any) -> Any:
+    """Train a model that makes its own steps, with the optimizer alone that it was compiled with."""
+    run.fit(model, *given, **kwargs)
+    return model, {}
+
+
+def changing(run: Run, model: Any) -> Any:
+    model.compile(keras.optimizers.SGD(0.02), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return of_step(run, model, *data())
+
+
+@feature
+def custom_train_step_that_changes_gradients(run: Run) -> Any:
+    return changing(run, HalvesGradients(wide_net()))
+
+
+@feature
+def custom_train_step_that_changes_gradients_in_place(run: Run) -> Any:
+    if IS_TENSORFLOW or IS_JAX:  # whose gradients do not change
+        return net(), {}
+    return changing(run, HalvesInPlace(wide_net()))
+
+
+@feature
+def custom_train_step_that_asks_for_gradients(run: Run) -> Any:
+    if IS_TENSORFLOW or IS_JAX:
+        return net(), {}
+    return changing(run, AsksForGradients(wide_net()))
+
+
+@feature
+def inputs_alone_read_one_by_one(run: Run) -> Any:
+    model = OfInputsAlone()
+    model.compile(keras.optimizers.SGD(0.1))
+    return of_step(run, model, ef_keras.dataset(data()[0], batch_size=run.batch_size, shuffle=False))
+
+
 @feature
 def wide_layers(run: Run) -> Any:
-    hidden = [layers.Dense(width, activation="tanh") for width in (3000, 500)]
-    model = compiled(keras.Sequential([layers.Input((12,)), *hidden, layers.Dense(2)]), keras.optimizers.SGD(0.01))
+    model = compiled(wide_net(), keras.optimizers.SGD(0.01))
     return model, run.fit(model, *data())
 
 
@@ -759,6 +866,32 @@ class Stops(keras.callbacks.Callback):
 def stop_of_one_worker_in_mid_epoch(run: Run) -> Any:
     model = compiled(net())
     return model, run.fit(model, *data(), callbacks=[Stops(run)])
+
+
+class StopsBefore(keras.callbacks.Callback):
+    """The same before a step. No callback in this `fit` has anything to do after one."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self._run = run
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if not self._run.elastic:
+            self.model.stop_training = batch == 4
+        elif this_worker(engine(None)).session.rank == 1 and batch == 3:
+            self.model.stop_training = True
+
+
+@feature
+def stop_of_one_worker_before_a_step(run: Run) -> Any:
+    model = compiled(net())
+    return model, run.fit(model, *data(), callbacks=[StopsBefore(run)])
+
+
+@feature
+def list_of_callbacks_made_by_hand(run: Run) -> Any:
+    model = compiled(net())
+    return model, run.fit(model, *data(), hand_made=True)
 
 
 # ---------------------------------------------------------------- a global batch

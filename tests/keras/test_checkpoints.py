@@ -24,7 +24,10 @@ def call(backend: str, folder: str) -> dict[str, Any]:
     del os.environ["ELASTICFLOW_COORDINATOR"]
     importlib.import_module(f"tests.keras.on_{backend}")
     results = {}
-    modules = {"checkpoints": ("started_again", "held", "formats", "ended"), "weights": ("files", "memory")}
+    modules = {
+        "checkpoints": ("started_again", "held", "formats", "ended", "of_each_class"),
+        "weights": ("files", "memory"),
+    }
     for module, names in modules.items():
         functions = importlib.import_module(f"tests.keras.{module}")
         results |= {name: getattr(functions, name)(f"{folder}/{name}") for name in names}
@@ -51,6 +54,10 @@ def test_fit_started_again_at_any_step_ends_as_an_undisturbed_one(results: dict[
 
 def test_memory_of_a_checkpoint_is_free_when_the_fit_goes_on(results: dict[str, Any]) -> None:
     assert results["held"] == [False, False]
+
+
+def test_checkpoint_has_the_metrics_that_are_numbers(results: dict[str, Any]) -> None:
+    assert results["of_each_class"] == [[2, 2], [2], True]
 
 
 PLAIN = """

@@ -30,6 +30,7 @@ SCENARIOS = [
     "look_at_rates",
     "look_at_logs",
     "keep_checkpoints",
+    "start_with_another_reference",
     "use_other_features",
     "train_without_a_rule",
     "train_with_several_optimizers",
@@ -65,6 +66,10 @@ def test_weights_are_those_of_the_closed_form_with_what_else_keras_has(found: di
 
 def test_checkpoint_of_an_epochs_end_is_one_of_plain_keras(found: dict[str, Any]) -> None:
     assert found["keep_checkpoints"] == pytest.approx({"plain": 0.0, "ours": 0.0}, abs=1e-6)
+
+
+def test_other_reference_batch_than_that_of_the_checkpoint_begins_anew(found: dict[str, Any]) -> None:
+    assert found["start_with_another_reference"] == {"steps": [5, 19], "off": pytest.approx(0.0, abs=1e-6)}
 
 
 def test_other_features_of_optimizers_go_on_working(found: dict[str, Any]) -> None:
