@@ -127,10 +127,12 @@ class Elastic(keras.callbacks.Callback):
         self._guard: Guard | None = None
         self._evaluation: EvaluationData | StreamEvaluationData | None = None
         self._has_told_cost = False
+        self._trained: Any = None
 
     def set_model(self, model: Any) -> None:
         """Become a worker, if this release of Keras is supported; move to both ends of the callbacks."""
         super().set_model(model)
+        self._trained = model  # to ask for `self.model` lets Keras on JAX put its state into the variables
         if self._worker is None:
             check_hooks()
             with leaving_cleanly():
@@ -272,7 +274,7 @@ class Elastic(keras.callbacks.Callback):
         Raises:
             UnsupportedError: One of them wants to end it, and the others would wait for this worker's part.
         """
-        if self._evaluation is not None and self.model.stop_evaluating:
+        if self._evaluation is not None and self._trained.stop_evaluating:
             raise UnsupportedError(
                 "a callback has set model.stop_evaluating in this worker, and an evaluation is made by all workers "
                 "together. Limit the data instead: fit(validation_steps=…) or evaluate(steps=…)"
