@@ -235,6 +235,9 @@ class Elastic(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Nothing. As one callback has this, Keras calls those of all before the next step, and in the same thread."""
 
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Likewise."""
+
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """An epoch with its validation has ended: let all workers see the same results, and stop together."""
         if self._fit is not None and logs is not None:
@@ -274,7 +277,8 @@ class Elastic(keras.callbacks.Callback):
         Raises:
             UnsupportedError: One of them wants to end it, and the others would wait for this worker's part.
         """
-        if self._evaluation is not None and self._trained.stop_evaluating:
+        worker, asked = self._worker, self._evaluation is not None and self._trained.stop_evaluating
+        if asked and worker is not None and worker.session.completed_in.world_size > 1:
             raise UnsupportedError(
                 "a callback has set model.stop_evaluating in this worker, and an evaluation is made by all workers "
                 "together. Limit the data instead: fit(validation_steps=…) or evaluate(steps=…)"

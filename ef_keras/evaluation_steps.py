@@ -16,8 +16,8 @@ from ef_keras import hooks, metrics
 class EvaluationSteps:
     """The steps of one pass, numbered from 0. The pass begins with the metrics as they are now.
 
-    Workers may make different numbers of steps. At its end, the model's random generators are therefore put back to
-    where they were, as their variables must be equal in all workers.
+    Several workers may make different numbers of steps. At its end, the model's random generators are therefore put
+    back to where they were, as their variables must be equal in all workers.
 
     Args:
         session: The worker's session.
@@ -58,5 +58,5 @@ class EvaluationSteps:
             # From here on all workers have the result, so one that is lost takes nothing with it.
             self._session.run(Barrier("end of an evaluation"))
         metrics.merge(self._model, parts)
-        for state, value in self._seeds:
+        for state, value in self._seeds if len(parts) > 1 else ():
             state.assign(value)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from ef_common.errors import UnsupportedError
 from ef_lightning import hooks
 
 LAYERS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.SyncBatchNorm)
@@ -40,9 +41,20 @@ def layers_of(module: Module, *, every: bool) -> dict[str, Module]:
     return {name: layer for name, layer in module.named_modules() if isinstance(layer, kinds)}
 
 
-def does_more(layer: Module) -> bool:
-    """Whether the `forward` of a layer is not torch's, and may do more than to normalize."""
-    return type(layer).forward not in (torch.nn.BatchNorm1d.forward, torch.nn.SyncBatchNorm.forward)
+def check_forward(layer: Module, name: str = "a layer") -> None:
+    """Refuse a layer whose `forward` is not torch's, and may do more than to normalize.
+
+    Raises:
+        UnsupportedError: It would be replaced.
+    """
+    if type(layer).forward not in (torch.nn.BatchNorm1d.forward, torch.nn.SyncBatchNorm.forward):
+        raise UnsupportedError(
+            "Trainer(sync_batchnorm=True) and torch.nn.SyncBatchNorm replace the forward of a BatchNorm layer, but "
+            f"{name} has one of its own, and what that does besides (an activation, say) would be lost. Leave out "
+            "sync_batchnorm and the conversion: ElasticFlow keeps the statistics of all workers equal, although "
+            "each normalizes its own batches. Or normalize in a layer of torch's, and do the rest in another one. "
+            f"Received: {type(layer).__module__}.{type(layer).__qualname__}"
+        )
 
 
 class SyncedBatchNorm:
@@ -84,7 +96,10 @@ class SyncedBatchNorm:
             alone = partial(torch.nn.BatchNorm1d.forward, layer)
 
         def forward(values: Tensor) -> Tensor:
-            return self._normalized(layer, values) if layer.training and self._in_step() else alone(values)
+            if not layer.training or not self._in_step():
+                return alone(values)
+            check_forward(layer)  # it was frozen when the training began
+            return self._normalized(layer, values)
 
         return forward
 

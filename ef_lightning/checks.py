@@ -14,7 +14,7 @@ from ef_common.data.global_batches import check_world
 from ef_common.errors import MixedImportsError, UnsupportedError
 from ef_lightning import hooks
 from ef_lightning import host as hosts
-from ef_lightning.batch_norm import does_more, layers_of
+from ef_lightning.batch_norm import check_forward, layers_of
 from ef_lightning.host import LightningHost
 
 # Precision plugins that belong to another strategy.
@@ -117,14 +117,8 @@ def check_sync_batchnorm(trainer: Any, *, global_batch_size: int | None) -> None
     if not every and not converted:
         return
     for name, layer in layers_of(module, every=every).items():
-        if does_more(layer):
-            raise UnsupportedError(
-                "Trainer(sync_batchnorm=True) and torch.nn.SyncBatchNorm replace the forward of a BatchNorm layer, but "
-                f"{name} has one of its own, and what that does besides (an activation, say) would be lost. Leave out "
-                "sync_batchnorm and the conversion: ElasticFlow keeps the statistics of all workers equal, although "
-                "each normalizes its own batches. Or normalize in a layer of torch's, and do the rest in another one. "
-                f"Received: {type(layer).__module__}.{type(layer).__qualname__}"
-            )
+        if layer.training or converted:
+            check_forward(layer, name)
     if global_batch_size is not None or not module.automatic_optimization:
         asked, without = ("Trainer(sync_batchnorm=True)", "Leave out sync_batchnorm")
         if converted:

@@ -395,6 +395,7 @@ class Fit:
         hooks.leave_backward(self._trainer)
         hooks.leave_epoch_length(self._trainer)
         hooks.leave_setup(self._trainer)
+        self._put_interval_back()  # if the loader could not be set up
         self._session.state = None
 
     def saved(self) -> dict[str, dict[str, Any] | None]:
@@ -518,11 +519,14 @@ class Fit:
         batch_size = batch_size_of(dataloader)
         return global_batches.global_batch(size, batch_size, deterministic=self._settings.deterministic)
 
-    def settle_length(self) -> None:
-        """Lightning has set up the training loader: tell it if nobody knows how many batches there are."""
+    def _put_interval_back(self) -> None:
         interval, self._interval = self._interval, None
         if interval is not None:
             hooks.set_interval(self._trainer, interval)
+
+    def settle_length(self) -> None:
+        """Lightning has set up the training loader: tell it if nobody knows how many batches there are."""
+        self._put_interval_back()
         loader = self.train_loader
         if loader is None or not loader.is_endless:
             return

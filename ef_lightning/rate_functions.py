@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
+from types import FunctionType
 from typing import Any
 
 from ef_common.errors import ElasticFlowError
@@ -23,14 +25,21 @@ def functions_of(schedulers: Iterable[Any]) -> list[Callable[[int], Any]]:
     """All of these functions, of schedulers and of those that they are made of."""
     found: list[Callable[[int], Any]] = []
     for scheduler in schedulers:
-        found += getattr(scheduler, "lr_lambdas", ())
-        found += functions_of(getattr(scheduler, "_schedulers", ()))
+        found += getattr(scheduler, "lr_lambdas", None) or ()
+        found += functions_of(getattr(scheduler, "_schedulers", None) or ())
     return found
 
 
 def factors_of(schedulers: Iterable[Any]) -> Factors:
-    """What the functions give now."""
-    return [[_factor(function, step) for step in _STEPS] for function in functions_of(schedulers)]
+    """What the functions give now. Those that may change something when they are called are not."""
+    known: dict[int, list[float | None]] = {}  # one function may be that of all groups
+    found: Factors = []
+    for function in functions_of(schedulers):
+        if id(function) not in known:
+            is_pure = _is_plain(function, set())
+            known[id(function)] = [_factor(function, step) if is_pure else None for step in _STEPS]
+        found.append(known[id(function)])
+    return found
 
 
 def unchanged(before: Factors, now: Factors) -> Factors:
@@ -61,6 +70,28 @@ def check_factors(own: Factors, expected: Factors) -> None:
 
 def _are_close(factor: float, wanted: float) -> bool:
     return math.isclose(factor, wanted, rel_tol=_RELATIVE_TOLERANCE, abs_tol=_TOLERANCE)
+
+
+def _is_plain(value: Any, seen: set[int]) -> bool:
+    """Whether this is a number, a text, a collection of such, or a function that has nothing else of its own.
+
+    An object or an iterator may count how often it is called.
+    """
+    if value is None or isinstance(value, (bool, int, float, str)) or id(value) in seen:
+        return True
+    seen.add(id(value))
+    if isinstance(value, partial):
+        parts = [value.func, *value.args, *value.keywords.values()]
+    elif isinstance(value, FunctionType):
+        parts = [cell.cell_contents for cell in value.__closure__ or ()]
+        parts += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+    elif type(value) in (list, tuple):
+        parts = list(value)
+    elif type(value) is dict:
+        parts = list(value.values())
+    else:
+        return False
+    return all(_is_plain(part, seen) for part in parts)
 
 
 def _factor(function: Callable[[int], Any], step: int) -> float | None:

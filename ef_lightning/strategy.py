@@ -301,7 +301,8 @@ class ElasticMixin(CollectivesMixin):
         """Make optimizers and schedulers; the user's code may ask for the number of workers."""
         self.world_size_at_start = self.world_size
         super().setup_optimizers(trainer)  # type: ignore[misc]
-        self.factors_at_start = factors_of(config.scheduler for config in self.lr_scheduler_configs)
+        schedulers = [config.scheduler for config in self.lr_scheduler_configs] if self._here.elastic else []
+        self.factors_at_start = factors_of(schedulers)
 
     @contextmanager
     def showing_world_of_start(self) -> Iterator[None]:

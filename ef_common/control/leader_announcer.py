@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 
 from ef_common import threads
@@ -103,9 +102,13 @@ class LeaderAnnouncer:
             address = announcer.next(self._server.state, time.monotonic())
             if address is None:
                 return
-            with suppress(ConnectionRefusedError):
+            try:
                 if self._tell(address, announcer.news):
                     announcer.told(address)
+                else:
+                    announcer.unanswered(address, time.monotonic())
+            except ConnectionRefusedError:
+                announcer.refused(address)
 
     def _tell(self, address: Address, news: wire.Follow) -> bool:
         """Tell one coordinator; returns whether it has heard it.

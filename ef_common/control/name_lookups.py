@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NoAnswer
+from dataclasses import dataclass, field
+from math import inf
 from typing import Any, NamedTuple
 
 from ef_common import threads
 from ef_common.errors import ThreadFailed
 from ef_common.protocol.addresses import Address
+
+_FRESH_S = 5.0
 
 
 class Place(NamedTuple):
@@ -33,15 +38,22 @@ def look_up(address: Address, flags: int = 0) -> list[Place]:
     return [Place(*found) for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)]
 
 
+@dataclass(slots=True)
+class _LookUp:
+    found: Future[list[Place]] = field(default_factory=Future)
+    ended_at: float = inf
+
+
 class NameLookups:
     """Looks names up, each in a thread of its own. No limit can be set to that, only to the wait for it.
 
-    A look-up that takes longer goes on, and the next wait for the same name ends with what it finds.
+    A look-up that takes longer goes on, and the next wait for the same name ends with what it finds, unless that is
+    more than some seconds old.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._under_way: dict[Address, Future[list[Place]]] = {}
+        self._known: dict[Address, _LookUp] = {}
 
     def find(self, address: Address, timeout_s: float) -> list[Place]:
         """Wait for the addresses of a host.
@@ -53,30 +65,36 @@ class NameLookups:
         try:
             return look_up(address, socket.AI_NUMERICHOST)
         except socket.gaierror:  # it is a name
-            found = self._begin(address)
+            lookup = self._begin(address)
         try:
-            return found.result(timeout_s)
+            return lookup.found.result(timeout_s)
         except NoAnswer:
             raise TimeoutError(f"the address of {address[0]} is not known within {timeout_s:g} s") from None
         finally:
             with self._lock:
-                if found.done() and self._under_way.get(address) is found:
-                    del self._under_way[address]
+                if lookup.found.done() and self._known.get(address) is lookup:
+                    del self._known[address]
 
-    def _begin(self, address: Address) -> Future[list[Place]]:
+    def _begin(self, address: Address) -> _LookUp:
         with self._lock:
-            if (found := self._under_way.get(address)) is not None:
-                return found
-            found = self._under_way[address] = Future()
+            known = self._known.get(address)
+            if known is not None and time.monotonic() < known.ended_at + _FRESH_S:
+                return known
+            begun = self._known[address] = _LookUp()
 
         def ask() -> None:
             try:
-                found.set_result(look_up(address))
+                places = look_up(address)
             except Exception as error:
-                found.set_exception(error)
+                begun.ended_at = time.monotonic()
+                begun.found.set_exception(error)
+            else:
+                begun.ended_at = time.monotonic()
+                begun.found.set_result(places)
 
+        on_failure = begun.found.set_exception
         try:
-            threads.start(ask, name="elasticflow-lookup", job="looks a name up", on_failure=found.set_exception)
+            threads.start(ask, name="elasticflow-lookup", job="looks a name up", on_failure=on_failure)
         except ThreadFailed:  # there can be no more threads
             ask()
-        return found
+        return begun

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from ef_common.control.sockets import peer_address, reset_at_close, tune
 from ef_common.core.view import Member
+from ef_common.protocol.addresses import is_loopback
 from ef_common.protocol.peer import End, Peer
 from ef_common.protocol.server import CoordinatorServer
 from ef_common.protocol.server_outputs import Close, Output, Probe, Write, WriteOrReset
@@ -209,9 +210,13 @@ class ServerLoop:
             self._num_probes -= 1
 
     async def _is_refused(self, member: Member) -> bool:
-        """Whether nobody listens where a member did, at any address of its host that leads somewhere."""
-        refused = False
-        for host in await self._addresses(member.address):
+        """Whether nobody listens where a member did, at any address of its host that leads somewhere.
+
+        The name of another host may stand for an address that each machine has, too, such as that of a bridge for
+        containers. There this machine only finds itself.
+        """
+        refused, hosts = False, await self._addresses(member.address)
+        for host in [host for host in hosts if not is_own(host)] or hosts:
             try:
                 transport, _ = await self._loop.create_connection(asyncio.Protocol, host, member.liveness_port)
             except ConnectionRefusedError:
@@ -231,6 +236,17 @@ class ServerLoop:
             found = await self._loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
             return [str(address[0]) for *_, address in found]
         return [host]
+
+
+def is_own(address: str) -> bool:
+    """Whether an IP address is one of this machine's own."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, 9))  # sends nothing
+            return is_loopback(address) or probe.getsockname()[0] == address
+        except OSError:
+            return False
 
 
 class ServedStream(asyncio.BufferedProtocol):

@@ -232,6 +232,17 @@ def host_facing(coordinator: Address) -> str:
     try:
         with socket.create_connection(coordinator, timeout=_REACH_S) as probe:
             own = str(probe.getsockname()[0])
-    except OSError:  # it may be gone, and this machine has a standby
-        return own_host()
+    except OSError:  # it may not be there yet, or be gone while this machine has a standby
+        own = _source_address(coordinator) or own_host()
     return host if is_loopback(own) else own
+
+
+def _source_address(target: Address) -> str:
+    """The address of this machine on the way to another one, which need not answer; "" if no way leads there."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(*target, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""

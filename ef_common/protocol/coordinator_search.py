@@ -105,6 +105,7 @@ class CoordinatorSearch:
         self._standby = standby
         self._timeout_s = timeout_s
         self._chance = chance
+        self._answer_s = 0.0  # how much longer the attempt may take once it is accepted
         self._tour: _Tour | None = None  # None while the coordinator that it had is to be tried once more
 
     def candidates(self, resume: ResumeState) -> list[Address]:
@@ -168,8 +169,8 @@ class CoordinatorSearch:
 
     def accepted(self) -> None:
         """The host has accepted the connection, so its coordinator has the whole time to answer."""
-        if self._tour is not None and self.due is not None:
-            self.due += max(0.0, self._tour.attempt_s - self._tour.accept_s)
+        if self.due is not None:
+            self.due += self._answer_s
 
     def be_patient(self) -> None:
         """A coordinator has accepted a connection, and was too busy to answer in time.
@@ -196,7 +197,7 @@ class CoordinatorSearch:
 
     def _attempt(self, address: Address, timeout_s: float, accept_s: float, now: float) -> Attempt:
         attempt = Attempt(address, timeout_s, min(accept_s, timeout_s))
-        self.due = now + attempt.accept_s
+        self.due, self._answer_s = now + attempt.accept_s, attempt.timeout_s - attempt.accept_s
         return attempt
 
     def _pause(self, typical_s: float, now: float) -> None:

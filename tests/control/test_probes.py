@@ -64,10 +64,28 @@ def test_member_is_dead_if_each_address_of_its_host_that_leads_somewhere_refuses
         return [found for address in addresses for found in real(address, *args, **kwargs)]
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(serving, "is_own", lambda address: False)
     monkeypatch.setattr(serving, "_PROBE_TIMEOUT_S", 0.3)
-    coordinator = serve()
+    assert is_found_dead(serve(), port, monkeypatch) == is_dead
+
+
+@pytest.mark.parametrize(("addresses", "is_dead"), [([NO_WAY, DEAD], False), ([DEAD], True)])
+def test_refusal_by_this_machine_says_nothing_of_another_one(
+    serve: Callable[..., Coordinator],
+    port: int,
+    monkeypatch: pytest.MonkeyPatch,
+    addresses: list[str],
+    is_dead: bool,
+) -> None:
+    """Its name may stand for an address of each machine, too, as of a bridge; and there may be no way to the others."""
+    found = [one for address in addresses for one in socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: found)
+    assert is_found_dead(serve(), port, monkeypatch) == is_dead
+
+
+def is_found_dead(coordinator: Coordinator, port: int, monkeypatch: pytest.MonkeyPatch) -> bool:
     dead: list[str] = []
     monkeypatch.setattr(coordinator._server, "refused", lambda worker, now: dead.append(worker))
     probe = coordinator._serving._probe(Member("w", "n", HOST, liveness_port=port))
     asyncio.run_coroutine_threadsafe(probe, coordinator._loop).result(30.0)
-    assert dead == ["w"] * is_dead
+    return dead == ["w"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -60,6 +61,37 @@ def test_function_that_is_no_number_everywhere_is_compared_where_it_is_one() -> 
     other = scheduler_of(lr_scheduler.LambdaLR, lambda step: [0.5, 0.2][step])
     with pytest.raises(ElasticFlowError, match=r"step 1: 0.25. Received: 0.2$"):
         check_factors(factors_of([other]), [factors])
+
+
+class Counting:
+    """Gives another number each time."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, step: int) -> float:
+        self.calls += 1
+        return 1.0 / self.calls
+
+
+def test_function_that_a_call_may_change_is_not_called() -> None:
+    counting, rates = Counting(), iter([0.5, 0.25, 0.125])
+    for function in (counting, partial(counting), lambda step: counting(step), lambda step: next(rates)):
+        scheduler = scheduler_of(lr_scheduler.LambdaLR, function)
+        calls = counting.calls
+        [factors] = factors_of([scheduler])
+        assert set(factors) == {None}
+        assert counting.calls == calls
+    assert next(rates) == 0.25  # the scheduler has taken the first one when it was made
+
+
+def test_function_with_arguments_is_compared() -> None:
+    def decay(step: int, *, total: int, floors: tuple[float, ...] = (0.0, 0.1)) -> float:
+        return max(floors[0], 1.0 - step / total)
+
+    first, other = (scheduler_of(lr_scheduler.LambdaLR, partial(decay, total=total)) for total in (1000, 2000))
+    with pytest.raises(ElasticFlowError, match="step 1"):
+        check_factors(factors_of([other]), factors_of([first]))
 
 
 def test_function_of_more_than_the_step_is_not_compared() -> None:

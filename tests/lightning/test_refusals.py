@@ -6,6 +6,7 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -266,6 +267,10 @@ def test_synchronized_batch_norm_whose_forward_does_more_raises(
     trainer.strategy.connect(module)
     if refused:
         with pytest.raises(UnsupportedError, match=rf"net\.0 has one of its own.*Received: .*\.{layer.__name__}$"):
+            check_sync_batchnorm(trainer, global_batch_size=None)
+        module.net[0].eval()  # frozen: its own forward is called
+        frozen = pytest.raises(UnsupportedError) if layer is ActivatedSync else nullcontext()
+        with frozen:
             check_sync_batchnorm(trainer, global_batch_size=None)
     else:
         check_sync_batchnorm(trainer, global_batch_size=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -29,6 +30,8 @@ def tells(
             told.append((endpoint, now))
             if hears(endpoint):
                 announcer.told(endpoint)
+            else:
+                announcer.refused(endpoint)
         now += 0.25
     return told
 
@@ -69,6 +72,37 @@ def test_failure_is_told_once_to_whoever_has_followed_until_then() -> None:
     told = tells(announcer, FAILED, begin=1010.0, end=1100.0, hears=lambda endpoint: True)
     assert told == [(THERE, 1010.0)]
     assert announcer.news == wire.Follow(7, leads=False, failed="why", job="job")
+
+
+def test_failure_is_told_until_a_follower_that_does_not_answer_has_heard_it() -> None:
+    announcer = make(HERE)
+    assert announcer.next(STATE, 1000.0) == HERE
+    announcer.told(HERE)
+    assert announcer.next(STATE, 1001.0) == HERE
+    announcer.unanswered(HERE, 1001.5)
+    assert announcer.next(FAILED, 1001.75) == HERE
+    announcer.unanswered(HERE, 1002.25)
+    assert announcer.next(FAILED, 1003.0) is None
+    assert announcer.next(FAILED, 1003.25) == HERE
+    announcer.told(HERE)
+    assert announcer.next(FAILED, 1100.0) is None
+
+
+def test_endpoint_that_comes_up_among_silent_ones_is_tried_after_each_of_them() -> None:
+    silent = [("h", port) for port in range(10, 20)]
+    announcer, now, tried = make(HERE, *silent), 1000.0, []
+    while now < 1060.0:
+        endpoint = announcer.next(STATE, now)
+        if endpoint is None:
+            now += 0.25
+        elif endpoint == HERE:
+            tried.append(now)
+            announcer.refused(HERE)
+        else:
+            now += 0.5
+            announcer.unanswered(endpoint, now)
+    gaps = [later - earlier for earlier, later in pairwise(tried)]
+    assert max(gaps[10:]) <= 1.0
 
 
 def test_failure_is_not_told_to_whoever_has_only_heard_that_members_gather() -> None:
