@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +83,34 @@ def test_plain_torchrun_trains_on_hosts_whose_own_names_stand_for_a_loopback_add
         (job.directory / ENOUGH).touch()
         assert [one.wait() for one in nodes] == [0, 0]
         job.audit()
+
+
+@needs_networks
+@pytest.mark.thorough
+def test_worker_that_starts_again_beside_the_leading_standby_trains_with_a_node_that_returns(tmp_path: Path) -> None:
+    """It reaches its coordinator over the loopback interface, where no other node would find it."""
+    arguments = ("--nnodes=1:2", "--max-restarts=5", "--rdzv-conf=last_call_timeout=10,heartbeat_timeout=2")
+    with networks.nodes(2), TorchrunJob(tmp_path / "run", SCRIPT, endpoint=f"{networks.address(1)}:29400") as job:
+
+        def start(node: int) -> Node:
+            return job.start(
+                *arguments,
+                script_args=(json.dumps(OPTIONS),),
+                environ={"ELASTICFLOW_TOKEN": "hunter2"},
+                prefix=networks.inside(node),
+            )
+
+        first, second = start(1), start(2)
+        wait_for_steps_of_two(job, second)
+        first.kill()
+        job.wait_until(
+            lambda events: any(e["kind"] == "step" and e["world_size"] == 1 for e in events), "steps of the one left"
+        )
+        (worker,) = second.worker_pids()
+        os.kill(worker, signal.SIGKILL)
+        job.wait_until(lambda events: second.worker_pids() not in ([], [worker]), "another worker")
+        first = start(1)
+        for one in (first, second):
+            wait_for_steps_of_two(job, one)
+        (job.directory / ENOUGH).touch()
+        assert [one.wait() for one in (first, second)] == [0, 0]
