@@ -41,7 +41,7 @@ def layers_of(module: Module, *, every: bool) -> dict[str, Module]:
     return {name: layer for name, layer in module.named_modules() if isinstance(layer, kinds)}
 
 
-def check_forward(layer: Module, name: str = "a layer") -> None:
+def check_forward(layer: Module, name: str) -> None:
     """Refuse a layer whose `forward` is not torch's, and may do more than to normalize.
 
     Raises:
@@ -77,20 +77,20 @@ class SyncedBatchNorm:
         in_step: Callable[[], bool],
         counts: Callable[[], bool],
     ) -> None:
-        self._layers = [*layers_of(module, every=every).values()]
+        self._layers = layers_of(module, every=every)
         self._gather, self._in_step, self._counts = gather, in_step, counts
 
     def attach(self) -> None:
         """Normalize over all workers from now on."""
-        for layer in self._layers:
-            hooks.replace(layer, "forward", partial(self._forward_of, layer))
+        for name, layer in self._layers.items():
+            hooks.replace(layer, "forward", partial(self._forward_of, layer, name))
 
     def detach(self) -> None:
         """Leave the layers as they were."""
-        for layer in self._layers:
+        for layer in self._layers.values():
             hooks.put_back(layer, "forward")
 
-    def _forward_of(self, layer: Any, original: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def _forward_of(self, layer: Any, name: str, original: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         alone = original
         if isinstance(layer, torch.nn.SyncBatchNorm):  # its own would look for a default group
             alone = partial(torch.nn.BatchNorm1d.forward, layer)
@@ -98,7 +98,7 @@ class SyncedBatchNorm:
         def forward(values: Tensor) -> Tensor:
             if not layer.training or not self._in_step():
                 return alone(values)
-            check_forward(layer)  # it was frozen when the training began
+            check_forward(layer, name)  # it was frozen when the training began
             return self._normalized(layer, values)
 
         return forward

@@ -117,7 +117,7 @@ def check_sync_batchnorm(trainer: Any, *, global_batch_size: int | None) -> None
     if not every and not converted:
         return
     for name, layer in layers_of(module, every=every).items():
-        if layer.training or converted:
+        if layer.training or isinstance(layer, torch.nn.SyncBatchNorm):
             check_forward(layer, name)
     if global_batch_size is not None or not module.automatic_optimization:
         asked, without = ("Trainer(sync_batchnorm=True)", "Leave out sync_batchnorm")

@@ -357,14 +357,15 @@ class TrainerState:
     def _set_up_optimizers(self, num_batches: float | None, world_size: int | None) -> None:
         """Take over optimizers and schedulers of workers who had epochs of this many batches and were this many."""
         trainer, strategy = self._trainer, self._trainer.strategy
-        is_other_length = num_batches is not None and num_batches != self._num_batches_at_start
+        # A state has everything that the number of workers may have changed, except functions.
         is_other_world = world_size not in (None, strategy.world_size_at_start)
+        makes_again = is_other_world and bool(functions_of(self._schedulers))
         if world_size is not None:
             strategy.world_size_at_start = world_size
-        if num_batches is not None and is_other_length:
+        if num_batches is not None and num_batches != self._num_batches_at_start:
             hooks.set_num_batches(trainer, num_batches)
-        # A state has everything that the number of workers may have changed, except functions.
-        if is_other_length or (is_other_world and functions_of(self._schedulers)):
+            makes_again = True
+        if makes_again:
             with strategy.showing_world_of_start():
                 strategy.setup_optimizers(trainer)
         self._num_batches_at_start = num_batches

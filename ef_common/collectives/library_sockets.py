@@ -17,6 +17,8 @@ import psutil
 
 from ef_common.core.view import View
 from ef_common.errors import UsageError
+from ef_common.machine import source_address
+from ef_common.protocol.addresses import is_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -40,15 +42,10 @@ def own_address(view: View, rank: int) -> str:
     for other, member in enumerate(view.members):
         if other == rank or not member.address:
             continue
-        try:
-            family, _, _, _, address = socket.getaddrinfo(member.address, 9, type=socket.SOCK_DGRAM)[0]
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect(address)  # sends nothing
-                own = str(probe.getsockname()[0])
-        except OSError as error:
-            logger.debug("no way to %s: %s", member.address, error)
-            continue
-        if not own.startswith("127.") and own != "::1":
+        own = source_address(member.address)
+        if not own:
+            logger.debug("no way to %s", member.address)
+        elif not is_loopback(own):
             return own
     return "127.0.0.1"
 

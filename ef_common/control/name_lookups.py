@@ -84,17 +84,14 @@ class NameLookups:
 
         def ask() -> None:
             try:
-                places = look_up(address)
+                begun.found.set_result(look_up(address))
             except Exception as error:
-                begun.ended_at = time.monotonic()
                 begun.found.set_exception(error)
-            else:
+            finally:
                 begun.ended_at = time.monotonic()
-                begun.found.set_result(places)
 
-        on_failure = begun.found.set_exception
         try:
-            threads.start(ask, name="elasticflow-lookup", job="looks a name up", on_failure=on_failure)
+            threads.start(ask, name="elasticflow-lookup", job="looks a name up", on_failure=begun.found.set_exception)
         except ThreadFailed:  # there can be no more threads
             ask()
         return begun

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from ef_common.control.sockets import peer_address, reset_at_close, tune
 from ef_common.core.view import Member
-from ef_common.protocol.addresses import is_loopback
+from ef_common.machine import is_this_machine
 from ef_common.protocol.peer import End, Peer
 from ef_common.protocol.server import CoordinatorServer
 from ef_common.protocol.server_outputs import Close, Output, Probe, Write, WriteOrReset
@@ -216,7 +216,7 @@ class ServerLoop:
         containers. There this machine only finds itself.
         """
         refused, hosts = False, await self._addresses(member.address)
-        for host in [host for host in hosts if not is_own(host)] or hosts:
+        for host in [host for host in hosts if not is_this_machine(host)] or hosts:
             try:
                 transport, _ = await self._loop.create_connection(asyncio.Protocol, host, member.liveness_port)
             except ConnectionRefusedError:
@@ -236,17 +236,6 @@ class ServerLoop:
             found = await self._loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
             return [str(address[0]) for *_, address in found]
         return [host]
-
-
-def is_own(address: str) -> bool:
-    """Whether an IP address is one of this machine's own."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((address, 9))  # sends nothing
-            return is_loopback(address) or probe.getsockname()[0] == address
-        except OSError:
-            return False
 
 
 class ServedStream(asyncio.BufferedProtocol):

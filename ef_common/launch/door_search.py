@@ -25,6 +25,7 @@ from ef_common.core.doors import (
 )
 from ef_common.errors import AuthenticationError, JobFinished, ProtocolError
 from ef_common.launch.finding import JOIN_S, NOTHING_TO_JOIN, PATIENCE_S, QUIET_S, Patience
+from ef_common.machine import is_this_machine
 from ef_common.protocol.addresses import Address, format_address, is_loopback, named_by, parse_address
 
 logger = logging.getLogger(__name__)
@@ -166,22 +167,6 @@ def names_a_group(host: str) -> bool:
     except ValueError:
         addresses = addresses_of(host)
         return len(addresses) > 1 or any(map(is_this_machine, addresses))
-    return False
-
-
-def is_this_machine(host: str) -> bool:
-    """Whether a name or address is one of this machine: only then can a socket be bound to it."""
-    try:
-        candidates = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
-    except OSError:
-        return False
-    for family, kind, _, _, address in candidates:
-        with socket.socket(family, kind) as probe:
-            try:
-                probe.bind(address)
-            except OSError:
-                continue
-            return True
     return False
 
 

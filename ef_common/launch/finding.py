@@ -24,6 +24,7 @@ from ef_common.errors import (
     StorageRefused,
 )
 from ef_common.launch.registry import Registry
+from ef_common.machine import source_address
 from ef_common.protocol.addresses import Address, format_address, is_loopback
 
 logger = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ JOIN_S = 10.0
 _LOOK_S = 0.5
 _REACH_S = 5.0
 _T = TypeVar("_T")
-_NOWHERE = ("192.0.2.1", 9)  # of a network for documentation; nothing is sent there
+_NOWHERE = "192.0.2.1"  # of a network for documentation; nothing is sent there
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,12 +206,7 @@ class Patience:
 
 def own_host() -> str:
     """An address under which other machines are likely to reach this one: that of its default route, else its name."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(_NOWHERE)
-            return str(probe.getsockname()[0])
-        except OSError:
-            return socket.gethostname()
+    return source_address(_NOWHERE) or socket.gethostname()
 
 
 def host_facing(coordinator: Address) -> str:
@@ -233,16 +229,5 @@ def host_facing(coordinator: Address) -> str:
         with socket.create_connection(coordinator, timeout=_REACH_S) as probe:
             own = str(probe.getsockname()[0])
     except OSError:  # it may not be there yet, or be gone while this machine has a standby
-        own = _source_address(coordinator) or own_host()
+        own = source_address(host) or own_host()
     return host if is_loopback(own) else own
-
-
-def _source_address(target: Address) -> str:
-    """The address of this machine on the way to another one, which need not answer; "" if no way leads there."""
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(*target, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(address)  # sends nothing
-            return str(probe.getsockname()[0])
-    except OSError:
-        return ""

@@ -25,7 +25,6 @@ from ef_common.launch.door_search import (
     Listed,
     Resolved,
     find_at_doors,
-    is_this_machine,
     names_a_group,
     wait_for_name,
 )
@@ -33,6 +32,7 @@ from ef_common.launch.finding import JOIN_S, NOTHING_TO_JOIN, QUIET_S, Patience,
 from ef_common.launch.registry import Registration, Registry
 from ef_common.launch.rendezvous_options import RendezvousOptions
 from ef_common.launch.told_doors import ToldDoors
+from ef_common.machine import is_this_machine
 from ef_common.protocol.addresses import LOOPBACK, Address, format_address, is_loopback
 from ef_common.protocol.auth import Token
 from ef_common.protocol.fields import MAX_NAME_CHARS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from ef_common import threads
 from ef_common.control import name_lookups
 from ef_common.control.name_lookups import NameLookups
 from ef_common.errors import ThreadFailed
+from tests.waiting import poll_until
 
 GUARD_S = 60.0
 HOST = ("slow.test", 1000)
@@ -43,6 +45,27 @@ def test_address_is_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
     for host in ("10.0.0.1", "fd00::1"):
         (place,) = NameLookups().find((host, 1000), GUARD_S)
         assert place.address[:2] == (host, 1000)
+
+
+def test_answer_that_nobody_has_waited_for_is_asked_for_anew_later(
+    resolve: Callable[[Callable[[], str]], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered = threading.Event()
+
+    def answer() -> str:
+        answered.wait(GUARD_S)
+        return FOUND[0]
+
+    asked, names = resolve(answer), NameLookups()
+    with pytest.raises(TimeoutError):
+        names.find(HOST, 0.01)
+    (begun,) = names._known.values()
+    answered.set()
+    begun.found.result(GUARD_S)
+    poll_until(lambda: begun.ended_at < inf)
+    begun.ended_at -= 60.0
+    assert [place.address for place in names.find(HOST, GUARD_S)] == [FOUND]
+    assert len(asked) == 2
 
 
 def test_name_whose_server_is_slow_is_known_the_next_time(

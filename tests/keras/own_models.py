@@ -83,3 +83,17 @@ def fit_again_with_a_function_of_tensorflow() -> dict[str, Any]:
         "updates": int(model.optimizer.iterations),
         "left": [name for name in ("train_step", "apply") if name in {**vars(model), **vars(model.optimizer)}],
     }
+
+
+def end_evaluation_early() -> int:
+    """Evaluate with a callback that ends the evaluation after its second batch. Returns how many batches there were."""
+    batches: list[int] = []
+
+    def end(batch: int, logs: Any) -> None:
+        batches.append(batch)
+        model.stop_evaluating = batch == 1
+
+    model = compiled(net())
+    callbacks = [keras.callbacks.LambdaCallback(on_test_batch_end=end), *ef_keras.callbacks()]
+    model.evaluate(*data(), batch_size=8, verbose=0, callbacks=callbacks)
+    return len(batches)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,26 +16,35 @@ from tests.keras.launch import call_in
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
 
 
+def results_of_two(directory: Path, backend: str, act: str) -> list[Any]:
+    """What two workers return that train a model together; their weights stay equal."""
+    with Job(directory / "run", preload=warm.KERAS[backend]) as job:
+        workers = job.start_world(2, call_in, "own_models", backend, act)
+        found = [worker.result() for worker in workers]
+        job.audit()
+    return found
+
+
 @pytest.mark.parametrize("backend", ["tensorflow", ON_JAX])
 def test_workers_stay_equal_whatever_an_evaluation_draws(tmp_path: Path, backend: str) -> None:
-    with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
-        workers = job.start_world(2, call_in, "own_models", backend, "draw_in_evaluations")
-        first, second = (worker.result() for worker in workers)
-        job.audit()
+    first, second = results_of_two(tmp_path, backend, "draw_in_evaluations")
     assert first == second != []
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", ON_JAX])
 def test_queue_holds_samples_of_one_worker_and_no_means(tmp_path: Path, backend: str) -> None:
-    with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
-        workers = job.start_world(2, call_in, "own_models", backend, "keep_queues")
-        found, others = (worker.result() for worker in workers)
-        job.audit()
+    found, others = results_of_two(tmp_path, backend, "keep_queues")
     assert found == others
     samples, *queues = map(np.array, found)
     for rows in queues:
         distances = np.abs(rows[:, None] - samples[None]).max(axis=-1).min(axis=-1)
         assert distances.max() < 1e-5  # on a global batch, what changes is summed, and not the rows themselves
+
+
+def test_callback_of_a_single_worker_may_end_an_evaluation(tmp_path: Path) -> None:
+    with Job(tmp_path / "run", preload=warm.KERAS["tensorflow"]) as job:
+        worker = job.start(call_in, "own_models", "tensorflow", "end_evaluation_early")
+        assert worker.result() == 2
 
 
 def test_step_that_is_a_function_of_tensorflow_trains_in_each_fit(tmp_path: Path) -> None:

@@ -157,6 +157,13 @@ def test_random_numbers_of_a_pass_are_not_drawn_from_those_of_what_follows() -> 
     assert evaluation.drawn.value == 5
 
 
+def test_random_numbers_of_a_pass_of_one_worker_go_on() -> None:
+    evaluation = Evaluation(Numbers(4, 3), World("a"))
+    evaluation.drawn.value = np.float32(5)
+    steps = evaluation.run()
+    assert evaluation.drawn.value == 5 + len(steps)
+
+
 def test_execution_takes_several_batches() -> None:
     evaluation = Evaluation(Numbers(5), World("a"), per_execution=2)
     assert evaluation.run() == [(0, 1, [[0, 1], [2, 3]]), (2, 3, [[4]])]

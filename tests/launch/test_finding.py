@@ -345,5 +345,5 @@ def test_machine_whose_coordinator_is_gone_names_an_address_all_the_same(monkeyp
     monkeypatch.setattr(finding, "own_host", lambda: "10.0.0.2")
     assert host_facing(("127.example", 29400)) == "10.0.0.2"  # a name that nobody knows
     assert host_facing(("255.255.255.255", 29400)) == "10.0.0.2"  # no way leads there
-    monkeypatch.setattr(finding, "_source_address", {("node1", 29400): "192.0.2.7"}.get)
+    monkeypatch.setattr(finding, "source_address", {"node1": "192.0.2.7"}.get)
     assert host_facing(("node1", 29400)) == "192.0.2.7"

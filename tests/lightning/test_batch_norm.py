@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ef_common.errors import UnsupportedError
 from ef_common.testing.harness import Job
 from ef_lightning.batch_norm import SyncedBatchNorm
 from tests.lightning import normalized
@@ -20,6 +21,28 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "cumulative": (lambda: nn.BatchNorm1d(4, momentum=None, affine=False), (6, 4, 3)),
     "no statistics": (lambda: nn.BatchNorm1d(4, track_running_stats=False), (6, 4)),
 }
+
+
+class Activated(nn.BatchNorm1d):
+    """Does more than to normalize."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        return super().forward(values).relu()
+
+
+def test_layer_that_does_more_is_its_own_while_it_is_frozen_and_refused_in_training() -> None:
+    model = nn.Sequential(Activated(3))
+    model.eval()
+    synced = SyncedBatchNorm(
+        model, every=True, gather=lambda tensor: tensor.unsqueeze(0), in_step=lambda: True, counts=lambda: True
+    )
+    synced.attach()
+    assert model(-torch.ones(2, 3)).eq(0.0).all()
+    model.train()
+    with pytest.raises(UnsupportedError, match=r"but 0 has one of its own.*Activated$"):
+        model(torch.ones(2, 3))
+    synced.detach()
+    model(torch.ones(2, 3))
 
 
 @pytest.mark.parametrize("name", LAYERS)

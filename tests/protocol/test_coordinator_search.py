@@ -192,6 +192,19 @@ def test_host_that_accepts_has_the_whole_time_to_answer_and_others_have_more_in_
     assert given == pytest.approx([0.2, 0.2, 0.4, 0.4, 0.8, 0.8, 1.0, 1.0, 1.0])
 
 
+def test_worker_that_has_not_begun_waits_for_the_answer_of_a_host_that_accepts() -> None:
+    search = make(0)
+    search.begin(EARLY, 0.0)
+    search.find(FIRST)
+    search.redirect(FIRST, "")
+    search.lose(EARLY, since=0.0, now=5.0)
+    attempt = search.fail(EARLY, 5.0)
+    assert attempt is not None
+    assert attempt.accept_s < attempt.timeout_s
+    search.accepted()
+    assert search.due == 5.0 + attempt.timeout_s
+
+
 def test_hint_is_followed_once() -> None:
     search = make(0)
     search.begin(EARLY, 0.0)

@@ -17,9 +17,9 @@ from pathlib import Path
 from ef_common import threads
 from ef_common.errors import ProtocolError, UsageError
 from ef_common.launch.child import paths
-from ef_common.launch.door_search import is_this_machine
 from ef_common.launch.hosts import lines
 from ef_common.launch.hosts.lines import SILENT_S, Answer, NodeOrder
+from ef_common.machine import is_this_machine
 
 SSH = "ssh"
 _OPTIONS_OF_SSH = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-x", "-T")
