@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from ef_common.collectives.gradients import arrays
 from ef_common.collectives.gradients.arrays import ALIGNMENT_BYTES, ArrayBuckets, ArrayReduction
 from ef_common.core.view import View
 from ef_common.session import Session
-from tests.collectives.cluster import Cluster, Died
+from tests.collectives.cluster import GUARD_S, Cluster, Died
 
 WEIGHTS = {"m0": 1.0, "m1": 2.0, "m2": 3.0}
 SHAPES = [(3, 2), (5,), (), (4, 4)]
@@ -180,16 +181,16 @@ def test_update_of_nothing_keeps_the_statistics() -> None:
 
 def test_values_that_are_taken_are_those_of_the_first_member_that_has_samples() -> None:
     """Whatever the sizes of the batches, and whoever is lost."""
+    together = threading.Barrier(3)
 
     def member(session: Session, rank: int) -> Any:
         worker = Worker(session, rank, lambda view: [0.0, 0.4, 0.6] if view.world_size == 3 else weights(view))
         worker.buckets = ArrayBuckets(SHAPES, [*VALUES, (3,)], taken=[1])
         fraction = [1.0, 0.25, 1.0][rank]
-        both = (
-            worker.reduce(fraction=fraction, values=2),
-            worker.reduce(fraction=fraction, values=2, dies_before=1 if rank == 1 else -1),
-        )
-        return [(values[0][0], values[1].tolist()) for _, _, values, _ in both]
+        complete = worker.reduce(fraction=fraction, values=2)
+        together.wait(GUARD_S)  # a result that only the dead one has is nobody's: the others would reduce again
+        after_loss = worker.reduce(fraction=fraction, values=2, dies_before=1 if rank == 1 else -1)
+        return [(values[0][0], values[1].tolist()) for _, _, values, _ in (complete, after_loss)]
 
     first, dead, last = Cluster(3).run(member)
     assert dead is None
