@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import keras
 import numpy as np
 import torch
 from numpy.typing import DTypeLike
+from torch.nn import Parameter
 
 from ef_common.collectives.gradients.reducer import GradientReducer
 from ef_common.core.view import View
@@ -33,7 +35,9 @@ class TorchReducer(Reducer):
     def __init__(self, session: Session, model: Any, weights: Callable[[View], Sequence[float]]) -> None:
         super().__init__(session, model, weights)
         statistics = [variable.value for variable in hooks.statistics(model)]
-        self._gradients = GradientReducer(session, model, weights=weights, buffers=statistics)
+        self._gradients = GradientReducer(
+            session, model, weights=weights, buffers=statistics, parameters=partial(_parameters, model)
+        )
         self._has_own_step = hooks.has_own_train_step(model)
         self._overlaps = not (model.jit_compile or self._has_own_step)
         untraced = torch.compiler.disable if model.jit_compile else _as_it_is
@@ -80,6 +84,19 @@ class TorchReducer(Reducer):
             self._begin()
         self._complete(loss, gradients, variables)
         return [variable.value.grad for variable in variables]
+
+
+def _parameters(model: Any) -> Iterator[Parameter]:
+    """Parameters in the order of the model's variables, which is that of its layers.
+
+    Keras gives them to torch sorted by their paths. As `dense_10` comes before `dense_9`, that order depends on how
+    many layers a worker has made before; and of parameters of the same path, torch has one only.
+    """
+    known = set()
+    for parameter in (*(variable.value for variable in model.weights), *model.parameters()):
+        if id(parameter) not in known:
+            known.add(id(parameter))
+            yield parameter
 
 
 def _hand_over(gradient: Any, parameter: torch.Tensor) -> None:

@@ -5,6 +5,7 @@ Imported after Keras's backend is chosen.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import keras
@@ -97,3 +98,26 @@ def end_evaluation_early() -> int:
     callbacks = [keras.callbacks.LambdaCallback(on_test_batch_end=end), *ef_keras.callbacks()]
     model.evaluate(*data(), batch_size=8, verbose=0, callbacks=callbacks)
     return len(batches)
+
+
+class Pair(layers.Layer):
+    """Has two weights of one name."""
+
+    def build(self, shape: Any) -> None:
+        self.pair = [self.add_weight(shape=(shape[-1],), name="scale") for _ in range(2)]
+
+    def call(self, x: Any) -> Any:
+        return x * self.pair[0] + self.pair[1]
+
+
+def train_after_other_layers() -> list[Any]:
+    """Train layers of one shape, with automatic names that another worker gives to others. Returns the weights."""
+    for _ in range(9 + int(os.environ["LOCAL_RANK"])):
+        layers.Dense(1)  # with which 9 and 10, or 10 and 11, are the numbers of the two below
+    keras.utils.set_random_seed(1)
+    model = compiled(keras.Sequential([layers.Input((12,)), layers.Dense(12), layers.Dense(12), Pair()]))
+    names = [layer.name for layer in model.layers]
+    assert names[:2] == sorted(names[:2], reverse=os.environ["LOCAL_RANK"] == "0")
+    x, y = data(64)
+    model.fit(x, y, batch_size=8, verbose=0, callbacks=ef_keras.callbacks())
+    return [weights.tolist() for weights in model.get_weights()]

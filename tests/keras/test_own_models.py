@@ -41,6 +41,11 @@ def test_queue_holds_samples_of_one_worker_and_no_means(tmp_path: Path, backend:
         assert distances.max() < 1e-5  # on a global batch, what changes is summed, and not the rows themselves
 
 
+def test_layers_are_matched_by_their_place_and_not_by_their_names(tmp_path: Path) -> None:
+    first, second = results_of_two(tmp_path, "torch", "train_after_other_layers")
+    assert first == second
+
+
 def test_callback_of_a_single_worker_may_end_an_evaluation(tmp_path: Path) -> None:
     with Job(tmp_path / "run", preload=warm.KERAS["tensorflow"]) as job:
         worker = job.start(call_in, "own_models", "tensorflow", "end_evaluation_early")

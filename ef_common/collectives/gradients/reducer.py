@@ -65,6 +65,7 @@ class GradientReducer:
         module: Its parameters are reduced; one that begins to require a gradient later is taken in then.
         weights: Weight of each member of a view, asked for at the start of each reduction and after a loss.
         buffers: Tensors of the module that take rank 0's values with each reduction; by default, its buffers.
+        parameters: Gives the parameters in an order that is the same in all members; by default, the module's own.
 
     Attributes:
         spares_equal: Buffers that have rank 0's values already are not written to, because further backward passes need
@@ -82,10 +83,17 @@ class GradientReducer:
     """
 
     def __init__(
-        self, session: Session, module: Module, *, weights: Weights, buffers: Sequence[Tensor] | None = None
+        self,
+        session: Session,
+        module: Module,
+        *,
+        weights: Weights,
+        buffers: Sequence[Tensor] | None = None,
+        parameters: Callable[[], Iterable[Parameter]] | None = None,
     ) -> None:
         self._session = session
         self._module = module
+        self._parameters = module.parameters if parameters is None else parameters
         self._weights = weights
         self._given_buffers = buffers
         self._buffers: ModuleBuffers | None = None
@@ -112,7 +120,7 @@ class GradientReducer:
             kinds: The buffers that the other members send, which a newcomer takes in.
         """
         if names is None:
-            self._rebuild((p for p in self._module.parameters() if p.requires_grad), agrees=True)
+            self._rebuild((p for p in self._parameters() if p.requires_grad), agrees=True)
         elif list(names) != self.names() or kinds not in (None, self.kinds()):
             chosen = set(names)
             self._rebuild((p for name, p in self._module.named_parameters() if name in chosen), kinds=kinds)
@@ -254,7 +262,7 @@ class GradientReducer:
         if self._inventory is not None and not self._inventory.changed():
             return
         known = set() if self._layout is None else self._layout.place_of
-        fresh = [p for p in self._module.parameters() if p.requires_grad and id(p) not in known]
+        fresh = [p for p in self._parameters() if p.requires_grad and id(p) not in known]
         if not fresh:
             self._inventory = Inventory(self._module)
             return
@@ -263,4 +271,4 @@ class GradientReducer:
                 Barrier("barrier before more parameters are trained")
             )  # the last result must not be needed any more
         taken = {id(p) for p in fresh} | set(known)
-        self._rebuild((p for p in self._module.parameters() if id(p) in taken), agrees=True)
+        self._rebuild((p for p in self._parameters() if id(p) in taken), agrees=True)
