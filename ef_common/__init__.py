@@ -21,7 +21,7 @@ Glossary
     straggler    a member that is slower than the others, so that they wait for it
     boundary     the point between two steps where the view may change as planned
     newcomer     a worker that prepares while the others train, and is admitted at a boundary
-    spare        a newcomer that is ready, but for which there is no room (`max_nodes`)
+    spare        a newcomer that is ready, but for which there is no room (the MAX of `--nnodes=MIN:MAX`)
     survivor     a member that continues after a loss, in the same process
     position     index of a sample in the order of an epoch
     call         the description of a collective operation; it is the same in all members that take part

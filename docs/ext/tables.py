@@ -128,13 +128,14 @@ _TYPES = {
 
 
 def events() -> Iterator[tuple[str, str, str]]:
-    """Each kind of event, its meaning, and its fields with their types."""
+    """Each kind of event, its meaning, and its fields with their types; then the names of those that any may have."""
     from ef_common import events as log
 
     comments = dict(_comments(inspect.getsource(log)))
     for kind, fields in log._FIELDS.items():
         typed = ", ".join(f"``{name}`` ({_TYPES[check.__name__]})" for name, check in fields.items())
         yield f"``{kind}``", comments[kind], typed
+    yield "any", "These fields may be there, too.", ", ".join(f"``{name}``" for name in log._OPTIONAL_FIELDS)
 
 
 def _comments(source: str) -> Iterator[tuple[str, str]]:

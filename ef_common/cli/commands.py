@@ -378,8 +378,8 @@ def horovod() -> None:
 def build_horovod(force: bool, install: bool) -> None:
     """Build Horovod for the torch and TensorFlow that are installed here.
 
-    Needs a C++ compiler and cmake, and takes some minutes the first time. The wheel is cached for the next
-    environment with the same versions.
+    Needs a C++ compiler, make, CMake and Python's headers, and takes some minutes the first time. The wheel is cached
+    for the next environment with the same versions.
     """
     from ef_common.errors import ElasticFlowError
     from ef_common.horovod import build as building

@@ -226,7 +226,7 @@ def submit(
             api.create(JOBS, job)
     where = f" --namespace={namespace}" if namespace else ""
     rows = (
-        (f"elasticflow kubernetes status{where} {submission.name}", "which pods it has, and why"),
+        (f"elasticflow kubernetes status{where} {submission.name}", "how many pods it has, and why"),
         (f"elasticflow kubernetes logs --follow{where} {submission.name}", "what it prints"),
         (f"elasticflow kubernetes scale{where} {submission.name} WORKERS", "no more pods than this"),
         (f"elasticflow kubernetes report{where} {submission.name}", "a page that shows how it goes"),

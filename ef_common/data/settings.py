@@ -38,8 +38,8 @@ class ElasticSettings:
             etcd (`etcd://host:2379,host:2379/prefix`) or of a store that can hold checkpoints. The default is
             `ELASTICFLOW_CLAIMS`, or else the place of the checkpoints.
         evict_stragglers: Replace a worker whose throughput stays below 0.8 of the others' for 30 s, as soon as a
-            spare is ready (a newcomer for which `max_nodes` leaves no room). The spare joins first; then the slow
-            worker ends with status 0. Otherwise, slow workers are only reported. Where the job can ask for nodes
+            spare is ready (a newcomer for which the MAX of `--nnodes` leaves no room). The spare joins first; then the
+            slow worker ends with status 0. Otherwise, slow workers are only reported. Where the job can ask for nodes
             (`elasticflow run` on one machine, or with `--scale-command`), one is asked for in place of a slow one, at
             most three in an hour.
         autoscale: How the job chooses its number of nodes: an :class:`~ef_common.core.autoscale.Autoscale`, or its

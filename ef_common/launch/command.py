@@ -95,8 +95,8 @@ def add_options(made: argparse.ArgumentParser) -> None:
     ours.add_argument(
         "--join",
         metavar="RUN",
-        help="join a job that is running, as one more node: its run directory, which also knows the script and all "
-        "options of the job, or the URL at which its nodes find each other",
+        help="join a job that is running, as one more node: its run directory, which also knows the script and how "
+        "the nodes find each other, or the URL at which they do",
     )
     ours.add_argument(
         "--checkpoint", metavar="URL", help="where checkpoints are saved, and resumed from: s3://bucket/run, a path …"

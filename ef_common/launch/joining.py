@@ -22,6 +22,7 @@ from ef_common.launch.rendezvous_options import config_of
 
 _FILE = "job.json"
 _OF_ONE_NODE = ("is_host", "stands_in", "join")
+_OF_SCRIPT = ("module", "no_python", "run_path")
 _SHARED = (
     environment.CHECKPOINT,
     environment.CLAIMS,
@@ -44,6 +45,7 @@ class JobOptions:
         options: Of torchrun, by name.
         variables: Of the environment.
         command: The script and its arguments.
+        start: Options of torchrun that say how the script is started, by name.
         directory: Working directory.
         host: The machine of the whole job; "" if others can join it.
     """
@@ -51,6 +53,7 @@ class JobOptions:
     options: Mapping[str, str]
     variables: Mapping[str, str]
     command: list[str]
+    start: Mapping[str, bool]
     directory: str
     host: str
 
@@ -80,6 +83,7 @@ def write(run_dir: Path, args: argparse.Namespace, command: list[str], *, local:
         },
         variables={**known, **({environment.TOKEN: token} if token else {})},
         command=command,
+        start={name: getattr(args, name) for name in _OF_SCRIPT},
         directory=os.getcwd(),
         host=socket.gethostname() if local else "",
     )

@@ -203,6 +203,7 @@ def _take_from_job(args: argparse.Namespace, made: argparse.ArgumentParser) -> N
     args.run_dir = args.run_dir or place.absolute()
     if not args.training_script:
         args.training_script, *args.training_script_args = job.command
+        vars(args).update(job.start)
         os.chdir(job.directory)
 
 

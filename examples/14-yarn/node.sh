@@ -3,6 +3,7 @@
 cd /mnt/shared/elasticflow || exit 2    # the repository, on a file system that all nodes share
 run=$PWD/elasticflow-runs/digits-yarn
 mkdir -p "$run"
+export PATH=$PWD/.venv/bin:$PATH    # where ElasticFlow is installed
 export ELASTICFLOW_TOKEN=$(cat ~/.elasticflow-token)    # one secret for all nodes
 
 trap 'kill -USR1 $node 2>/dev/null' TERM    # leave at the next step

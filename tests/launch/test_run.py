@@ -532,6 +532,7 @@ def test_what_cannot_be_run_is_refused(arguments: list[str], message: str, tmp_p
 def test_job_on_this_machine_is_joined_with_its_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("ELASTICFLOW_TOKEN", raising=False)
     args = launcher.parser().parse_args(["--rdzv-endpoint=127.0.0.1:1", "--nnodes=1:3", "mine.py", "--lr=1"])
+    args.module = True
     joining.write(tmp_path, args, ["mine.py", "--lr=1"], local=True, token="")
     code, text = elasticflow("run", f"--join={tmp_path}")
     assert (code, "set ELASTICFLOW_TOKEN" in text) == (2, True)
@@ -541,6 +542,7 @@ def test_job_on_this_machine_is_joined_with_its_token(monkeypatch: pytest.Monkey
         assert os.environ["ELASTICFLOW_TOKEN"] == "made"
     assert (options.max_nodes, options.local, options.run_dir) == (3, False, tmp_path)
     assert [options.torchrun.training_script, *options.torchrun.training_script_args] == ["mine.py", "--lr=1"]
+    assert (options.torchrun.module, options.torchrun.no_python) == (True, False)
 
 
 def test_run_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

@@ -118,6 +118,7 @@ NOT_RUN = {
     r"yarn app .*": "it needs a cluster of Hadoop",
     r"pip install .*|python -m venv \.venv|\. \.venv/bin/activate|elasticflow horovod build": "it installs something",
     r"podman build .*": "it downloads images",
+    r"\(umask 077; openssl rand .*\)": "it makes a secret, and the tests have one",
     r"python examples/04-convergence/experiment\.py( --sweep)?": "it takes half an hour",
 }
 """Commands of which `tests/test_docs.py` alone knows that they and their options exist, and why."""
