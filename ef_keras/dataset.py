@@ -98,6 +98,11 @@ class SampleDataset(keras.utils.PyDataset):
         (self.num_samples,) = lengths
         self._order = self._make_order()
 
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """What the samples are in: an array of each of their parts, or the user's data set."""
+        return self._columns or (self._samples,)
+
     def __len__(self) -> int:
         """Number of batches in an epoch."""
         return -(-self.num_samples // self.sample_batch_size)

@@ -10,6 +10,7 @@ import numpy as np
 from ef_common.core import sharding
 from ef_common.core.epochs import ENDLESS, Epochs
 from ef_common.core.sharding import EpochProgress, Window
+from ef_common.data.identity import Identity, identity_of, some_rows
 from ef_common.data.walked_stream import WalkedStream
 from ef_keras import hooks
 from ef_keras.comparison import checksums_of
@@ -56,6 +57,12 @@ class ArraySource:
         """See the protocol."""
         return self._arrays.batch(self._order[positions])
 
+    def identity(self) -> Identity:
+        """What tells the arrays of the workers apart."""
+        num = self._arrays.num_samples
+        rows = checksums_of(self._arrays.batch(np.array(some_rows(num)))) if num else []
+        return {"lengths": [num], "indices": [], "rows": [row for row in rows if row is not None]}
+
     def follow(self, progress: EpochProgress, window: Window) -> None:
         """See the protocol."""
 
@@ -97,6 +104,10 @@ class SampleSource:
         """See the protocol."""
         read = self._data.batch(self._order[positions].tolist(), self._before(positions))
         return self._indexed.made_of(read)
+
+    def identity(self) -> Identity:
+        """What tells the samples of the workers apart."""
+        return identity_of(self._data.parts)
 
     def _before(self, positions: Sequence[int]) -> Callable[[int], None]:
         seed = self.seed

@@ -17,6 +17,7 @@ from ef_common.core.epochs import ENDLESS
 from ef_common.core.sharding import MIN_SHARE, EpochProgress, GlobalBatch, Window
 from ef_common.data.comparison import compare, differ, without_noise
 from ef_common.data.dealer import Dealer
+from ef_common.data.identity import DataComparison
 from ef_common.data.walked_stream import WalkedStream
 from ef_common.data.walking import Walk
 from ef_common.errors import UnsupportedError, UsageError
@@ -88,6 +89,7 @@ class TrainingData:
         if isinstance(source, ShardSource):
             source.attach(self.dealer, session, log)
         self.dealer.on_returned = self._announce_length
+        self._comparison = DataComparison(session, getattr(source, "identity", None))
         self.seed = 0
         self.full_batch = full_batch
         self.fraction = 1.0
@@ -308,6 +310,9 @@ class TrainingData:
             with leaving_cleanly():
                 self._walk.follow(window)
             return
+        if self._comparison.is_due:
+            with leaving_cleanly():
+                self._comparison.follow()
         is_due = self.dealer.progress.steps == 1 and self._session.completed_in.world_size > 1
         if isinstance(source, OrderedSource) and is_due:
             self._checksums = self._compare(source.checksums(0), partial(source.checksums, 0))
@@ -329,6 +334,7 @@ class TrainingData:
     def state(self) -> dict[str, Any]:
         """The state that a newcomer needs to continue with the others."""
         found = {**self.dealer.state(), "seed": self.seed, "full_batch": self.full_batch, "order": None}
+        found["data"] = self._comparison.state()
         if isinstance(self.source, ShardSource):
             found["stream"] = self.source.state()
         if self._walk is not None:
@@ -346,6 +352,7 @@ class TrainingData:
         if state["epoch"] < 0:
             return  # all who had begun are lost, and this worker begins with those who joined with it
         self.dealer.load_state(state)
+        self._comparison.load_state(state.get("data"), saved=saved)
         self.epoch = self.dealer.progress.epoch
         if self.is_over:
             self.dealer.log_rollback(epoch=None if self.dealer.progress.remaining else self.epoch + 1)

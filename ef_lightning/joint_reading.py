@@ -71,6 +71,7 @@ class JointReading:
     def __init__(self, joint: JointLoader) -> None:
         loaders: list[DataLoader[Any]] = joint.loaders
         self.given = joint.several.iterables
+        self.data: Sequence[Any] = [loader.dataset for loader in loaders]
         self.planned: Planned = _JointPlanned(loaders, joint.unflatten)
         self.batch_size = 1
         self.num_samples = sum(batch_size_of(loader) for loader in loaders)

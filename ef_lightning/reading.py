@@ -50,6 +50,7 @@ class Reading(Protocol):
 
     Attributes:
         given: The user's loaders, as users see them.
+        data: The data sets; none if what is read of them is compared.
         batch_size: Positions that a worker reads in a step.
         planned: Reads them.
         is_computed: Their order is a function of seed and epoch; else samplers of the user's draw it.
@@ -57,6 +58,7 @@ class Reading(Protocol):
     """
 
     given: Any
+    data: Sequence[Any]
     batch_size: int
     planned: Planned
     is_computed: bool
@@ -94,6 +96,7 @@ class SampleReading:
 
     def __init__(self, loader: DataLoader[Any], *, seeded: bool = False) -> None:
         self.given = loader
+        self.data: Sequence[Any] = [loader.dataset]
         self.planned: Planned = planned_for(loader, seeded=seeded)
         self.batch_size = self.num_samples = batch_size_of(loader)
         self.is_computed = is_computed(loader)

@@ -44,6 +44,7 @@ class StreamReading:
     def __init__(self, loader: DataLoader[Any]) -> None:
         check_stream(loader)
         self.given = loader
+        self.data: Sequence[Any] = ()
         self.lanes = LaneLoader(loader)
         self.planned: Planned = self.lanes.planned
         self.batch_size = self.num_samples = int(loader.batch_size or 1)
@@ -82,6 +83,7 @@ class IndexedReading:
     def __init__(self, loader: DataLoader[Any], session: Session) -> None:
         check_stream(loader)
         self.given = loader
+        self.data: Sequence[Any] = ()
         self.stream = IndexedStream(stream_dataset_of(loader.dataset))
         agree_on_shards(session, self.stream.shards)
         self.planned: Planned = PlannedLoader(loader, source=IndexedBatches(self.stream, loader.collate_fn))

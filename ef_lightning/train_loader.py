@@ -11,6 +11,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from ef_common.core.epochs import ENDLESS
 from ef_common.core.sharding import EpochProgress, GlobalBatch, Range, Window
 from ef_common.core.view import View
 from ef_common.data.dealer import Dealer, Rest
+from ef_common.data.identity import DataComparison, identity_of
 from ef_common.data.sample import Sample
 from ef_common.data.walking import Walk
 from ef_common.errors import TrainingOver, UsageError
@@ -78,6 +80,7 @@ class ElasticLoader(WrappedLoader):
         self.dealer.samples_per_position = reading.num_samples / reading.batch_size
         self._seeded = seeded
         self._walk = self._walks(reading) if isinstance(reading, WalkReading) else None
+        self._comparison = DataComparison(session, partial(identity_of, reading.data) if reading.data else None)
         self.dealer.on_returned = self._batches_returned
         self.dealer.num_epochs, self.dealer.rest = self._num_epochs, self._rest
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
@@ -315,6 +318,9 @@ class ElasticLoader(WrappedLoader):
             with leaving_cleanly():
                 self._walk.follow(window)
             dealer.samples_per_position = self._reading.num_samples
+        if self._comparison.is_due:
+            with leaving_cleanly():
+                self._comparison.follow()
         if not before.uncommitted:
             self._left_out.clear()
         if dealer.global_batch is not None:
@@ -453,7 +459,8 @@ class ElasticLoader(WrappedLoader):
     def state(self) -> dict[str, Any]:
         """The state that a newcomer needs to continue with the others."""
         walk = None if self._walk is None else self._walk.state()
-        return {**self.dealer.state(), "seed": self.seed, "order": self._order, "even": self.is_even, "walk": walk}
+        found = {"seed": self.seed, "order": self._order, "even": self.is_even, "walk": walk}
+        return {**self.dealer.state(), **found, "data": self._comparison.state()}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from the others' state."""
@@ -465,6 +472,8 @@ class ElasticLoader(WrappedLoader):
         self.seed = state["seed"]
         self.is_even = bool(state.get("even", False))
         self.dealer.load_state(state)
+        compares = not self._trainer.reload_dataloaders_every_n_epochs  # else a newcomer has the data of its start
+        self._comparison.load_state(state.get("data"), saved=saved, compares=compares)
         if self._walk is not None and state["epoch"] >= 0 and self.progress.remaining > 0:
             self._follow_seed()
             self._walk.load_state(state.get("walk"), saved=saved)

@@ -129,6 +129,7 @@ class WalkReading:
         elastic: bool,
     ) -> None:
         self.given = given
+        self.data: Sequence[Any] = ()
         self._batch_size = batch_size
         self._walked = walked
         self.stream = WalkedStream(

@@ -121,3 +121,12 @@ def train_after_other_layers() -> list[Any]:
     x, y = data(64)
     model.fit(x, y, batch_size=8, verbose=0, callbacks=ef_keras.callbacks())
     return [weights.tolist() for weights in model.get_weights()]
+
+
+def train_on_own_data(kind: str, *, more: int = 0) -> None:
+    """Train on data that each worker draws for itself; the second one has some more rows."""
+    rank = int(os.environ["LOCAL_RANK"])
+    x, y = data(64 + more * rank)
+    x = x + np.float32(rank)
+    arguments = {"x": x, "y": y, "batch_size": 8} if kind == "arrays" else {"x": ef_keras.dataset((x, y), batch_size=8)}
+    compiled(net()).fit(**arguments, verbose=0, callbacks=ef_keras.callbacks())

@@ -46,6 +46,27 @@ def test_layers_are_matched_by_their_place_and_not_by_their_names(tmp_path: Path
     assert first == second
 
 
+@pytest.mark.parametrize("kind", ["arrays", "dataset"])
+def test_workers_with_other_rows_are_told_so_and_train(tmp_path: Path, kind: str) -> None:
+    with Job(tmp_path / "run", preload=warm.KERAS["torch"]) as job:
+        for worker in job.start_world(2, call_in, "own_models", "torch", "train_on_own_data", kind):
+            worker.result()
+        job.audit()
+        assert job.tails().count("the workers have different data") == 1
+
+
+def test_workers_with_other_lengths_train_on_nothing(tmp_path: Path) -> None:
+    with Job(tmp_path / "run", preload=warm.KERAS["torch"]) as job:
+        workers = job.start_world(2, launch_longer)
+        assert [worker.wait() for worker in workers] == [1, 1], job.tails()
+        assert [fault["what"] for worker in workers for fault in worker.events("fault")] == ["UsageError"] * 2
+        assert not job.events("step")
+
+
+def launch_longer() -> None:
+    call_in("own_models", "torch", "train_on_own_data", "arrays", more=8)
+
+
 def test_callback_of_a_single_worker_may_end_an_evaluation(tmp_path: Path) -> None:
     with Job(tmp_path / "run", preload=warm.KERAS["tensorflow"]) as job:
         worker = job.start(call_in, "own_models", "tensorflow", "end_evaluation_early")

@@ -19,7 +19,7 @@ from ef_lightning.train_loader import ElasticLoader
 def test_newcomer_that_restores_the_end_of_a_training_logs_an_epoch_that_can_be_read(tmp_path: Path) -> None:
     loader = DataLoader(TensorDataset(torch.arange(8)), 2)
     session = Session(SOLO.members[0], channel=None, groups=None)  # type: ignore[arg-type]
-    trainer = SimpleNamespace(current_epoch=3, limit_train_batches=1.0)
+    trainer = SimpleNamespace(current_epoch=3, limit_train_batches=1.0, reload_dataloaders_every_n_epochs=0)
     with EventLog(tmp_path, "a") as log:
         elastic = ElasticLoader(loader, SampleReading(loader), session, trainer, log=log)
         elastic.dealer.num_updates = 12

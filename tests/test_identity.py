@@ -1,0 +1,147 @@
+"""Workers whose data sets differ are told so before their first update."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, random_split
+
+from ef_common.data.identity import DataComparison, Identity, identity_of
+from ef_common.errors import UsageError
+from ef_common.session import Session
+from tests.collectives.cluster import Cluster
+
+ROWS = torch.arange(100)
+
+
+def split(seed: int) -> Subset[Any]:
+    return random_split(TensorDataset(ROWS), [90, 10], torch.Generator().manual_seed(seed))[0]
+
+
+class Files(Dataset[str]):
+    def __init__(self, names: list[Any]) -> None:
+        self.names = names
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+@pytest.mark.parametrize(
+    ("this", "other", "differs_in"),
+    [
+        (split(1), split(1), set()),
+        (split(1), split(2), {"indices"}),
+        (Subset(split(1), range(9)), Subset(split(2), range(9)), {"indices"}),
+        (ConcatDataset([split(1), split(3)]), ConcatDataset([split(1), split(2)]), {"indices"}),
+        (TensorDataset(ROWS), TensorDataset(ROWS[:-1]), {"lengths", "rows"}),
+        (TensorDataset(ROWS), TensorDataset(ROWS + 1), {"rows"}),
+        (np.zeros((3, 2)), np.zeros((3, 2)), set()),
+        (np.zeros((3, 2)), np.ones((3, 2)), {"rows"}),
+        (Files(["/a/x", "/a/y"]), Files([Path("/b/x"), Path("/b/y")]), set()),
+        (Files(["/a/x", "/a/y"]), Files(["/a/y", "/a/x"]), {"rows"}),
+        ([1, 2], [2, 1], set()),  # nobody knows what these are
+    ],
+)
+def test_what_tells_data_apart(this: Any, other: Any, differs_in: set[str]) -> None:
+    first, second = identity_of([this]), identity_of([other])
+    assert {what for what in first if first[what] != second[what]} == differs_in
+
+
+def test_data_set_that_stands_in_itself_is_looked_at_once() -> None:
+    data = Files(["a"])
+    data.dataset = data  # type: ignore[attr-defined]
+    assert identity_of([data])["lengths"] == [1]
+
+
+def test_data_set_of_hugging_face_that_is_split_without_a_seed_is_another_one() -> None:
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed: pip install -e '.[streams]'")
+    data = datasets.Dataset.from_dict({"x": list(range(100))})
+    first, second, again = (identity_of([data.train_test_split(0.1, seed=seed)["train"]]) for seed in (1, 2, 1))
+    assert first == again
+    assert first["indices"] != second["indices"]
+
+
+def found_by(*data: Any) -> list[Any]:
+    """What the members have raised whose data these are, over real sessions."""
+    together = threading.Barrier(len(data))
+
+    def member(session: Session, rank: int) -> str:
+        together.wait()
+        comparison = DataComparison(session, lambda: identity_of([data[rank]]))
+        assert comparison.is_due
+        try:
+            comparison.follow()
+        except UsageError as error:
+            return str(error)
+        assert not comparison.is_due
+        return ""
+
+    return Cluster(len(data)).run(member)
+
+
+def test_another_split_in_one_worker_is_an_error_in_all() -> None:
+    first, second, third = found_by(split(1), split(1), split(2))
+    assert first == second == third
+    assert "Pass a seed" in first
+    assert found_by(split(1), split(1)) == ["", ""]
+    assert found_by(split(1)) == [""]
+
+
+def test_other_rows_are_worth_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert found_by(np.zeros(3), np.zeros(3), np.ones(3), np.ones(3)) == [""] * 4
+    assert [record.message.partition(",")[0] for record in caplog.records] == ["the workers have different data"]
+
+
+def comparison(data: Any) -> DataComparison:
+    return DataComparison(None, lambda: identity_of([data]))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("mine", "saved", "what"),
+    [
+        (split(1), False, ""),
+        (split(2), False, "error"),
+        (split(2), True, "warning"),
+        (ConcatDataset([split(1), TensorDataset(ROWS)]), False, ""),  # it has grown since
+    ],
+)
+def test_newcomers_and_new_starts_compare_with_what_there_was(
+    caplog: pytest.LogCaptureFixture, mine: Any, saved: bool, what: str
+) -> None:
+    state = comparison(ConcatDataset([split(1)]) if isinstance(mine, ConcatDataset) else split(1)).state()
+    newcomer = comparison(mine)
+    with caplog.at_level(logging.WARNING):
+        if what == "error":
+            with pytest.raises(UsageError, match="different data"):
+                newcomer.load_state(state, saved=saved)
+        else:
+            newcomer.load_state({**state, "due": False}, saved=saved)
+            assert newcomer.is_due == saved
+    assert bool(caplog.records) == (what == "warning")
+
+
+def test_newcomer_whose_data_are_of_another_epoch_compares_nothing() -> None:
+    newcomer = comparison(split(2))
+    newcomer.load_state({**comparison(split(1)).state(), "due": False}, saved=False, compares=False)
+    assert not newcomer.is_due
+
+
+def test_checkpoint_from_before_says_nothing() -> None:
+    newcomer = comparison(split(2))
+    newcomer.load_state(None, saved=True)
+    assert newcomer.is_due
+
+
+def test_data_that_are_compared_otherwise_are_never_due() -> None:
+    unknown = DataComparison(None, None)  # type: ignore[arg-type]
+    assert not unknown.is_due
+    unknown.load_state(unknown.state(), saved=False)
+    identity: Identity = {"lengths": [1], "indices": [], "rows": []}
+    DataComparison(None, lambda: identity).load_state(unknown.state(), saved=False)  # type: ignore[arg-type]
