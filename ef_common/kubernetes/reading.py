@@ -17,7 +17,7 @@ from typing import Any
 from ef_common.core.cluster import Cause, Job, JobPhase, Node, Pod, Record, Refusal, WorkerReport
 from ef_common.core.door_list import DoorList
 from ef_common.kubernetes.quantities import thousandths
-from ef_common.kubernetes.resource import DEFAULT_BACKOFF_LIMIT, DOORS_ANNOTATION, INDEX_LABEL, JOB_LABEL, problem
+from ef_common.kubernetes.resource import DEFAULT_BACKOFF_LIMIT, DOORS_ANNOTATION, JOB_LABEL, problem
 
 METRICS_VARIABLE = "ELASTICFLOW_METRICS_PORT"
 """Its name is that of `ef_common.launch.environment`, of which this layer knows nothing."""
@@ -133,7 +133,7 @@ def pod_of(
     return Pod(
         name=meta["name"],
         uid=meta["uid"],
-        index=int(meta["labels"].get(INDEX_LABEL, 0)),
+        index=_index_of(meta["name"]),
         request=request_of(pod["spec"]),
         node=pod["spec"].get("nodeName") or "",
         running=phase == "Running" and not ended,
@@ -151,6 +151,12 @@ def pod_of(
         seeks=seeks,
         told=DoorList.of(told),
     )
+
+
+def _index_of(name: str) -> int:
+    """The number of a pod with this name. Its label says it, too, but anybody may change that."""
+    number = name.rpartition("-")[2]
+    return int(number) if number.isdecimal() else 0
 
 
 def _address_of(status: Object) -> str:
@@ -283,24 +289,24 @@ def job_of(
         heard_since: Since when workers are asked.
     """
     spec = job["spec"]
-    wrong = problem(job)
-    template: Object = {} if wrong else spec["template"]["spec"]
     try:
+        wrong = problem(job)
+        template: Object = {} if wrong else spec["template"]["spec"]
         request, places = request_of(template), places_of(template, nodes)
+        priority = priorities.get(_class_of(spec, template), 0)
     except _MALFORMED as error:
-        wrong, request, places = f"the template cannot be read: {error!r}", {}, frozenset()
+        wrong, request, places, priority = f"the template cannot be read: {error!r}", {}, frozenset(), 0
     high = spec.get("maxWorkers", 1)
     workers = spec.get("workers", high)
     low = spec.get("minWorkers", 1)
     slow = () if report is None else report.slow
-    class_name = spec.get("priorityClassName") or template.get("priorityClassName") or ""
     return Job(
         key=key_of(job),
         minimum=low,
         maximum=max(low, min(high, workers)),
         request=request,
         nodes=places,
-        priority=priorities.get(class_name, 0),
+        priority=priority,
         created=seconds(job["metadata"].get("creationTimestamp")),
         suspended=bool(spec.get("suspend")) or workers == 0,
         backoff_limit=spec.get("backoffLimit", DEFAULT_BACKOFF_LIMIT),
@@ -314,6 +320,14 @@ def job_of(
         pods=tuple(sorted((pod_of(pod, slow, seekers=seekers, idle=idle) for pod in pods), key=lambda pod: pod.index)),
         record=_without_old_refusal(job, record_of(job.get("status") or {})),
     )
+
+
+def _class_of(spec: Object, template: Object) -> str:
+    """Name of the priority class; "" for the default one."""
+    name = spec.get("priorityClassName") or template.get("priorityClassName") or ""
+    if not isinstance(name, str):
+        raise TypeError(f"priorityClassName must be a string. Received: {name}")
+    return name
 
 
 def _without_old_refusal(job: Object, record: Record) -> Record:

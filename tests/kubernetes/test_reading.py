@@ -153,6 +153,15 @@ def test_pod_is_read() -> None:
     assert reading.pod_of(waiting).unschedulable_since == 9.0
 
 
+def test_number_of_a_pod_is_that_of_its_name() -> None:
+    """A label can be changed. A pod whose name has no number was made by somebody else."""
+    labels = {"labels": {**OURS, INDEX_LABEL: "x"}}
+    assert reading.pod_of(made_pod(**labels)).index == 3
+    assert reading.pod_of(made_pod(**labels, name="a-1-12")).index == 12
+    for name in ("a", "a-", "a-x", "a-²"):
+        assert reading.pod_of(made_pod(**labels, name=name)).index == 0
+
+
 SIDECAR = {"name": "logs", "state": {"running": {}}}
 
 
@@ -268,10 +277,19 @@ def test_job_that_makes_no_sense_is_read_as_such(change: dict[str, Any], text: s
 
 
 @pytest.mark.parametrize(
-    "pod", [{"resources": {"limits": {GPU: "x"}}}, {"resources": "x"}, {"resources": {"limits": 1}}]
+    "pod",
+    [
+        {"containers": [{"resources": {"limits": {GPU: "x"}}}]},
+        {"containers": [{"resources": "x"}]},
+        {"containers": [{"resources": {"limits": 1}}]},
+        {"containers": [{}], "priorityClassName": ["x"]},
+        {"containers": [{}], "priorityClassName": 1},
+        "x",
+    ],
+    ids=str,
 )
-def test_template_that_cannot_be_read_is_wrong(pod: dict[str, Any]) -> None:
-    read = job_of(job(template={"spec": {"containers": [pod]}}), [], [node()], priorities={})
+def test_template_that_cannot_be_read_is_wrong(pod: Any) -> None:
+    read = job_of(job(template={"spec": pod}), [], [node()], priorities={})
     assert "the template cannot be read" in read.problem
 
 
