@@ -331,6 +331,19 @@ def test_job_whose_template_is_malformed_fails_alone(api: MemoryApi) -> None:
     assert "priorityClassName must be a string" in why
 
 
+@pytest.mark.parametrize("kind", [SERVICES, SECRETS, POLICIES, PODS], ids=lambda kind: kind.plural)
+def test_what_a_quota_that_others_change_kept_from_being_made_is_made_later(api: MemoryApi, kind: Kind) -> None:
+    api.create(JOBS, job(high=1))
+    name = "a-0" if kind is PODS else own_name(api)
+    api.contended.add(f"create {kind.plural} {name}")
+    controller = looking(api)
+    controller._look()
+    assert not api.list(kind)[0]
+    look(controller)
+    assert api.get(kind, "here", name)
+    assert pods(api) == ["a-0"]
+
+
 @pytest.mark.parametrize("index", ["x", "1"])
 def test_pod_whose_index_somebody_changes_is_still_the_same_one(api: MemoryApi, index: str) -> None:
     api.create(JOBS, job(high=2))
