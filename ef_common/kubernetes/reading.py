@@ -17,7 +17,7 @@ from typing import Any
 from ef_common.core.cluster import Cause, Job, JobPhase, Node, Pod, Record, Refusal, WorkerReport
 from ef_common.core.door_list import DoorList
 from ef_common.kubernetes.quantities import thousandths
-from ef_common.kubernetes.resource import DEFAULT_BACKOFF_LIMIT, DOORS_ANNOTATION, JOB_LABEL, problem
+from ef_common.kubernetes.resource import DEFAULT_BACKOFF_LIMIT, DOORS_ANNOTATION, DOORS_VOLUME, JOB_LABEL, problem
 
 METRICS_VARIABLE = "ELASTICFLOW_METRICS_PORT"
 """Its name is that of `ef_common.launch.environment`, of which this layer knows nothing."""
@@ -172,7 +172,7 @@ def door_of(pod: Object) -> tuple[str, int] | None:
     status = pod.get("status") or {}
     if status.get("phase") != "Running" or pod["metadata"].get("deletionTimestamp") or _end_of_training(pod):
         return None
-    variables = pod["spec"]["containers"][0].get("env") or ()
+    variables = _container_that_trains(pod).get("env") or ()
     texts = [one.get("value") for one in variables if one.get("name") == METRICS_VARIABLE]
     try:
         address, port = _address_of(status), int(texts[0])
@@ -182,13 +182,22 @@ def door_of(pod: Object) -> tuple[str, int] | None:
 
 
 def _end_of_training(pod: Object) -> Object | None:
-    """How the first container of the template has ended, which trains; None if it has not, or nobody knows."""
-    name = pod["spec"]["containers"][0]["name"]
+    """How the container that trains has ended; None if it has not, or nobody knows."""
+    name = _container_that_trains(pod)["name"]
     for container in (pod.get("status") or {}).get("containerStatuses") or ():
         if container["name"] == name:
             ended: Object | None = (container.get("state") or {}).get("terminated")
             return ended
     return None
+
+
+def _container_that_trains(pod: Object) -> Object:
+    """It is the first one of the template. A service mesh may have put its proxy before it."""
+    containers: list[Object] = pod["spec"]["containers"]
+    with_doors = (
+        one for one in containers if any(mount["name"] == DOORS_VOLUME for mount in one.get("volumeMounts") or ())
+    )
+    return next(with_doors, containers[0])
 
 
 def _problem_of(status: Object) -> str:

@@ -279,6 +279,25 @@ def test_job_ends_although_containers_beside_its_training_do_not(api: MemoryApi,
     poll_until(lambda: status(api)["phase"] == "Succeeded")
 
 
+def test_job_ends_although_a_proxy_is_put_before_its_training(
+    api: MemoryApi, acting: Acting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = api.create
+
+    def admit(kind: Kind, thing: Any) -> Any:
+        if kind is PODS:
+            thing["spec"]["containers"].insert(0, {"name": "proxy"})
+        return create(kind, thing)
+
+    monkeypatch.setattr(api, "create", admit)
+    api.create(JOBS, job(high=1))
+    poll_until(lambda: pods(api) == ["a-0"])
+    proxy = {"name": "proxy", "state": {"running": {}}}
+    trained = {"name": "worker", "state": {"terminated": {"exitCode": 0}}}
+    api.change_status("a-0", {"phase": "Running", "containerStatuses": [proxy, trained]})
+    poll_until(lambda: status(api).get("phase") == "Succeeded")
+
+
 def test_what_keeps_pods_from_starting_is_told_as_long_as_it_does(api: MemoryApi, acting: Acting) -> None:
     api.create(JOBS, job(high=1))
     poll_until(lambda: pods(api) == ["a-0"])

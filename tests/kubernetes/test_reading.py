@@ -178,6 +178,29 @@ def test_container_that_trains_decides_whether_a_pod_has_ended() -> None:
     assert (pod.running, pod.ended, pod.lingers, pod.status) == (True, False, False, None)
 
 
+def with_proxy(pod: dict[str, Any]) -> dict[str, Any]:
+    """The pod, into which a service mesh has put its proxy before the other containers, so that it starts first."""
+    pod["spec"]["containers"].insert(0, {"name": "proxy", "env": [{"name": "ISTIO", "value": "1"}]})
+    pod["status"]["containerStatuses"].insert(0, {"name": "proxy", "state": {"running": {}}})
+    return pod
+
+
+def test_container_that_is_put_before_the_one_that_trains_is_not_taken_for_it() -> None:
+    pod = reading.pod_of(with_proxy(made_pod("Running", status=0)))
+    assert (pod.running, pod.ended, pod.lingers, pod.status) == (False, True, True, 0)
+    assert reading.pod_of(with_proxy(made_pod("Running"))).running
+    asked = with_proxy(made_pod("Running"))
+    asked["status"]["podIP"] = "10.0.0.7"
+    assert reading.door_of(asked) == ("10.0.0.7", METRICS_PORT)
+
+
+def test_pod_without_the_file_of_addresses_trains_in_its_first_container() -> None:
+    """A controller of an earlier version has made it."""
+    pod = made_pod("Running", status=0)
+    del pod["spec"]["containers"][0]["volumeMounts"]
+    assert reading.pod_of(pod).status == 0
+
+
 @pytest.mark.parametrize("where", ["initContainerStatuses", "containerStatuses"])
 @pytest.mark.parametrize(
     ("waiting", "problem"),
