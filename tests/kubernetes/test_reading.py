@@ -155,7 +155,7 @@ def test_pod_is_read() -> None:
 
 def test_number_of_a_pod_is_that_of_its_name() -> None:
     """A label can be changed. A pod whose name has no number was made by somebody else."""
-    labels = {"labels": {**OURS, INDEX_LABEL: "x"}}
+    labels: dict[str, Any] = {"labels": {**OURS, INDEX_LABEL: "x"}}
     assert reading.pod_of(made_pod(**labels)).index == 3
     assert reading.pod_of(made_pod(**labels, name="a-1-12")).index == 12
     for name in ("a", "a-", "a-x", "a-²"):
