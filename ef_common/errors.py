@@ -26,7 +26,8 @@
     ├── ClusterFailed               the API server of Kubernetes cannot be reached, or fails; trying again may help
     │   ├── ClusterAway             it does not answer, or has too much to do: all calls would fail now
     │   ├── ClusterNotFound         it has no such object
-    │   ├── ClusterConflict         the name is taken, or somebody has changed the object meanwhile
+    │   ├── ClusterConflict         somebody has changed what is written, or counted, meanwhile
+    │   │   └── ClusterExists       the name is taken
     │   ├── ClusterExpired          it does not remember what it was asked for: what is read in parts is read anew
     │   └── ClusterRefused          it does not allow that, or the object is wrong
     ├── DataWorkersLost             the processes that read a worker's samples were killed repeatedly
@@ -101,7 +102,11 @@ class ClusterNotFound(ClusterFailed):
 
 
 class ClusterConflict(ClusterFailed):
-    """The name is taken, or somebody has changed the object since it was read."""
+    """Somebody has changed the object since it was read, or the quota that it counts for. Nothing was written."""
+
+
+class ClusterExists(ClusterConflict):
+    """The name is taken."""
 
 
 class ClusterExpired(ClusterFailed):

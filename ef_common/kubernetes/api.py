@@ -22,6 +22,7 @@ from lightkube.core.exceptions import ConfigError
 from ef_common.errors import (
     ClusterAway,
     ClusterConflict,
+    ClusterExists,
     ClusterExpired,
     ClusterFailed,
     ClusterNotFound,
@@ -54,6 +55,8 @@ _ERRORS: dict[int, type[ClusterFailed]] = {
     **dict.fromkeys((400, 403, 422), ClusterRefused),
     **dict.fromkeys((429, 503, 504), ClusterAway),
 }
+_EXISTS = "AlreadyExists"
+"""The reason that tells one answer with status 409 from the others."""
 
 
 class Api:
@@ -172,7 +175,8 @@ class Api:
         """Make an object.
 
         Raises:
-            ClusterConflict: Its name is taken.
+            ClusterExists: Its name is taken.
+            ClusterConflict: It was not made; a quota changes too often at the moment, say.
         """
         path = kind.path(thing["metadata"].get("namespace"))
         return self._ask("POST", path, body=thing, params=self._manager)
@@ -319,7 +323,10 @@ def _part(thing: Json, name: str, kind: type[_Part]) -> _Part:
 
 def _error_of(answer: httpx2.Response) -> ClusterFailed:
     try:
-        message = str(_object_in(answer.text).get("message") or answer.text)
+        status = _object_in(answer.text)
     except ClusterFailed:
-        message = answer.text or answer.reason_phrase
+        status = {}
+    message = str(status.get("message") or answer.text or answer.reason_phrase)
+    if status.get("reason") == _EXISTS:
+        return ClusterExists(message)
     return _ERRORS.get(answer.status_code, ClusterFailed)(message)

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Container
 from typing import TYPE_CHECKING
 
-from ef_common.errors import ClusterConflict, ClusterNotFound
+from ef_common.errors import ClusterExists, ClusterNotFound
 from ef_common.kubernetes import kinds, reading, writing
 from ef_common.kubernetes.resource import Json
 
@@ -52,7 +52,7 @@ class Belongings:
 
     def _make(self, kind: kinds.Kind, one: Json) -> None:
         self._wait()
-        with contextlib.suppress(ClusterConflict):  # it is there, and stays as it is
+        with contextlib.suppress(ClusterExists):  # it is there, and stays as it is
             self._api.create(kind, one)
 
     def _limit_disruption(self, thing: Json) -> None:

@@ -436,7 +436,7 @@ class Controller:
         self._limiter.wait()
         try:
             made = self._api.create(kinds.PODS, writing.pod_of(thing, index, contacts))
-        except ClusterConflict:  # it is there
+        except ClusterConflict:  # it is there, or will be made at the next look
             return
         self._metrics.created()
         self._copies[kinds.PODS].update(made)

@@ -17,7 +17,7 @@ from typing import Any
 from ef_common.core.cluster import Cause, Job, JobPhase, Node, Pod, Record, Refusal, WorkerReport
 from ef_common.core.door_list import DoorList
 from ef_common.kubernetes.quantities import thousandths
-from ef_common.kubernetes.resource import DEFAULT_BACKOFF_LIMIT, DOORS_ANNOTATION, INDEX_LABEL, JOB_LABEL, problem
+from ef_common.kubernetes.resource import DEFAULT_BACKOFF_LIMIT, DOORS_ANNOTATION, DOORS_VOLUME, JOB_LABEL, problem
 
 METRICS_VARIABLE = "ELASTICFLOW_METRICS_PORT"
 """Its name is that of `ef_common.launch.environment`, of which this layer knows nothing."""
@@ -133,7 +133,7 @@ def pod_of(
     return Pod(
         name=meta["name"],
         uid=meta["uid"],
-        index=int(meta["labels"].get(INDEX_LABEL, 0)),
+        index=_index_of(meta["name"]),
         request=request_of(pod["spec"]),
         node=pod["spec"].get("nodeName") or "",
         running=phase == "Running" and not ended,
@@ -153,6 +153,12 @@ def pod_of(
     )
 
 
+def _index_of(name: str) -> int:
+    """The number of a pod with this name. Its label says it, too, but anybody may change that."""
+    number = name.rpartition("-")[2]
+    return int(number) if number.isdecimal() else 0
+
+
 def _address_of(status: Object) -> str:
     """The address of a pod in the usual form; "" if it has none."""
     try:
@@ -166,7 +172,7 @@ def door_of(pod: Object) -> tuple[str, int] | None:
     status = pod.get("status") or {}
     if status.get("phase") != "Running" or pod["metadata"].get("deletionTimestamp") or _end_of_training(pod):
         return None
-    variables = pod["spec"]["containers"][0].get("env") or ()
+    variables = _container_that_trains(pod).get("env") or ()
     texts = [one.get("value") for one in variables if one.get("name") == METRICS_VARIABLE]
     try:
         address, port = _address_of(status), int(texts[0])
@@ -176,13 +182,22 @@ def door_of(pod: Object) -> tuple[str, int] | None:
 
 
 def _end_of_training(pod: Object) -> Object | None:
-    """How the first container of the template has ended, which trains; None if it has not, or nobody knows."""
-    name = pod["spec"]["containers"][0]["name"]
+    """How the container that trains has ended; None if it has not, or nobody knows."""
+    name = _container_that_trains(pod)["name"]
     for container in (pod.get("status") or {}).get("containerStatuses") or ():
         if container["name"] == name:
             ended: Object | None = (container.get("state") or {}).get("terminated")
             return ended
     return None
+
+
+def _container_that_trains(pod: Object) -> Object:
+    """It is the first one of the template. A service mesh may have put its proxy before it."""
+    containers: list[Object] = pod["spec"]["containers"]
+    with_doors = (
+        one for one in containers if any(mount["name"] == DOORS_VOLUME for mount in one.get("volumeMounts") or ())
+    )
+    return next(with_doors, containers[0])
 
 
 def _problem_of(status: Object) -> str:
@@ -283,24 +298,24 @@ def job_of(
         heard_since: Since when workers are asked.
     """
     spec = job["spec"]
-    wrong = problem(job)
-    template: Object = {} if wrong else spec["template"]["spec"]
     try:
+        wrong = problem(job)
+        template: Object = {} if wrong else spec["template"]["spec"]
         request, places = request_of(template), places_of(template, nodes)
+        priority = priorities.get(_class_of(spec, template), 0)
     except _MALFORMED as error:
-        wrong, request, places = f"the template cannot be read: {error!r}", {}, frozenset()
+        wrong, request, places, priority = f"the template cannot be read: {error!r}", {}, frozenset(), 0
     high = spec.get("maxWorkers", 1)
     workers = spec.get("workers", high)
     low = spec.get("minWorkers", 1)
     slow = () if report is None else report.slow
-    class_name = spec.get("priorityClassName") or template.get("priorityClassName") or ""
     return Job(
         key=key_of(job),
         minimum=low,
         maximum=max(low, min(high, workers)),
         request=request,
         nodes=places,
-        priority=priorities.get(class_name, 0),
+        priority=priority,
         created=seconds(job["metadata"].get("creationTimestamp")),
         suspended=bool(spec.get("suspend")) or workers == 0,
         backoff_limit=spec.get("backoffLimit", DEFAULT_BACKOFF_LIMIT),
@@ -314,6 +329,14 @@ def job_of(
         pods=tuple(sorted((pod_of(pod, slow, seekers=seekers, idle=idle) for pod in pods), key=lambda pod: pod.index)),
         record=_without_old_refusal(job, record_of(job.get("status") or {})),
     )
+
+
+def _class_of(spec: Object, template: Object) -> str:
+    """Name of the priority class; "" for the default one."""
+    name = spec.get("priorityClassName") or template.get("priorityClassName") or ""
+    if not isinstance(name, str):
+        raise TypeError(f"priorityClassName must be a string. Received: {name}")
+    return name
 
 
 def _without_old_refusal(job: Object, record: Record) -> Record:

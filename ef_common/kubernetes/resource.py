@@ -19,6 +19,8 @@ JOB_LABEL, INDEX_LABEL, UID_LABEL = f"{GROUP}/job", f"{GROUP}/index", f"{GROUP}/
 PORT, METRICS_PORT = 29400, 29401
 DOORS_ANNOTATION = f"{GROUP}/doors"
 """Where a pod has the addresses of others of its job, of which its kubelet makes a file."""
+DOORS_VOLUME = "elasticflow-doors"
+"""The volume with that file. Only the container that trains has it, so it is known among those of the pod by it."""
 MAX_NAME = 52
 """A pod's name is that of its job and a number, and a label holds 63 characters."""
 DEFAULT_BACKOFF_LIMIT = 6

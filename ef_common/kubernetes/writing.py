@@ -14,6 +14,7 @@ from ef_common.kubernetes.resource import (
     API_VERSION,
     CONTROLLER_LABELS,
     DOORS_ANNOTATION,
+    DOORS_VOLUME,
     INDEX_LABEL,
     JOB_LABEL,
     KIND,
@@ -31,7 +32,7 @@ _DRAIN_S = 60
 _KEPT_CHANGES = 5
 _JOINING, _LEAVING = "PodsJoining", "PodsLeaving"
 """Reasons of `Resizing` that only the workers know."""
-_DOORS_VOLUME, _DOORS_FOLDER, _DOORS_FILE = "elasticflow-doors", "/run/elasticflow-doors", "doors"
+_DOORS_FOLDER, _DOORS_FILE = "/run/elasticflow-doors", "doors"
 _TOLERATION_S = 30
 """How long a pod stays on a node that does not answer. The others of the job go on without it."""
 
@@ -314,8 +315,8 @@ def doors_patch(pod: Object, doors: DoorList) -> Json:
 def _mount_doors(pod: Json) -> None:
     """Let the container that trains have a file of the annotation, which the kubelet writes anew when it changes."""
     field = {"fieldPath": f"metadata.annotations['{DOORS_ANNOTATION}']"}
-    volume = {"name": _DOORS_VOLUME, "downwardAPI": {"items": [{"path": _DOORS_FILE, "fieldRef": field}]}}
-    mount = {"name": _DOORS_VOLUME, "mountPath": _DOORS_FOLDER, "readOnly": True}
+    volume = {"name": DOORS_VOLUME, "downwardAPI": {"items": [{"path": _DOORS_FILE, "fieldRef": field}]}}
+    mount = {"name": DOORS_VOLUME, "mountPath": _DOORS_FOLDER, "readOnly": True}
     pod["volumes"] = [*(pod.get("volumes") or ()), volume]
     container = pod["containers"][0]
     container["volumeMounts"] = [*(container.get("volumeMounts") or ()), mount]

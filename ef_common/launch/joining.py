@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ef_common.errors import JobFinished, UsageError
-from ef_common.files import write_whole
+from ef_common.files import read_whole, write_whole
 from ef_common.launch import environment, run_directory
 from ef_common.launch.finding import NOTHING_TO_JOIN
 from ef_common.launch.rendezvous_options import config_of
@@ -109,7 +109,7 @@ def read(run_dir: Path) -> JobOptions:
             raise JobFinished(NOTHING_TO_JOIN)
         raise UsageError(f"the run there has ended. Start it again without --join. {received}")
     try:
-        job = JobOptions(**json.loads((run_dir / _FILE).read_text()))
+        job = JobOptions(**json.loads(read_whole(run_dir / _FILE)))
     except FileNotFoundError:
         raise UsageError(
             "--join takes the directory of a run that `elasticflow run` has started, or the URL at which its nodes "

@@ -30,7 +30,7 @@ from pathlib import Path
 import psutil
 
 from ef_common.errors import UsageError
-from ef_common.files import write_whole
+from ef_common.files import read_whole, write_whole
 from ef_common.launch.process_name import process_name
 
 PLACE = Path("elasticflow-runs")
@@ -283,7 +283,7 @@ def read_launchers(run_dir: Path) -> list[Launcher]:
 
 def _read(file: Path) -> Launcher | None:
     try:
-        return Launcher(**json.loads(file.read_text()))
+        return Launcher(**json.loads(read_whole(file)))
     except FileNotFoundError:
         return None
     except (TypeError, ValueError) as error:
@@ -300,7 +300,7 @@ def write_launcher(run_dir: Path, launcher: Launcher) -> None:
 def read_order(run_dir: Path) -> ScaleOrder | None:
     """The newest order, if there is one."""
     try:
-        return ScaleOrder(**json.loads((run_dir / _WANTED).read_text()))
+        return ScaleOrder(**json.loads(read_whole(run_dir / _WANTED)))
     except FileNotFoundError:
         return None
 

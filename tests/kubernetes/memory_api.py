@@ -8,7 +8,14 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ef_common.errors import ClusterAway, ClusterConflict, ClusterFailed, ClusterNotFound, ClusterRefused
+from ef_common.errors import (
+    ClusterAway,
+    ClusterConflict,
+    ClusterExists,
+    ClusterFailed,
+    ClusterNotFound,
+    ClusterRefused,
+)
 from ef_common.kubernetes.kinds import PODS, Kind
 from ef_common.kubernetes.resource import Json
 
@@ -24,6 +31,7 @@ class MemoryApi:
         down: It answers nothing.
         refused: What it refuses, as in `calls`, and why.
         failing: Where it fails itself, as in `calls`, and how.
+        contended: What it does not do once, as in `calls`, because others change a quota at the same time.
         num_failed: How many changes it has failed to make, also while it was down.
         unknown: Versions of groups that it does not have.
     """
@@ -35,6 +43,7 @@ class MemoryApi:
         self.down = False
         self.refused: dict[str, str] = {}
         self.failing: dict[str, str] = {}
+        self.contended: set[str] = set()
         self.num_failed = 0
         self.unknown: set[str] = set()
         self._objects: dict[_Name, Json] = {}
@@ -92,7 +101,7 @@ class MemoryApi:
             name = meta.get("name") or f"{meta['generateName']}{self._version}"
             self._check()
             if self._name(kind, meta.get("namespace"), name) in self._objects:
-                raise ClusterConflict(f"{name} already exists")
+                raise ClusterExists(f"{name} already exists")
             self._check(f"create {kind.plural} {name}")
             meta.update(name=name, uid=f"uid-{self._version}", generation=1)
             return self._put("ADDED", kind, made)
@@ -198,6 +207,9 @@ class MemoryApi:
         if call in self.failing:
             self.num_failed += 1
             raise ClusterFailed(self.failing[call])
+        if call in self.contended:
+            self.contended.remove(call)
+            raise ClusterConflict("Operation cannot be fulfilled on resourcequotas: the object has been modified")
         if call:
             self.calls.append(call)
 

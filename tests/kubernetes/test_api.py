@@ -20,6 +20,7 @@ import httpx2
 from ef_common.errors import (
     ClusterAway,
     ClusterConflict,
+    ClusterExists,
     ClusterExpired,
     ClusterFailed,
     ClusterNotFound,
@@ -117,6 +118,13 @@ def test_things_of_all_namespaces_are_listed_and_watched(api: Api, asked: list[s
 def test_answer_says_what_has_failed(status: int, kind: type[ClusterFailed]) -> None:
     error = _error_of(httpx2.Response(status, json={"message": "failed calling webhook"}))
     assert (type(error), str(error)) == (kind, "failed calling webhook")
+
+
+@pytest.mark.parametrize(("reason", "kind"), [("AlreadyExists", ClusterExists), ("Conflict", ClusterConflict)])
+def test_name_that_is_taken_is_told_apart_from_a_quota_that_others_change(
+    reason: str, kind: type[ClusterFailed]
+) -> None:
+    assert type(_error_of(httpx2.Response(409, json={"message": "no", "reason": reason}))) is kind
 
 
 def test_limit_to_a_namespace_holds_for_what_is_in_namespaces(api: Api, asked: list[str]) -> None:

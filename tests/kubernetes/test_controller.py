@@ -23,7 +23,7 @@ from ef_common.kubernetes.controller import Controller
 from ef_common.kubernetes.kinds import BUDGETS, EVENTS, JOBS, LEASES, NODES, PODS, POLICIES, SECRETS, SERVICES, Kind
 from ef_common.kubernetes.lease import DURATION_S, Lease
 from ef_common.kubernetes.metrics import ALIVE_S, Metrics, Page
-from ef_common.kubernetes.resource import CONTROLLER, DOORS_ANNOTATION, JOB_LABEL, METRICS_PORT, UID_LABEL
+from ef_common.kubernetes.resource import CONTROLLER, DOORS_ANNOTATION, INDEX_LABEL, JOB_LABEL, METRICS_PORT, UID_LABEL
 from ef_common.kubernetes.watching import Copy
 from tests.kubernetes.memory_api import MemoryApi
 from tests.kubernetes.objects import job, node
@@ -279,6 +279,25 @@ def test_job_ends_although_containers_beside_its_training_do_not(api: MemoryApi,
     poll_until(lambda: status(api)["phase"] == "Succeeded")
 
 
+def test_job_ends_although_a_proxy_is_put_before_its_training(
+    api: MemoryApi, acting: Acting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = api.create
+
+    def admit(kind: Kind, thing: Any) -> Any:
+        if kind is PODS:
+            thing["spec"]["containers"].insert(0, {"name": "proxy"})
+        return create(kind, thing)
+
+    monkeypatch.setattr(api, "create", admit)
+    api.create(JOBS, job(high=1))
+    poll_until(lambda: pods(api) == ["a-0"])
+    proxy = {"name": "proxy", "state": {"running": {}}}
+    trained = {"name": "worker", "state": {"terminated": {"exitCode": 0}}}
+    api.change_status("a-0", {"phase": "Running", "containerStatuses": [proxy, trained]})
+    poll_until(lambda: status(api).get("phase") == "Succeeded")
+
+
 def test_what_keeps_pods_from_starting_is_told_as_long_as_it_does(api: MemoryApi, acting: Acting) -> None:
     api.create(JOBS, job(high=1))
     poll_until(lambda: pods(api) == ["a-0"])
@@ -317,6 +336,44 @@ def test_job_that_cannot_be_carried_out_keeps_nobody_waiting(api: MemoryApi, act
     api.create(JOBS, job(high=1))
     poll_until(lambda: pods(api) == ["a-0"])
     poll_until(lambda: [one for one in api.list(EVENTS)[0] if one["involvedObject"]["name"] == "bad"])
+
+
+def test_job_whose_template_is_malformed_fails_alone(api: MemoryApi) -> None:
+    bad = job("bad", high=1)
+    bad["spec"]["template"]["spec"]["priorityClassName"] = ["x"]
+    api.create(JOBS, bad)
+    api.create(JOBS, job(high=1))
+    look(looking(api))
+    assert pods(api) == ["a-0"]
+    why = api.get(JOBS, "here", "bad")["status"]["reason"]
+    assert "the template cannot be read" in why
+    assert "priorityClassName must be a string" in why
+
+
+@pytest.mark.parametrize("kind", [SERVICES, SECRETS, POLICIES, PODS], ids=lambda kind: kind.plural)
+def test_what_a_quota_that_others_change_kept_from_being_made_is_made_later(api: MemoryApi, kind: Kind) -> None:
+    api.create(JOBS, job(high=1))
+    name = "a-0" if kind is PODS else own_name(api)
+    api.contended.add(f"create {kind.plural} {name}")
+    controller = looking(api)
+    controller._look()
+    assert not api.list(kind)[0]
+    look(controller)
+    assert api.get(kind, "here", name)
+    assert pods(api) == ["a-0"]
+
+
+@pytest.mark.parametrize("index", ["x", "1"])
+def test_pod_whose_index_somebody_changes_is_still_the_same_one(api: MemoryApi, index: str) -> None:
+    api.create(JOBS, job(high=2))
+    controller = looking(api)
+    controller._look()
+    api.run_pods()
+    api.change(PODS, "here", "a-0", {"metadata": {"labels": {INDEX_LABEL: index}}})
+    api.remove(PODS, "here", "a-1")
+    api.create(JOBS, job("b", high=1))
+    look(controller)
+    assert pods(api) == ["a-0", "a-1", "b-0"]
 
 
 def test_job_whose_calls_fail_keeps_nobody_waiting(

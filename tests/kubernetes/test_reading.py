@@ -153,6 +153,15 @@ def test_pod_is_read() -> None:
     assert reading.pod_of(waiting).unschedulable_since == 9.0
 
 
+def test_number_of_a_pod_is_that_of_its_name() -> None:
+    """A label can be changed. A pod whose name has no number was made by somebody else."""
+    labels: dict[str, Any] = {"labels": {**OURS, INDEX_LABEL: "x"}}
+    assert reading.pod_of(made_pod(**labels)).index == 3
+    assert reading.pod_of(made_pod(**labels, name="a-1-12")).index == 12
+    for name in ("a", "a-", "a-x", "a-²"):
+        assert reading.pod_of(made_pod(**labels, name=name)).index == 0
+
+
 SIDECAR = {"name": "logs", "state": {"running": {}}}
 
 
@@ -167,6 +176,29 @@ def test_container_that_trains_decides_whether_a_pod_has_ended() -> None:
     raw["status"]["containerStatuses"] = [{"name": "logs", "state": {"terminated": {"exitCode": 3}}}]
     pod = reading.pod_of(raw)
     assert (pod.running, pod.ended, pod.lingers, pod.status) == (True, False, False, None)
+
+
+def with_proxy(pod: dict[str, Any]) -> dict[str, Any]:
+    """The pod, into which a service mesh has put its proxy before the other containers, so that it starts first."""
+    pod["spec"]["containers"].insert(0, {"name": "proxy", "env": [{"name": "ISTIO", "value": "1"}]})
+    pod["status"]["containerStatuses"].insert(0, {"name": "proxy", "state": {"running": {}}})
+    return pod
+
+
+def test_container_that_is_put_before_the_one_that_trains_is_not_taken_for_it() -> None:
+    pod = reading.pod_of(with_proxy(made_pod("Running", status=0)))
+    assert (pod.running, pod.ended, pod.lingers, pod.status) == (False, True, True, 0)
+    assert reading.pod_of(with_proxy(made_pod("Running"))).running
+    asked = with_proxy(made_pod("Running"))
+    asked["status"]["podIP"] = "10.0.0.7"
+    assert reading.door_of(asked) == ("10.0.0.7", METRICS_PORT)
+
+
+def test_pod_without_the_file_of_addresses_trains_in_its_first_container() -> None:
+    """A controller of an earlier version has made it."""
+    pod = made_pod("Running", status=0)
+    del pod["spec"]["containers"][0]["volumeMounts"]
+    assert reading.pod_of(pod).status == 0
 
 
 @pytest.mark.parametrize("where", ["initContainerStatuses", "containerStatuses"])
@@ -268,10 +300,19 @@ def test_job_that_makes_no_sense_is_read_as_such(change: dict[str, Any], text: s
 
 
 @pytest.mark.parametrize(
-    "pod", [{"resources": {"limits": {GPU: "x"}}}, {"resources": "x"}, {"resources": {"limits": 1}}]
+    "pod",
+    [
+        {"containers": [{"resources": {"limits": {GPU: "x"}}}]},
+        {"containers": [{"resources": "x"}]},
+        {"containers": [{"resources": {"limits": 1}}]},
+        {"containers": [{}], "priorityClassName": ["x"]},
+        {"containers": [{}], "priorityClassName": 1},
+        "x",
+    ],
+    ids=str,
 )
-def test_template_that_cannot_be_read_is_wrong(pod: dict[str, Any]) -> None:
-    read = job_of(job(template={"spec": {"containers": [pod]}}), [], [node()], priorities={})
+def test_template_that_cannot_be_read_is_wrong(pod: Any) -> None:
+    read = job_of(job(template={"spec": pod}), [], [node()], priorities={})
     assert "the template cannot be read" in read.problem
 
 
