@@ -229,7 +229,7 @@ def held(folder: str) -> list[bool]:
 
 def wide() -> Any:
     return compiled(
-        keras.Sequential([layers.Input((12,)), layers.Dense(400), layers.Dense(2)]), keras.optimizers.AdamW(0.01)
+        keras.Sequential([layers.Input((12,)), layers.Dense(2000), layers.Dense(2)]), keras.optimizers.AdamW(0.01)
     )
 
 
