@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -25,6 +26,8 @@ from ef_keras import hooks, metrics
 from ef_keras.backends import random_state, set_random_state
 from ef_keras.model_file import MODEL, WEIGHTS, ModelParts, SavedModel
 from ef_keras.weights import kind_of, num_bytes
+
+logger = logging.getLogger(__name__)
 
 STATE = "elasticflow.state"
 """What Keras's file lacks: the place in the epoch, what callbacks remember, random generators."""
@@ -99,13 +102,21 @@ class FitCheckpoints:
     def resume(self) -> None:
         """The next step is the one before which the state was saved: it draws what it would have drawn.
 
-        What metrics had gathered in the epoch is rank 0's; what the other workers had is lost with them.
+        What metrics had gathered in the epoch is rank 0's; what the other workers had is lost with them. If the program
+        has other metrics now, they begin with the rest of the epoch.
         """
         found, self._found = self._found, None
-        if found is not None:
-            _set_random_state(self._model, found["random"], rank=self._session.rank)
-            if self._session.rank == 0:
+        if found is None:
+            return
+        _set_random_state(self._model, found["random"], rank=self._session.rank)
+        if self._session.rank == 0:
+            if metrics.fit(self._model, found["metrics"]):
                 metrics.set_values(self._model, found["metrics"])
+            else:
+                logger.warning(
+                    "the checkpoint was saved with other metrics than the model has now, so the results of this epoch "
+                    "are those of its remaining steps"
+                )
 
     def _fingerprint(self) -> str:
         variables = hooks.state_variables(self._model)

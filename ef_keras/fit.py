@@ -21,7 +21,6 @@ from ef_common.data.workers import WorkersWatch, hook_of
 from ef_common.errors import TrainingOver, UsageError
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.launch.process import Worker
-from ef_common.session import Barrier
 from ef_keras import hooks, metrics
 from ef_keras.backends import build, entry_of, passes_for, prepare_determinism, reducer_for, step_of, untraced
 from ef_keras.checkpoints import FitCheckpoints
@@ -279,7 +278,7 @@ class Fit:
             return
         self._remember()  # of a training that had ended before
         self.data.dealer.end()
-        self._session.run(Barrier("end of the training"))
+        self._gather_after_hooks(lambda: None, what="hooks at the end of the training")
         if self._checkpoints is not None:
             self._checkpoints.job.finish(self.data.dealer.num_updates, complete=self._limits)
         self._session.trainings.end()
@@ -469,8 +468,19 @@ class Fit:
 
     def _merge_metrics(self) -> None:
         """At the end of an epoch, make metrics cover everything that the workers have seen."""
-        parts, _ = operations.gather(self._session, metrics.values_of(self._model), what="state of a metric")
+        parts = self._gather_after_hooks(lambda: metrics.values_of(self._model), what="state of a metric")
         metrics.merge(self._model, parts)
+
+    def _gather_after_hooks(self, value: Callable[[], Any], *, what: str) -> list[Any]:
+        """Everybody's value, after hooks that may write. If rank 0 was lost in them, the next one calls them first.
+
+        Whoever answers has completed its hooks, and no update is made in between, so what is written is the same.
+        """
+        while True:
+            mine = {"value": value(), "writers": self._state.writers()}
+            everybody, _ = operations.gather(self._session, mine, what=what)
+            if not self._state.write_again([theirs["writers"] for theirs in everybody]):
+                return [theirs["value"] for theirs in everybody]
 
     def agree_on(self, logs: dict[str, Any]) -> None:
         """Average results that differ (from a `train_step` of the user's), because callbacks decide by them."""
@@ -502,14 +512,16 @@ class Fit:
 
     def agree_on_end(self) -> None:
         """If one worker's callbacks have stopped the training, stop all; take over what rank 0's remember."""
-        mine = {
-            "stop": bool(self._model.stop_training or self._reducer.wants_stop),
-            "memories": self._state.memories(of_rank_zero=True) if self._session.rank == 0 else None,
-        }
-        everybody, _ = operations.gather(self._session, mine, what="memory of a callback")
+        everybody = self._gather_after_hooks(self._what_callbacks_hold, what="memory of a callback")
         self._model.stop_training = any(theirs["stop"] for theirs in everybody)
         for theirs in everybody:
             self._state.remember(theirs["memories"] or [])
+
+    def _what_callbacks_hold(self) -> dict[str, Any]:
+        return {
+            "stop": bool(self._model.stop_training or self._reducer.wants_stop),
+            "memories": self._state.memories(of_rank_zero=True) if self._session.rank == 0 else None,
+        }
 
     # ------------------------------------------------------------ audit
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+from collections import deque
 from collections.abc import Callable, Collection
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -29,6 +32,9 @@ _ENDS = {
 }
 """Hooks that begin something, and the hooks at its end."""
 
+_WRITE = ("on_train_batch_end", "on_epoch_end", "on_train_end")
+"""Hooks in which files are written."""
+
 
 def only_on_rank_zero(callbacks: Any, session: Session, *, hidden: Callable[[], Collection[str]] = frozenset) -> None:
     """Call those callbacks of a list that write only in rank 0.
@@ -52,18 +58,22 @@ class OnRankZero:
     """Stands in for a callback that runs only in rank 0. If this worker becomes rank 0, the callback begins then.
 
     It then sees the beginning of all that has begun and has not ended yet: of the training, the epoch and a validation.
+    A hook in which the rank 0 before this one was lost may have left a torn file, so it is called again (`call_again`).
 
     Attributes:
         wrapped: The callback.
+        ran: Whether the newest hook was called in this worker; None if that is not one that writes.
     """
 
     def __init__(self, wrapped: Any, session: Session, hidden: Callable[[], Collection[str]] = frozenset) -> None:
         self._hidden = hidden
         self.wrapped = wrapped
+        self.ran: bool | None = None
         self._session = session
         self._open: dict[str, Callable[[], object]] = {}
         self._runs = False
         self._memory: dict[str, Any] = {}
+        self._call_again: Callable[[], None] = lambda: None
 
     @property
     def memory(self) -> dict[str, Any] | None:
@@ -80,6 +90,14 @@ class OnRankZero:
         found = getattr(self.wrapped, name)
         return partial(self._call, name, found) if name.startswith("on_") else found
 
+    def call_again(self) -> None:
+        """Rank 0 was lost in the newest hook: call it in this worker, if that is rank 0 now.
+
+        The worker may have been lost after the hook was complete. What would do harm twice is not done again: a row of
+        a CSV file, and a step of Orbax's, whose files have their names only once they are complete.
+        """
+        self._call_again()
+
     def _call(self, name: str, hook: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         runs = self._session.rank == 0 and not self._session.newcomer
         if runs and not self._runs:
@@ -92,8 +110,16 @@ class OnRankZero:
                 epoch, logs = args  # as Keras passes them
                 args = epoch, {name: value for name, value in (logs or {}).items() if name not in self._hidden()}
             hook(*args, **kwargs)
-        for begin in [begin for begin in self._open if _ENDS[begin] == name]:
-            del self._open[begin]
+        ended = {begin: self._open.pop(begin) for begin in list(self._open) if _ENDS[begin] == name}
+        self.ran = runs if name in _WRITE else None
+        self._call_again = partial(self._repeat, ended, name, hook, *args, **kwargs)
+
+    def _repeat(
+        self, ended: dict[str, Callable[[], object]], name: str, hook: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> None:
+        self._open |= ended
+        is_done = name != "on_train_end" and _is_done(self.wrapped, *args)
+        self._call(name, _nothing if is_done else hook, *args, **kwargs)
 
     def _take_over(self) -> None:
         """Begin where the rank 0 before this one has ended."""
@@ -109,3 +135,24 @@ class OnRankZero:
         if not isinstance(self.wrapped, keras.callbacks.BackupAndRestore):  # which would go back to what it has saved
             begin()
         restore(self.wrapped, self._memory)
+
+
+def _is_done(callback: Any, epoch: int, logs: dict[str, Any] | None = None) -> bool:
+    """Whether what a callback does at the end of an epoch must not be done again: a row of a file is there already."""
+    if any(
+        kind.__name__ == "OrbaxCheckpoint" and kind.__module__.startswith("keras.") for kind in type(callback).__mro__
+    ):
+        return True
+    if not isinstance(callback, keras.callbacks.CSVLogger):
+        return False
+    try:
+        with Path(callback.filename).open(newline="") as file:
+            rows = deque(csv.DictReader(file, delimiter=callback.sep), maxlen=1)
+    except OSError:
+        return False
+    expected = {"epoch": str(epoch), "loss": str((logs or {}).get("loss"))}
+    return any(all(row.get(name, value) == value for name, value in expected.items()) for row in rows)
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """What takes the place of a hook that is done."""

@@ -129,6 +129,24 @@ class FitState:
             else:
                 restore(callback, memory)
 
+    def writers(self) -> dict[str, bool]:
+        """Callbacks that write, by their keys: whether the newest hook, one that writes, was called in this worker."""
+        mine = _by_kind(self._callbacks()).items()
+        return {key: one.ran for key, one in mine if isinstance(one, OnRankZero) and one.ran is not None}
+
+    def write_again(self, everybody: Sequence[dict[str, bool]]) -> bool:
+        """Call hooks again in which rank 0 was lost. Returns whether there were any, which all members see alike.
+
+        Args:
+            everybody: `writers` of each member, in rank order.
+        """
+        lost = [key for key in everybody[0] if not any(theirs.get(key) for theirs in everybody)]
+        mine = _by_kind(self._callbacks())
+        for key in lost:
+            if key in mine:
+                mine[key].call_again()
+        return bool(lost)
+
     def recall(self, *, forget: bool = True) -> None:
         """Give this worker's callbacks the memories that came with a state; call this when all of them have begun.
 

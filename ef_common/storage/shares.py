@@ -29,8 +29,9 @@ from ef_common.storage.store import Store, Way, Writer
 MOST_WORKERS = 32
 """Maximal number of workers that share a file; some stores join no more parts at once."""
 
-PAGE_BYTES = 4096
-"""Pieces end at multiples of it: caches of file systems are written back in pages."""
+PAGE_BYTES = 65536
+"""Pieces end at multiples of it: caches of file systems are written back in pages. It is the largest page of a system
+that runs trainings; some of ARM and POWER have it."""
 
 _LEAST_PART = (5 << 20) + PAGE_BYTES
 LEAST_BYTES: dict[Way, int] = {"ranges": PAGE_BYTES, "parts": _LEAST_PART, "few parts": _LEAST_PART}
@@ -66,8 +67,8 @@ def cut(size: int, workers: Sequence[str], way: Way, *, most: int | None = None)
         way: What the store can do.
         most: Maximal size of a piece; by default `MOST_BYTES`.
 
-    >>> cut(10_000, ["a", "b"], "ranges")
-    (SharePiece(start=0, stop=4096, worker='a'), SharePiece(start=4096, stop=10000, worker='b'))
+    >>> cut(150_000, ["a", "b"], "ranges")
+    (SharePiece(start=0, stop=65536, worker='a'), SharePiece(start=65536, stop=150000, worker='b'))
     """
     num_workers = max(1, min(len(workers), MOST_WORKERS, size // LEAST_BYTES[way]))
     num_each = max(1, -(-size // (num_workers * (most or MOST_BYTES[way]))))

@@ -479,13 +479,17 @@ def _descriptor(file: Any) -> int | None:
 
 
 def _open_at(fs: Any, path: str, start: int) -> Any:
-    """Open a file that others may write to at the same time, at an offset."""
+    """Open a file of a local file system that others may write to at the same time, at an offset.
+
+    It is open for writing only: of a page of a file that can be read, too, a client of NFS fetches what is not written,
+    and later sends all of the page, with old bytes in place of what others have written meanwhile.
+    """
     try:
         fs.touch(path, truncate=False)
     except FileNotFoundError:
         _make_parents(fs, fs._parent(path))
         fs.touch(path, truncate=False)
-    file = fs.open(path, "r+b")
+    file = os.fdopen(os.open(fs._strip_protocol(path), os.O_WRONLY), "wb")
     file.seek(start)
     return file
 

@@ -36,9 +36,14 @@ class ObedientFileSystem(LocalFileSystem):
 
     def _open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
         file = super()._open(path, mode, **kwargs)
-        if mode in ("wb", "r+b"):
+        if mode == "wb":
             self._obey(Path(path).parents[3], Path(path), file)
         return file
+
+    def touch(self, path: str, truncate: bool = True, **kwargs: Any) -> None:
+        super().touch(path, truncate=truncate, **kwargs)
+        with Path(self._strip_protocol(path)).open("r+b") as file:  # a file that workers write together
+            self._obey(Path(file.name).parents[3], Path(file.name), file)
 
     def _obey(self, told: Path, path: Path, file: Any) -> None:
         if (told / KILL).exists():

@@ -229,7 +229,7 @@ def held(folder: str) -> list[bool]:
 
 def wide() -> Any:
     return compiled(
-        keras.Sequential([layers.Input((12,)), layers.Dense(400), layers.Dense(2)]), keras.optimizers.AdamW(0.01)
+        keras.Sequential([layers.Input((12,)), layers.Dense(2000), layers.Dense(2)]), keras.optimizers.AdamW(0.01)
     )
 
 
@@ -323,6 +323,27 @@ def of_each_class(folder: str) -> list[Any]:
     saved = Manifest.decode(manifest.read_bytes()).metrics
     shapes = {name: list(np.shape(values)) for name, values in history.items()}
     return [shapes["f1_score"], shapes["phase"], saved == {n: history[n][-1] for n in ("accuracy", "loss")}]
+
+
+def other_metrics(folder: str) -> dict[str, Any]:
+    """A training that has one metric more, or less, when it starts again in the middle of an epoch."""
+
+    def with_metrics(*names: str) -> Any:
+        model = noisy()
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=list(names))
+        return model
+
+    more = ("accuracy", "sparse_categorical_crossentropy")
+    results = {}
+    for name, before, after in (("added", more[:1], more), ("removed", more, more[:1])):
+        settings = Checkpointing(f"{folder}/{name}", every_steps=1)
+        broken = start(partial(with_metrics, *before), settings, BreaksOffWhenSaved())
+        with mock.patch("ef_keras.checkpoints.logger.warning") as warning:
+            found = start(partial(with_metrics, *after), settings)
+        undisturbed = start(partial(with_metrics, *after), None)
+        same = [found["history"][metric][1:] == undisturbed["history"][metric][1:] for metric in ("loss", *after)]
+        results[name] = [broken["finished"], found["weights"] == undisturbed["weights"], same, warning.call_count]
+    return results
 
 
 def listing(folder: Path) -> dict[str, bytes]:

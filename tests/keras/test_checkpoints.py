@@ -25,7 +25,7 @@ def call(backend: str, folder: str) -> dict[str, Any]:
     importlib.import_module(f"tests.keras.on_{backend}")
     results = {}
     modules = {
-        "checkpoints": ("started_again", "held", "formats", "ended", "of_each_class"),
+        "checkpoints": ("started_again", "held", "formats", "ended", "of_each_class", "other_metrics"),
         "weights": ("files", "memory"),
     }
     for module, names in modules.items():
@@ -58,6 +58,13 @@ def test_memory_of_a_checkpoint_is_free_when_the_fit_goes_on(results: dict[str, 
 
 def test_checkpoint_has_the_metrics_that_are_numbers(results: dict[str, Any]) -> None:
     assert results["of_each_class"] == [[2, 2], [2], True]
+
+
+def test_fit_goes_on_from_a_checkpoint_with_other_metrics(results: dict[str, Any]) -> None:
+    assert results["other_metrics"] == {
+        "added": [False, True, [True] * 3, 1],
+        "removed": [False, True, [True] * 2, 1],
+    }
 
 
 PLAIN = """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -340,8 +342,6 @@ def test_what_is_left_of_a_shared_write_goes_before_the_next_one_is_written_alon
 
 
 def test_share_reaches_the_disk_before_it_is_told_of(local: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     done: list[str] = []
     fsync, create = os.fsync, local.create
 
@@ -360,6 +360,20 @@ def test_share_reaches_the_disk_before_it_is_told_of(local: Store, monkeypatch: 
     Worker(local, "b", data=DATA).contribute()
     assert done[:2] == ["state.shared", "told"]
     assert [name.partition(".json")[0] for name in done[2:]] == [".state.part-002"]
+
+
+def test_workers_of_a_shared_file_have_pages_of_their_own_and_read_none(
+    local: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client of NFS sends whole pages of a file that it has read, with the old bytes of others."""
+    assert all(piece.start % (64 << 10) == 0 for way in LEAST_BYTES for piece in cut(100_000_001, list("abc"), way))
+    modes = []
+    monkeypatch.setattr(os, "fsync", lambda number: modes.append(fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE))
+    for start, data in ((PAGE_BYTES, b"second"), (0, b"first")):
+        with local.range_writer("folder/state", start) as writer:
+            writer.write(data)
+    assert modes == [os.O_WRONLY] * 2
+    assert local.read("folder/state") == b"first".ljust(PAGE_BYTES, b"\0") + b"second"
 
 
 def test_pieces_are_dealt_in_order_of_the_members() -> None:
