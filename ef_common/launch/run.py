@@ -14,6 +14,7 @@ This process imports torch once and has one thread; agents are forked from it, e
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import logging
 import multiprocessing
@@ -41,6 +42,7 @@ from ef_common.launch.child import end_with_parent
 from ef_common.launch.command import LEFT, REFUSED
 from ef_common.launch.coordinator_process import start_coordinator
 from ef_common.launch.departure import SIGNAL
+from ef_common.launch.ending import end_soon
 from ef_common.launch.hosts import options as hosts_options
 from ef_common.launch.launcher_file import LauncherFile
 from ef_common.launch.nnodes import DEFAULT_NNODES
@@ -249,6 +251,7 @@ class _Agent:
         due: When it is replaced, if it is lost.
         asked: It was asked to leave.
         told: Its workers that have been.
+        was_told: It was told itself, as it had no workers.
     """
 
     process: multiprocessing.process.BaseProcess
@@ -258,6 +261,7 @@ class _Agent:
     due: float | None = None
     asked: bool = False
     told: set[psutil.Process] = field(default_factory=set)
+    was_told: bool = False
 
 
 class _Agents:
@@ -474,11 +478,16 @@ class _Agents:
         if not agent.asked:
             agent.asked = True
             ask_to_leave(agent.records)
-        for worker in _workers_of(agent.process.pid):
+        workers = _workers_of(agent.process.pid)
+        for worker in workers:
             if worker not in agent.told:  # a second signal would end it at once
                 agent.told.add(worker)
                 with contextlib.suppress(psutil.NoSuchProcess):
                     worker.send_signal(signal.SIGTERM)
+        if not workers and not agent.was_told and agent.process.pid is not None:  # it may wait for another machine
+            agent.was_told = True
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(agent.process.pid, SIGNAL)
 
     def kill(self) -> None:
         """End all agents at once."""
@@ -512,7 +521,16 @@ def _workers_of(pid: int | None) -> list[psutil.Process]:
 
 
 def _run_agent(args: argparse.Namespace, device: int | None, records: Path, local: bool, launcher: int) -> None:
-    """The body of an agent's process."""
+    """The body of an agent's process. Its exit handlers have their turn at the end, and the launcher's have none."""
+    atexit._clear()
+    try:
+        _be_agent(args, device, records, local, launcher)
+    finally:
+        atexit.unregister(end_soon)  # the interpreter collects nothing here
+        atexit._run_exitfuncs()  # multiprocessing's children leave without
+
+
+def _be_agent(args: argparse.Namespace, device: int | None, records: Path, local: bool, launcher: int) -> None:
     if local:  # the launcher tells of what its agents have seen, once
         for name in ("torch.distributed.elastic.multiprocessing.api", "ef_common.launch.deaths"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -522,6 +540,7 @@ def _run_agent(args: argparse.Namespace, device: int | None, records: Path, loca
         signal.signal(number, signal.SIG_DFL)
     if args.rdzv_backend == BACKEND:
         signal.pthread_sigmask(signal.SIG_BLOCK, [SIGNAL])  # until the rendezvous heeds it
+        signal.signal(SIGNAL, _ignore)  # when it heeds it no more
     end_with_parent(signal.SIGTERM, launcher)
     if device is not None:
         names = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
@@ -542,6 +561,10 @@ def _run_agent(args: argparse.Namespace, device: int | None, records: Path, loca
     except (AuthenticationError, CoordinatorLost, UsageError) as error:
         say(str(error), color="red")
         sys.exit(REFUSED)
+
+
+def _ignore(number: int, frame: object) -> None:
+    """Do nothing. Unlike an ignored signal, the programs that this process starts do not inherit that."""
 
 
 class _Supervisor:
