@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
+import errno
 import logging
 import multiprocessing
 import os
@@ -25,6 +26,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -64,6 +66,7 @@ EXCUSED = os.EX_UNAVAILABLE
 """Exit status of an agent whose worker has ended by the fault of something else: the others have lost it, say, or its
 machine lacks something."""
 INTERRUPTED = KILLED + signal.SIGINT
+_WRONG_PATH = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 _NONE = "\0"  # stands for a script that is not named
 _LOOK_S = 0.1
 
@@ -561,6 +564,12 @@ def _be_agent(args: argparse.Namespace, device: int | None, records: Path, local
     except (AuthenticationError, CoordinatorLost, UsageError) as error:
         say(str(error), color="red")
         sys.exit(REFUSED)
+    except (MemoryError, OSError) as error:
+        if isinstance(error, _WRONG_PATH) or getattr(error, "errno", None) == errno.ENOEXEC:  # the same on all machines
+            raise
+        traceback.print_exc()
+        say(f"this node is lost, as its machine has failed it: {error!r}", color="red")
+        sys.exit(EXCUSED)
 
 
 def _ignore(number: int, frame: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import shutil
 import signal
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
+from ef_common.errors import JobFailed
 from ef_common.launch import run as module
 from ef_common.launch.rendezvous_options import BACKEND, GivenParameters, RendezvousOptions
 from ef_common.launch.run_directory import read_launcher, this_launcher
@@ -274,3 +276,32 @@ def test_agent_runs_its_own_exit_handlers_and_none_of_the_launcher(
         atexit.unregister(of_launcher)
     assert [agent.process.exitcode for agent in agents._agents.values()] == [status]
     assert [path.name for path in tmp_path.iterdir()] == ["agent"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (OSError(errno.EAGAIN, "no process can be made"), module.EXCUSED),
+        (OSError(errno.ENOSPC, "no space is left"), module.EXCUSED),
+        (MemoryError(), module.EXCUSED),
+        (FileNotFoundError(errno.ENOENT, "no such file", "./program"), 1),
+        (PermissionError(errno.EACCES, "permission denied", "./program"), 1),
+        (OSError(errno.ENOEXEC, "not a program", "./program"), 1),
+        (ValueError("a wrong option of torchrun"), 1),
+        (JobFailed("w raised ValueError: x"), 1),
+    ],
+)
+def test_agent_whose_machine_has_failed_it_fails_no_job(
+    supervise: Callable[[Callable[..., None]], tuple[int, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    error: Exception,
+    status: int,
+) -> None:
+    def fail() -> None:
+        raise error
+
+    assert supervise(agent_that(fail, monkeypatch)) == (status, "failed")
+    told = capfd.readouterr().err
+    assert f"{type(error).__name__}" in told, "where that was"
+    assert ("this node is lost" in told) == (status == module.EXCUSED)
