@@ -12,12 +12,12 @@ def is_this_machine(host: str) -> bool:
     except OSError:
         return False
     for family, kind, _, _, address in candidates:
-        with socket.socket(family, kind) as probe:
-            try:
+        try:
+            with socket.socket(family, kind) as probe:  # a kernel without IPv6 has none for such an address
                 probe.bind(address)
-            except OSError:
-                continue
-            return True
+        except OSError:
+            continue
+        return True
     return False
 
 

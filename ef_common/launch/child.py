@@ -47,7 +47,7 @@ class Child:
     def __exit__(self, *_: object) -> None:
         if self.process.stdout is not None:
             self.process.stdout.close()  # nobody waits for us to read it
-        while self.process.poll() is None:  # the first signal lets the workers leave, the second one ends them
+        while self.process.poll() is None:  # the first signal lets the workers leave, one after a second ends them
             self.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(_AGAIN_S)

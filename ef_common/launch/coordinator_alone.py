@@ -19,6 +19,10 @@ _LOOK_S = 0.1
 _INTERRUPTED = 128 + signal.SIGINT
 
 
+class _ToldToEnd(BaseException):
+    """A signal asks this process to end before it has found the job."""
+
+
 class Alone:
     """A coordinator that has no agent.
 
@@ -41,6 +45,8 @@ class Alone:
         self._hosting = Hosting(
             options, run_id=job, node=node_name(), local_addr=local_addr, founds=not standby, is_alone=True
         )
+        self._signals: list[int] = []
+        self._is_serving = False
 
     def run(self) -> int:
         """Serve until a signal asks it to end, or the training is over.
@@ -52,18 +58,24 @@ class Alone:
             ElasticFlowError: It cannot listen there, or cannot find the job, or its thread has failed.
         """
         log_as_json()
-        signals: list[int] = []
         try:
-            self._hosting.find()
-            with handled(to_end(), lambda number, frame: signals.append(number)):
-                return self._serve(signals)
+            with handled(to_end(), self._hear):
+                self._hosting.find()
+                self._is_serving = True
+                return self._serve()
         except JobFinished as finished:
             say(str(finished))
-        except KeyboardInterrupt:  # before it had found the job
-            return _INTERRUPTED
+        except _ToldToEnd:
+            if signal.SIGINT in self._signals:
+                return _INTERRUPTED
         return 0
 
-    def _serve(self, signals: list[int]) -> int:
+    def _hear(self, number: int, frame: object) -> None:
+        self._signals.append(number)
+        if not self._is_serving and len(self._signals) == 1:
+            raise _ToldToEnd  # which ends whatever it waits for
+
+    def _serve(self) -> int:
         coordinator = self._hosting.coordinator
         if coordinator is None:
             raise UsageError(
@@ -71,7 +83,7 @@ class Alone:
             )
         led: bool | None = None
         ended_at: float | None = None
-        while not signals and (ended_at is None or time.monotonic() < ended_at + _LINGER_S):
+        while not self._signals and (ended_at is None or time.monotonic() < ended_at + _LINGER_S):
             coordinator.check()  # whoever watches over this process starts another one
             if coordinator.leads != led:
                 led = coordinator.leads
@@ -81,7 +93,7 @@ class Alone:
             is_over = coordinator.is_over and coordinator.wait_until_idle(0)
             ended_at = (ended_at or time.monotonic()) if is_over else None
         self._hosting.leave()
-        if signals:
+        if self._signals:
             return 0
         why = coordinator.failure
         say(f"the job has failed: {why}" if why else "the training is over", color="red" if why else None)

@@ -28,6 +28,8 @@ from ef_common.session.crash_record import read_failure, write_failure
 
 logger = logging.getLogger(__name__)
 
+_LOOK_S = 0.1
+
 
 @dataclass(frozen=True, slots=True)
 class Loss:
@@ -61,8 +63,11 @@ class Deaths:
         self._report = report
         self._over = False
 
-    def before_restart(self) -> None:
+    def before_restart(self, *, told: Callable[[], bool]) -> None:
         """Torchrun's agent will restart its workers: wait for as long as is useful.
+
+        Args:
+            told: Whether the agent was told to go, which ends the wait.
 
         Raises:
             ChildFailedError: They must not be restarted: the agent ends as it does when no restarts are left.
@@ -81,7 +86,7 @@ class Deaths:
             f" in {count.pause_s:g} s" if count.pause_s else "",
             count.in_a_row,
         )
-        time.sleep(count.pause_s)
+        _wait(count.pause_s, until=told)
 
     def of_one(self, local_rank: int, status: int) -> Loss:
         """One worker has died, and others of this node live.
@@ -124,6 +129,12 @@ class Deaths:
         if why:
             write_failure(self.directory, why)
         return death, why
+
+
+def _wait(seconds: float, *, until: Callable[[], bool]) -> None:
+    over = time.monotonic() + seconds
+    while (left_s := over - time.monotonic()) > 0 and not until():
+        time.sleep(min(left_s, _LOOK_S))
 
 
 def directory_for_records() -> Path:

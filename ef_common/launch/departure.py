@@ -10,7 +10,8 @@ import contextlib
 import logging
 import signal
 import threading
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
 import psutil
 
@@ -33,6 +34,7 @@ class Departure:
         self.told = False
         self._stopped = threading.Event()
         self._before: Any = None
+        self._end: Callable[[], NoReturn] | None = None
 
     def listen(self) -> None:
         """Heed SIGUSR1, unless it is ignored. Main thread only, as Python sets no handlers elsewhere."""
@@ -41,6 +43,19 @@ class Departure:
         if signal.getsignal(SIGNAL) is not signal.SIG_IGN:
             self._before = signal.signal(SIGNAL, self._hear)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [SIGNAL])  # whoever has forked us may have blocked it until now
+
+    @contextlib.contextmanager
+    def before_workers(self, end: Callable[[], NoReturn]) -> Iterator[None]:
+        """Within this there are no workers yet, and the agent may wait for another machine: SIGUSR1 ends that wait.
+
+        Args:
+            end: Called in the handler. It raises what ends the agent.
+        """
+        self._end = end
+        try:
+            yield
+        finally:
+            self._end = None
 
     def stop(self) -> None:
         """Heed it no more."""
@@ -52,6 +67,8 @@ class Departure:
     def _hear(self, number: int, frame: Any) -> None:
         if not self.told:
             self.told = True
+            if self._end is not None:
+                self._end()
             threads.start(self._pass_on, name="elasticflow-departure", job="tells the workers to leave")
 
     def _pass_on(self) -> None:

@@ -25,7 +25,7 @@ from ef_common import threads
 from ef_common.errors import UsageError
 from ef_common.launch.environment import RANK_STATUS, TOKEN
 from ef_common.launch.mpi import MPICH, OPEN_MPI, PASS_ON
-from ef_common.launch.signals import GENTLE, handled, to_end
+from ef_common.launch.signals import Wishes, handled, to_end
 
 SLURM, SRUN = "Slurm", "srun"
 _OPTIONS = {
@@ -138,15 +138,13 @@ class _Ending:
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
-        self.signals: list[int] = []
+        self.signals = Wishes()
 
     def note(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""
-        if self.signals and number in GENTLE:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGTERM if self.signals else signal.SIGUSR1)
-        self.signals.append(number)
+        if self.signals.add(number):
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGUSR1 if len(self.signals) == 1 else signal.SIGTERM)
 
 
 def _pass_on(source: IO[bytes], statuses: dict[int, int]) -> None:

@@ -26,12 +26,11 @@ from typing import Any, NoReturn
 from ef_common import threads
 from ef_common.events import EventLog
 from ef_common.launch.notice_sources import NoticeSource
+from ef_common.launch.signals import SAME_NOTICE_S
 from ef_common.session import Session
 
 logger = logging.getLogger(__name__)
 
-SAME_NOTICE_S = 1.0
-"""Signals that come within this time are one notice."""
 ASK_S = 1.0
 """How often a source is polled, and the coordinator is told again."""
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)

@@ -14,7 +14,9 @@ This process imports torch once and has one thread; agents are forked from it, e
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
+import errno
 import logging
 import multiprocessing
 import os
@@ -24,6 +26,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,6 +44,7 @@ from ef_common.launch.child import end_with_parent
 from ef_common.launch.command import LEFT, REFUSED
 from ef_common.launch.coordinator_process import start_coordinator
 from ef_common.launch.departure import SIGNAL
+from ef_common.launch.ending import end_soon
 from ef_common.launch.hosts import options as hosts_options
 from ef_common.launch.launcher_file import LauncherFile
 from ef_common.launch.nnodes import DEFAULT_NNODES
@@ -62,6 +66,7 @@ EXCUSED = os.EX_UNAVAILABLE
 """Exit status of an agent whose worker has ended by the fault of something else: the others have lost it, say, or its
 machine lacks something."""
 INTERRUPTED = KILLED + signal.SIGINT
+_WRONG_PATH = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 _NONE = "\0"  # stands for a script that is not named
 _LOOK_S = 0.1
 
@@ -250,6 +255,7 @@ class _Agent:
         due: When it is replaced, if it is lost.
         asked: It was asked to leave.
         told: Its workers that have been.
+        was_told: It was told itself, as it had no workers.
     """
 
     process: multiprocessing.process.BaseProcess
@@ -259,6 +265,7 @@ class _Agent:
     due: float | None = None
     asked: bool = False
     told: set[psutil.Process] = field(default_factory=set)
+    was_told: bool = False
 
 
 class _Agents:
@@ -475,11 +482,16 @@ class _Agents:
         if not agent.asked:
             agent.asked = True
             ask_to_leave(agent.records)
-        for worker in _workers_of(agent.process.pid):
+        workers = _workers_of(agent.process.pid)
+        for worker in workers:
             if worker not in agent.told:  # a second signal would end it at once
                 agent.told.add(worker)
                 with contextlib.suppress(psutil.NoSuchProcess):
                     worker.send_signal(signal.SIGTERM)
+        if not workers and not agent.was_told and agent.process.pid is not None:  # it may wait for another machine
+            agent.was_told = True
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(agent.process.pid, SIGNAL)
 
     def kill(self) -> None:
         """End all agents at once."""
@@ -513,7 +525,16 @@ def _workers_of(pid: int | None) -> list[psutil.Process]:
 
 
 def _run_agent(args: argparse.Namespace, device: int | None, records: Path, local: bool, launcher: int) -> None:
-    """The body of an agent's process."""
+    """The body of an agent's process. Its exit handlers have their turn at the end, and the launcher's have none."""
+    atexit._clear()
+    try:
+        _be_agent(args, device, records, local, launcher)
+    finally:
+        atexit.unregister(end_soon)  # the interpreter collects nothing here
+        atexit._run_exitfuncs()  # multiprocessing's children leave without
+
+
+def _be_agent(args: argparse.Namespace, device: int | None, records: Path, local: bool, launcher: int) -> None:
     if local:  # the launcher tells of what its agents have seen, once
         for name in ("torch.distributed.elastic.multiprocessing.api", "ef_common.launch.deaths"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -523,6 +544,7 @@ def _run_agent(args: argparse.Namespace, device: int | None, records: Path, loca
         signal.signal(number, signal.SIG_DFL)
     if args.rdzv_backend == BACKEND:
         signal.pthread_sigmask(signal.SIG_BLOCK, [SIGNAL])  # until the rendezvous heeds it
+        signal.signal(SIGNAL, _ignore)  # when it heeds it no more
     end_with_parent(signal.SIGTERM, launcher)
     if device is not None:
         names = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
@@ -543,6 +565,16 @@ def _run_agent(args: argparse.Namespace, device: int | None, records: Path, loca
     except (AuthenticationError, CoordinatorLost, UsageError) as error:
         say(str(error), color="red")
         sys.exit(REFUSED)
+    except (MemoryError, OSError) as error:
+        if isinstance(error, _WRONG_PATH) or getattr(error, "errno", None) == errno.ENOEXEC:  # the same on all machines
+            raise
+        traceback.print_exc()
+        say(f"this node is lost, as its machine has failed it: {error!r}", color="red")
+        sys.exit(EXCUSED)
+
+
+def _ignore(number: int, frame: object) -> None:
+    """Do nothing. Unlike an ignored signal, the programs that this process starts do not inherit that."""
 
 
 class _Supervisor:

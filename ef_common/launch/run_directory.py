@@ -21,6 +21,7 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -252,11 +253,11 @@ def stop(run_dir: Path, *, kill: bool = False) -> None:
 
 def _wait_for_end(file: Path, launcher: Launcher, *, kill: bool) -> None:
     if kill:
-        # A second signal kills, but two that come at once are one.
+        # A second signal kills, but two that come at once are one, and so are two SIGTERMs within a second.
         while launcher.alive and launcher.state == "running":
             time.sleep(_LOOK_S)
             launcher = _read(file) or launcher
-        psutil.Process(launcher.pid).terminate()
+        psutil.Process(launcher.pid).send_signal(signal.SIGINT)
     while launcher.alive:  # psutil's `wait` waits for whoever is to reap it, too
         time.sleep(_LOOK_S)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable, Iterable, Iterator
+from math import inf
 from multiprocessing import connection
 from types import FrameType
 
@@ -32,8 +34,38 @@ GENTLE = (signal.SIGHUP, signal.SIGUSR1)
 schedulers send ahead. A job that is about to stop then has the time for its checkpoint."""
 
 
-class Signals(list[int]):
-    """The signals that have asked this process to end, the oldest first. Each one ends a wait here.
+SAME_NOTICE_S = 1.0
+"""SIGTERMs that come within this time are one. A scheduler signals all processes of a job, and a program that has
+started this one and is signalled with it (`srun`, `uv run`) passes its own on."""
+
+
+class Wishes(list[int]):
+    """The signals that have asked this process to end, the oldest first, without those that say nothing new."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._term_at = -inf
+
+    def add(self, number: int) -> bool:
+        """Add one, unless it is gentle and not the first, or a SIGTERM that comes with another one.
+
+        A handler may call this, as it takes no lock.
+
+        Returns:
+            Whether it was added.
+        """
+        now = time.monotonic()
+        is_repeated = number in GENTLE and bool(self)
+        if is_repeated or (number == signal.SIGTERM and now <= self._term_at + SAME_NOTICE_S):
+            return False
+        if number == signal.SIGTERM:
+            self._term_at = now
+        self.append(number)
+        return True
+
+
+class Signals(Wishes):
+    """The wishes to end. Each one ends a wait here.
 
     A process that is forked from this one has a copy of the list, which nothing is added to.
     """
@@ -50,9 +82,8 @@ class Signals(list[int]):
             os.close(end)
 
     def note(self, number: int, frame: FrameType | None = None) -> None:
-        """Add one, unless it is gentle and not the first. Handlers may call this, as it takes no lock."""
-        if number not in GENTLE or not self:
-            self.append(number)
+        """Handle a signal."""
+        if self.add(number):
             with contextlib.suppress(BlockingIOError):  # there is something to read in any case
                 os.write(self._writer, b"\0")
 

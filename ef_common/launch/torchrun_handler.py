@@ -93,14 +93,25 @@ class ElasticFlowRendezvous(RendezvousHandler):
         self._given_token: str | None = None
 
     def start(self) -> None:
-        """Find the job, and prepare the environment that workers inherit; see :meth:`Hosting.find`."""
-        self._hosting.find()
+        """Find the job, and prepare the environment that workers inherit; see :meth:`Hosting.find`.
+
+        Raises:
+            SystemExit: This agent was told to go.
+        """
         self._deaths = Deaths(directory_for_records(), node=self._node, report=self._hosting.report)
+        self._departure.listen()
+        try:
+            with self._departure.before_workers(self._leave):
+                if self._is_told():  # before it could hear the signal
+                    self._leave()
+                self._hosting.find()
+        except BaseException:
+            self._departure.stop()
+            raise
         self._siblings = Siblings(self._deaths, told=self._is_told)
         self._plain = None if self._local else PlainScript(self._deaths.directory)
         self._watch = Watch(self._deaths.directory, self._hosting.ask_about)
         self._watch.start()
-        self._departure.listen()
         self._given_token = os.environ.get(environment.TOKEN)
         os.environ.update(self._hosting.variables())
         os.environ[environment.AGENT] = this_agent()
@@ -127,7 +138,9 @@ class ElasticFlowRendezvous(RendezvousHandler):
         if self._is_told():
             self._leave()
         if self._has_begun and self._deaths is not None:
-            self._deaths.before_restart()
+            self._deaths.before_restart(told=self._is_told)
+            if self._is_told():
+                self._leave()
         self._has_begun = True
         if self._siblings is not None:
             self._siblings.attach(agent_of(self, inspect.currentframe()))

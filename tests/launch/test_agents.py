@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import atexit
+import errno
 import os
 import shutil
 import signal
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.distributed.elastic.multiprocessing.api import SignalException
 
+from ef_common.errors import JobFailed
 from ef_common.launch import run as module
+from ef_common.launch.rendezvous_options import BACKEND, GivenParameters, RendezvousOptions
 from ef_common.launch.run_directory import read_launcher, this_launcher
 from ef_common.launch.signals import listening
+from ef_common.launch.torchrun_handler import ElasticFlowRendezvous
 from ef_common.session.crash_record import CrashRecord, write_failure
+from ef_common.testing.ports import free_ports
 from tests.waiting import poll_until
 
 GUARD_S = 60.0
@@ -193,3 +201,107 @@ def test_job_whose_directory_is_lost_ends_well(
         os._exit(0)
 
     assert supervise(body) == (0, "")
+
+
+# ---------------------------------------------------------------- what an agent is, with a torchrun that does one thing
+
+run_agent = module._run_agent
+OURS: Any = SimpleNamespace(rdzv_backend=BACKEND)
+
+
+def agent_that(does: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """The body of an agent whose torchrun does only this."""
+    monkeypatch.setattr(module.torchrun, "run", lambda args: does())
+    return lambda args, *rest: run_agent(OURS, *rest)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_agent_that_waits_for_another_machine_ends_as_soon_as_its_launcher_is_told(
+    supervise: Callable[[Callable[..., None]], tuple[int, str]],
+    agents: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    number: signal.Signals,
+) -> None:
+    launcher = os.getpid()
+    given = GivenParameters(f"127.0.0.1:{free_ports(1)[0]}", 1, 2, {"is_host": "0", "join_timeout": "30"})
+
+    def wait() -> None:
+        threading.Timer(0.5, os.kill, (launcher, number)).start()
+        ElasticFlowRendezvous(RendezvousOptions.parse(given), run_id="none").start()
+
+    assert supervise(agent_that(wait, monkeypatch)) == (75 if number == signal.SIGTERM else 130, "stopped")
+    assert agents.left, "it has not given up, nor was it killed"
+    assert "no coordinator answers" not in capfd.readouterr().err
+
+
+def test_agent_that_was_told_before_it_looks_for_its_job_does_not_look(
+    agents: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = GivenParameters(f"127.0.0.1:{free_ports(1)[0]}", 1, 2, {"is_host": "0", "join_timeout": "30"})
+    told, tell = os.pipe()
+
+    def wait() -> None:
+        os.read(told, 1)
+        ElasticFlowRendezvous(RendezvousOptions.parse(given), run_id="none").start()
+
+    monkeypatch.setattr(module, "_run_agent", agent_that(wait, monkeypatch))
+    agents.start()
+    module.ask_to_leave(agents._agents[0].records)
+    os.write(tell, b"x")
+    poll_until(lambda: not agents.alive)
+    assert agents.left
+    for end in (told, tell):
+        os.close(end)
+
+
+@pytest.mark.parametrize(("error", "status"), [(None, 0), (SignalException("told", signal.SIGTERM), 143)])
+def test_agent_runs_its_own_exit_handlers_and_none_of_the_launcher(
+    agents: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception | None, status: int
+) -> None:
+    """The first one hands the coordinator over; what the launcher has imported may end what the launcher still has."""
+
+    def work() -> None:
+        atexit.register((tmp_path / "agent").touch)
+        if error is not None:
+            raise error
+
+    of_launcher = (tmp_path / "launcher").touch
+    atexit.register(of_launcher)
+    try:
+        monkeypatch.setattr(module, "_run_agent", agent_that(work, monkeypatch))
+        agents.start()
+        poll_until(lambda: not agents.alive)
+    finally:
+        atexit.unregister(of_launcher)
+    assert [agent.process.exitcode for agent in agents._agents.values()] == [status]
+    assert [path.name for path in tmp_path.iterdir()] == ["agent"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (OSError(errno.EAGAIN, "no process can be made"), module.EXCUSED),
+        (OSError(errno.ENOSPC, "no space is left"), module.EXCUSED),
+        (MemoryError(), module.EXCUSED),
+        (FileNotFoundError(errno.ENOENT, "no such file", "./program"), 1),
+        (PermissionError(errno.EACCES, "permission denied", "./program"), 1),
+        (OSError(errno.ENOEXEC, "not a program", "./program"), 1),
+        (ValueError("a wrong option of torchrun"), 1),
+        (JobFailed("w raised ValueError: x"), 1),
+    ],
+)
+def test_agent_whose_machine_has_failed_it_fails_no_job(
+    supervise: Callable[[Callable[..., None]], tuple[int, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    error: Exception,
+    status: int,
+) -> None:
+    def fail() -> None:
+        raise error
+
+    assert supervise(agent_that(fail, monkeypatch)) == (status, "failed")
+    told = capfd.readouterr().err
+    assert f"{type(error).__name__}" in told, "where that was"
+    assert ("this node is lost" in told) == (status == module.EXCUSED)

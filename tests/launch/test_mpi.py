@@ -288,3 +288,16 @@ def test_line_without_an_end_is_passed_on(
     program.with_name("does").write_text('printf "%250s" x >&2; echo >&2; echo "elasticflow-rank-status: 0 0" >&2\n')
     assert mpirun.run([str(program)]) == 0
     assert capfd.readouterr().err == " " * 249 + "x\n"
+
+
+def test_signal_that_comes_twice_at_once_lets_the_ranks_leave() -> None:
+    with subprocess.Popen(
+        ["bash", "-c", "trap 'exit 3' USR1; echo; while :; do sleep 0.1; done"], stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # it has set its trap
+        ending = mpirun._Ending(process)
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP):
+            ending.note(number, None)
+        assert process.wait(60) == 3
+    assert ending.signals == [signal.SIGTERM]

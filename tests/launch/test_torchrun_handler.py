@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -545,10 +546,10 @@ def test_node_that_reaches_no_coordinator_ends_without_a_traceback(tmp_path):
 
 @pytest.fixture
 def pauses(monkeypatch):
-    """What the handler would sleep."""
-    slept: list[float] = []
-    monkeypatch.setattr("ef_common.launch.deaths.time", SimpleNamespace(sleep=slept.append))  # other threads sleep on
-    return slept
+    """What the handler would wait."""
+    waited: list[float] = []
+    monkeypatch.setattr("ef_common.launch.deaths._wait", lambda seconds, until: waited.append(seconds))
+    return waited
 
 
 def _invoke_run(handler, status: int | None):
@@ -588,6 +589,18 @@ def test_handler_begins_to_count_anew_once_a_worker_has_trained_for_a_minute(han
         record.begin(0, 2 + len(pauses), [(0, 4)])
         _invoke_run(handler, -9)
     assert pauses == [0, 1, 0, 1]
+
+
+def test_handler_that_is_told_to_go_in_a_pause_starts_no_worker(handler, monkeypatch):
+    def sleep(seconds: float) -> None:
+        handler._departure.told = True
+
+    handler.next_rendezvous()
+    _invoke_run(handler, -9)
+    monkeypatch.setattr("ef_common.launch.deaths.time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    with pytest.raises(SystemExit) as ended:
+        _invoke_run(handler, -9)
+    assert ended.value.code == 0
 
 
 def test_handler_ends_when_its_worker_has_noted_that_the_job_has_failed(handler, pauses, caplog):

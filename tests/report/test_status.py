@@ -509,19 +509,19 @@ def test_scale_to_what_there_is_says_so(tmp_path: Path) -> None:
 
 
 _LAUNCHER = """
-import os, signal, sys, time
+import sys, time
 from dataclasses import replace
 from pathlib import Path
 from ef_common.launch import run_directory
+from ef_common.launch.signals import listening
 run_dir, patient = Path(sys.argv[1]), sys.argv[2] == "patient"
 launcher = run_directory.this_launcher(["train.py"], max_workers=8, local=sys.argv[3] == "local")
-told = []
-signal.signal(signal.SIGTERM, lambda *_: told.append(1))
-run_directory.write_launcher(run_dir, replace(launcher, num_workers=2))
-while len(told) < (2 if patient else 1):
-    time.sleep(0.02)
-    if len(told) == 1:
-        run_directory.write_launcher(run_dir, replace(launcher, state="stopping"))
+with listening() as told:
+    run_directory.write_launcher(run_dir, replace(launcher, num_workers=2))
+    while len(told) < (2 if patient else 1):
+        time.sleep(0.02)
+        if len(told) == 1:
+            run_directory.write_launcher(run_dir, replace(launcher, state="stopping"))
 run_directory.write_launcher(run_dir, replace(launcher, state="ended"))
 """
 
