@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 from ef_common import threads
 from ef_common.errors import ProtocolError, UsageError
@@ -22,10 +23,13 @@ from ef_common.launch.hosts.lines import SILENT_S, Answer, NodeOrder
 from ef_common.machine import is_this_machine
 
 SSH = "ssh"
-_OPTIONS_OF_SSH = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-x", "-T")
+_OPTIONS_OF_SSH = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "ControlMaster=no", "-x", "-T")
+"""A shared connection of the user's is used if there is one, and none is left behind."""
 _ANSWER_S = 90.0
 """How long a host may take from the call to its first answer."""
 _END_S = 5.0
+_EOF_S = 0.5
+"""How long the end of what a connection has said may take to come after that of its process."""
 _MAX_CHARS = 200
 
 
@@ -95,12 +99,13 @@ class HostLink:
         self._last = ""  # line of what the remote shell complains of
         self._limit = time.monotonic() + _ANSWER_S
         self._ready = False
-        self._threads: list[threading.Thread] = []
+        self._threads: list[tuple[threading.Thread, tuple[IO[str] | None, ...]]] = []  # each with what it uses
 
     def start(self) -> None:
         """Give the order, and listen."""
-        for run in (self._complain, self._listen):
-            self._threads.append(threads.start(run, name="elasticflow-host", job="listens to a host"))
+        process = self._process
+        for run, pipes in ((self._complain, (process.stderr,)), (self._listen, (process.stdout, process.stdin))):
+            self._threads.append((threads.start(run, name="elasticflow-host", job="listens to a host"), pipes))
 
     @property
     def is_silent(self) -> bool:
@@ -137,12 +142,14 @@ class HostLink:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        for thread in self._threads:
-            thread.join(_END_S)
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+        for thread, pipes in self._threads:
+            thread.join(_EOF_S)
+            # A process that the remote shell has left behind may hold the other end for hours. Until then the thread
+            # holds the lock of the pipe's buffer, for which `close` waits.
+            for pipe in pipes if not thread.is_alive() else ():
+                if pipe is not None:
+                    with contextlib.suppress(OSError):
+                        pipe.close()
 
     def _listen(self) -> None:
         source, sink = self._process.stdout, self._process.stdin

@@ -122,6 +122,7 @@ def test_host_is_reached_by_the_users_shell_and_this_machine_without() -> None:
     reached = command_for("me@node1", shell="ssh -p 2222", python="/opt/python")
     assert reached[:3] == ["ssh", "-p", "2222"]
     assert "BatchMode=yes" in reached
+    assert "ControlMaster=no" in reached  # or ssh would leave a process behind, which others use
     assert reached[-2] == "me@node1"
     assert reached[-1].startswith("env PYTHONPATH=")
     assert reached[-1].endswith("/opt/python -u -m ef_common.launch.hosts.far_side")
