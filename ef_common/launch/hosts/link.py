@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import math
 import os
 import shlex
 import signal
@@ -80,7 +81,8 @@ class HostLink:
     Args:
         command: What makes it.
         order: What the far side is to do.
-        on_answer: Called in a thread with each answer; with None when the connection has ended.
+        on_answer: Called in a thread with each answer; with None when the connection has ended. While it waits, nothing
+            more is read of what the other side says.
     """
 
     def __init__(self, command: list[str], order: NodeOrder, on_answer: Callable[[Answer | None], object]) -> None:
@@ -164,8 +166,9 @@ class HostLink:
             for line in source:
                 found = lines.read_answer(line)
                 if found is not None:
-                    self._limit = time.monotonic() + SILENT_S
+                    self._limit = math.inf  # the other side is not heard until this answer is taken
                     self._on_answer(found)
+                    self._limit = time.monotonic() + SILENT_S
         except (ProtocolError, ValueError) as error:
             self._last = f"what came from there makes no sense: {error}"
         finally:

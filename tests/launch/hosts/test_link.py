@@ -77,6 +77,25 @@ def test_link_whose_complaints_cannot_be_read_is_given_up_when_it_is_silent(
     assert "the thread that listens to a host has failed: ZeroDivisionError" in caplog.text
 
 
+def test_link_is_not_silent_while_what_it_has_said_is_taken(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That takes as long as nobody reads what the launcher shows."""
+    monkeypatch.setattr("ef_common.launch.hosts.link.SILENT_S", 0.0)
+    begun, goes_on = threading.Event(), threading.Event()
+    hear = Heard._hear
+
+    def take(heard: Heard, answer: Answer | None) -> None:
+        begun.set()
+        goes_on.wait(GUARD_S)
+        hear(heard, answer)
+
+    monkeypatch.setattr(Heard, "_hear", take)
+    link = call(ANSWERS).link
+    assert begun.wait(GUARD_S)
+    assert not link.is_silent
+    goes_on.set()
+    poll_until(lambda: link.is_silent)
+
+
 @pytest.mark.parametrize("kept", [">/dev/null", "2>/dev/null", ""], ids=["stderr", "stdout", "both"])
 def test_link_whose_output_somebody_else_holds_is_closed(call: Any, tmp_path: Path, kept: str) -> None:
     """The master of ssh's shared connections, or what a wrapper leaves behind, has a session of its own."""
