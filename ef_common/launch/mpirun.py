@@ -38,8 +38,11 @@ _RANK = 'trap "kill -USR1 \\$p 2>/dev/null" USR1; "$@" & p=$!; while kill -0 $p 
 """A rank of MPICH that a signal ends takes those of its machine with it; one that has an exit status does not."""
 _NAMES = {OPEN_MPI: ("Open MPI", "OpenRTE", "PRRTE"), MPICH: ("HYDRA", "Intel(R) MPI"), SLURM: ("slurm ", "slurm-wlm ")}
 _NUMBERS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
-_STATUS = re.compile(rb"^(?: *\d+: )?elasticflow-rank-status: (\d{1,9}) (\d{1,9})\n?$")
-"""`srun --label` begins each line with the number of the task."""
+_STATUS = re.compile(rb"(?:^ *\d+: )?elasticflow-rank-status: (\d{1,9}) (\d{1,9})\r?\n?$")
+"""`srun --label` begins each line with the number of the task. Other text before it is shown, such as a label of Open
+MPI or a progress bar of another rank."""
+_EMPTY = re.compile(rb"^(?: *\d+: )?([ \r]*)\n$")
+"""A line that looks empty. `tell_status` writes the end of one, in case there is an unfinished one."""
 _MAX_BYTES = 1 << 16
 _VERSION_S = 30.0
 _LEFT, _LOST = os.EX_TEMPFAIL, os.EX_UNAVAILABLE
@@ -97,7 +100,7 @@ def tell_status(status: int, environ: Mapping[str, str]) -> None:
     """Tell the command that has started this rank, if it is one of this module's, with which status it ends."""
     if environ.get(RANK_STATUS):
         number = next((environ[name] for name in _NUMBERS if environ.get(name, "").isdecimal()), "0")
-        sys.stderr.write(f"elasticflow-rank-status: {number} {status}\n")
+        sys.stderr.write(f"\nelasticflow-rank-status: {number} {status}\n")
         sys.stderr.flush()
 
 
@@ -148,10 +151,19 @@ class _Ending:
 
 
 def _pass_on(source: IO[bytes], statuses: dict[int, int]) -> None:
+    held = b""  # a line that looks empty, until it is known whether it is that of a status
     while line := source.readline(_MAX_BYTES):
-        found = _STATUS.match(line)
+        found = _STATUS.search(line)
         if found:
             statuses[int(found[1])] = int(found[2])
-            continue
-        with contextlib.suppress(OSError):
-            os.write(2, line)
+            held, line = _EMPTY.sub(rb"\1", held), line[: found.start()]
+        _show(held)
+        held = line if _EMPTY.match(line) else b""
+        if not held:
+            _show(line)
+    _show(held)
+
+
+def _show(content: bytes) -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, content)

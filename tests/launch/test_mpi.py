@@ -264,7 +264,7 @@ def test_each_rank_says_its_status(
     assert capfd.readouterr().err == ""
     monkeypatch.setenv("ELASTICFLOW_RANK_STATUS", "1")
     assert command.main([]) == 7
-    assert capfd.readouterr().err == f"elasticflow-rank-status: {number} 7\n"
+    assert capfd.readouterr().err == f"\nelasticflow-rank-status: {number} 7\n"  # behind whatever is unfinished
 
 
 def test_launcher_does_not_wait_for_a_thread_that_has_failed(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,6 +279,35 @@ def test_line_with_a_number_that_is_no_status_is_passed_on(program: Path, capfd:
     program.with_name("does").write_text(f"echo '{line}' >&2; echo 'elasticflow-rank-status: 0 0' >&2\n")
     assert mpirun.run([str(program)]) == 0
     assert capfd.readouterr().err == f"{line}\n"
+
+
+STATUS = "\nelasticflow-rank-status: 0 0\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        (f"a line\n{STATUS}", "a line\n"),
+        (f"a line\n\n{STATUS}\nb\n", "a line\n\n\nb\n"),  # with the empty lines that are not ours
+        (f"50%{STATUS}", "50%\n"),
+        (f"\r50%{STATUS}100%\n", "\r50%\n100%\n"),
+        (f"\r50%\r    \r{STATUS}", "\r50%\r    \r\n"),
+        (f"\r    \r{STATUS}", "\r    \r"),  # a bar that has gone leaves no empty line
+        ("0: a line\n0: \n0: elasticflow-rank-status: 0 0\n", "0: a line\n"),  # `srun --label`
+        ("[1,0]<stderr>:\n[1,0]<stderr>:elasticflow-rank-status: 0 0\n", "[1,0]<stderr>:\n[1,0]<stderr>:"),
+        ("\r50%elasticflow-rank-status: 0 0\n", "\r50%"),
+        (STATUS.replace("\n", "\r\n"), "\r"),  # `srun --pty`
+        (f"{STATUS}\n", "\n"),
+    ],
+)
+def test_status_is_found_behind_what_has_no_end(
+    program: Path, capfd: pytest.CaptureFixture[str], said: str, shown: str
+) -> None:
+    """A progress bar has none, neither of this rank nor of another one."""
+    (program.parent / "said").write_bytes(said.encode())
+    program.with_name("does").write_text(f"cat {program.parent}/said >&2; exit 1\n")
+    assert mpirun.run([str(program)]) == 0
+    assert capfd.readouterr().err == shown
 
 
 def test_line_without_an_end_is_passed_on(

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 from typing import Protocol
 
 from ef_common.core.hosts import FAILED, REFUSED, Host, HostState, HostStates, HostsVerdict
@@ -18,6 +18,7 @@ from ef_common.launch.hosts.lines import (
     KILL,
     KNOWN,
     LEAVE,
+    OUTPUT,
     WISHES,
     Answer,
     Data,
@@ -28,12 +29,14 @@ from ef_common.launch.hosts.lines import (
 )
 from ef_common.launch.hosts.link import HostLink
 from ef_common.launch.hosts.list import HostList
+from ef_common.launch.hosts.output import Output
 from ef_common.launch.hosts.records import Records
 from ef_common.launch.launcher_file import LauncherFile
 from ef_common.launch.signals import GENTLE
-from ef_common.terminal import say
 
 _LOOK_S = 0.05
+_MOST_NEWS = 256
+"""Answers of hosts that have not been looked at; with what they have written, each has 256 KiB at most."""
 
 
 class Calls(Protocol):
@@ -74,9 +77,10 @@ class HostsLauncher:
         self._hosts = HostStates(patience_s=patience_s, now=time.monotonic())
         self._launcher = run_directory.this_launcher(command, max_workers=0, local=True)
         self._file = LauncherFile(run_dir)
+        self._output = Output()
         self._links: dict[str, HostLink] = {}
         self._records: dict[str, Records] = {}
-        self._news: SimpleQueue[tuple[str, HostLink, Answer | None]] = SimpleQueue()
+        self._news: Queue[tuple[str, HostLink, Answer | None]] = Queue(_MOST_NEWS)
         self._problems: dict[str, str] = {}  # of hosts, as they were said
         self._beat_at = 0.0
         self._kills = False
@@ -88,7 +92,8 @@ class HostsLauncher:
 
     def run(self) -> HostsVerdict:
         """Run the job to its end; how that was."""
-        say(f"the event log is in {self._run_dir}", event="run_directory", run_dir=str(self._run_dir))
+        self._output.start()
+        self._output.say(f"the event log is in {self._run_dir}", event="run_directory", run_dir=str(self._run_dir))
         outcome = "failed"
         try:
             while (verdict := self._hosts.verdict(time.monotonic())) is None:
@@ -100,6 +105,7 @@ class HostsLauncher:
             for link in self._links.values():
                 link.close()
             self._tell(state="ended", outcome=outcome)
+            self._output.close(lambda: self._is_killed)
 
     def _outcome(self, verdict: HostsVerdict) -> str:
         why = self._failure()
@@ -134,12 +140,13 @@ class HostsLauncher:
         if self._signals and self._launcher.state == "running":
             self._tell(state="stopping")
             what = "saving a checkpoint and stopping" if os.environ.get(environment.CHECKPOINT) else "stopping"
-            say(f"{what}. Press Ctrl-C again to kill the workers.", color="yellow", event="stopping")
+            self._output.say(f"{what}. Press Ctrl-C again to kill the workers.", color="yellow", event="stopping")
             self._hosts.close(HostsVerdict.STOPPED, time.monotonic())
             self._beat_at = 0.0
         if self._is_killed and not self._kills:
             self._kills = True
-            say("killing the workers", event="killing")
+            self._output.say("killing the workers", event="killing")
+            self._output.wait_no_more()  # or the end of a node would stay unheard behind what it prints
             self._beat_at = 0.0
 
     def _follow_list(self) -> None:
@@ -148,7 +155,9 @@ class HostsLauncher:
         if names != self._names:
             for what, changed in (("added to", names - self._names), ("removed from", self._names - names)):
                 if self._names and changed:
-                    say(f"{what} the list of hosts: {', '.join(sorted(changed))}", event="hosts", hosts=sorted(names))
+                    self._output.say(
+                        f"{what} the list of hosts: {', '.join(sorted(changed))}", event="hosts", hosts=sorted(names)
+                    )
             self._names = names
             self._beat_at = 0.0
         self._hosts.want(hosts)
@@ -174,17 +183,23 @@ class HostsLauncher:
 
     def _connect(self, host: Host) -> None:
         name = host.name
-        records = self._records.setdefault(name, Records(name, self._run_dir))
+        records = self._records.setdefault(name, Records(name, self._run_dir, self._output))
         leaves = self._hosts.leaves(name)
         try:
             self._links[name] = link = self._call(
-                host, records, starts=not leaves, on_answer=lambda answer: self._news.put((name, link, answer))
+                host, records, starts=not leaves, on_answer=lambda answer: self._note(name, link, answer)
             )
             link.start()
         except OSError as error:
             self._say_problem(name, f"cannot be called: {error}")
             self._links.pop(name, None)
             self._hosts.lost(name, time.monotonic())
+
+    def _note(self, name: str, link: HostLink, answer: Answer | None) -> None:
+        """Note what a host says, in the thread that listens to it. It waits there while too little of that is read."""
+        if isinstance(answer, Data) and answer.file == OUTPUT:
+            self._output.wait_for_room()
+        self._news.put((name, link, answer))
 
     def _drop_silent(self) -> None:
         for name, link in list(self._links.items()):
@@ -221,7 +236,7 @@ class HostsLauncher:
                     self._hosts.runs(name, time.monotonic())
                     link.tell(self._told(name))
                     if self._problems.pop(name, None):
-                        say(f"host {name} is reached", event="host_reached", host=name)
+                        self._output.say(f"host {name} is reached", event="host_reached", host=name)
             case Wants(number, nodes):
                 self._records[name].known[WISHES] = number
                 self._order_nodes(nodes)
@@ -251,11 +266,13 @@ class HostsLauncher:
             self._problems.setdefault(name, f"status {status}")
             what = "has left" if status == os.EX_TEMPFAIL else f"has ended with status {status}"
             if status != REFUSED:
-                say(f"the node of host {name} {what}", color="yellow", event="node_ended", host=name, status=status)
+                self._output.say(
+                    f"the node of host {name} {what}", color="yellow", event="node_ended", host=name, status=status
+                )
         self._hosts.ended(name, status, time.monotonic())
         link.finish()
 
     def _say_problem(self, name: str, what: str) -> None:
         if self._problems.get(name) != what:
             self._problems[name] = what
-            say(f"host {name}: {what}", color="yellow", event="host_problem", host=name, reason=what)
+            self._output.say(f"host {name}: {what}", color="yellow", event="host_problem", host=name, reason=what)

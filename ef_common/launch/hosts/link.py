@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import math
 import os
 import shlex
 import signal
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 from ef_common import threads
 from ef_common.errors import ProtocolError, UsageError
@@ -22,10 +24,13 @@ from ef_common.launch.hosts.lines import SILENT_S, Answer, NodeOrder
 from ef_common.machine import is_this_machine
 
 SSH = "ssh"
-_OPTIONS_OF_SSH = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-x", "-T")
+_OPTIONS_OF_SSH = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "ControlMaster=no", "-x", "-T")
+"""A shared connection of the user's is used if there is one, and none is left behind."""
 _ANSWER_S = 90.0
 """How long a host may take from the call to its first answer."""
 _END_S = 5.0
+_EOF_S = 0.5
+"""How long the end of what a connection has said may take to come after that of its process."""
 _MAX_CHARS = 200
 
 
@@ -76,7 +81,8 @@ class HostLink:
     Args:
         command: What makes it.
         order: What the far side is to do.
-        on_answer: Called in a thread with each answer; with None when the connection has ended.
+        on_answer: Called in a thread with each answer; with None when the connection has ended. While it waits, nothing
+            more is read of what the other side says.
     """
 
     def __init__(self, command: list[str], order: NodeOrder, on_answer: Callable[[Answer | None], object]) -> None:
@@ -95,12 +101,13 @@ class HostLink:
         self._last = ""  # line of what the remote shell complains of
         self._limit = time.monotonic() + _ANSWER_S
         self._ready = False
-        self._threads: list[threading.Thread] = []
+        self._threads: list[tuple[threading.Thread, tuple[IO[str] | None, ...]]] = []  # each with what it uses
 
     def start(self) -> None:
         """Give the order, and listen."""
-        for run in (self._complain, self._listen):
-            self._threads.append(threads.start(run, name="elasticflow-host", job="listens to a host"))
+        process = self._process
+        for run, pipes in ((self._complain, (process.stderr,)), (self._listen, (process.stdout, process.stdin))):
+            self._threads.append((threads.start(run, name="elasticflow-host", job="listens to a host"), pipes))
 
     @property
     def is_silent(self) -> bool:
@@ -137,12 +144,14 @@ class HostLink:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        for thread in self._threads:
-            thread.join(_END_S)
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+        for thread, pipes in self._threads:
+            thread.join(_EOF_S)
+            # A process that the remote shell has left behind may hold the other end for hours. Until then the thread
+            # holds the lock of the pipe's buffer, for which `close` waits.
+            for pipe in pipes if not thread.is_alive() else ():
+                if pipe is not None:
+                    with contextlib.suppress(OSError):
+                        pipe.close()
 
     def _listen(self) -> None:
         source, sink = self._process.stdout, self._process.stdin
@@ -157,8 +166,9 @@ class HostLink:
             for line in source:
                 found = lines.read_answer(line)
                 if found is not None:
-                    self._limit = time.monotonic() + SILENT_S
+                    self._limit = math.inf  # the other side is not heard until this answer is taken
                     self._on_answer(found)
+                    self._limit = time.monotonic() + SILENT_S
         except (ProtocolError, ValueError) as error:
             self._last = f"what came from there makes no sense: {error}"
         finally:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 
 from ef_common.launch.hosts.lines import OUTPUT, Data
-from ef_common.terminal import is_json, say
+from ef_common.launch.hosts.output import Output
+from ef_common.terminal import is_json
 
 _MAX_LINE_BYTES = 1 << 16
 
@@ -18,18 +17,20 @@ class Records:
     Args:
         host: Name of the host, which stands before each of its lines.
         run_dir: Directory of the run.
+        output: Where lines are shown.
 
     Attributes:
         life: Of the node; "" before it is known.
         known: How many bytes of each file have come.
     """
 
-    def __init__(self, host: str, run_dir: Path) -> None:
+    def __init__(self, host: str, run_dir: Path, output: Output) -> None:
         self.life = ""
         self.known: dict[str, int] = {}
         self._host = host
         self._prefix = b"" if is_json() else f"{host}: ".encode()
         self._events = run_dir / "events"
+        self._output = output
         self._rest = b""
         self._dropping = False
 
@@ -68,7 +69,7 @@ class Records:
         except OSError as error:
             self._dropping = True
             text = f"events of host {self._host} are no longer logged in {self._events} ({error.strerror or error})"
-            say(f"{text}. The job goes on", color="yellow", event="log_lost", host=self._host)
+            self._output.say(f"{text}. The job goes on", color="yellow", event="log_lost", host=self._host)
 
     def _show(self, content: bytes) -> None:
         """Show whole lines; of one that a progress bar has drawn again and again, its last state."""
@@ -76,8 +77,4 @@ class Records:
         if len(self._rest) > _MAX_LINE_BYTES:
             self._rest = self._rest.rpartition(b"\r")[2][-_MAX_LINE_BYTES:]
         shown = [self._prefix + line.rstrip(b"\r").rpartition(b"\r")[2] + b"\n" for line in whole]
-        sys.stdout.flush()
-        try:
-            os.write(1, b"".join(shown))
-        except OSError:  # nobody reads it
-            return
+        self._output.show(b"".join(shown))

@@ -18,6 +18,7 @@ from ef_common.launch.hosts import lines
 from ef_common.launch.hosts.folder import HostFolder
 from ef_common.launch.hosts.lines import Data, NodeEnded, NodeOrder, NodeRefused, Runs, Wants
 from ef_common.launch.hosts.link import command_for
+from ef_common.launch.hosts.output import Output
 from ef_common.launch.hosts.records import Records
 from ef_common.launch.run import parser
 
@@ -122,6 +123,7 @@ def test_host_is_reached_by_the_users_shell_and_this_machine_without() -> None:
     reached = command_for("me@node1", shell="ssh -p 2222", python="/opt/python")
     assert reached[:3] == ["ssh", "-p", "2222"]
     assert "BatchMode=yes" in reached
+    assert "ControlMaster=no" in reached  # or ssh would leave a process behind, which others use
     assert reached[-2] == "me@node1"
     assert reached[-1].startswith("env PYTHONPATH=")
     assert reached[-1].endswith("/opt/python -u -m ef_common.launch.hosts.far_side")
@@ -175,8 +177,21 @@ def test_malformed_order_raises(line: str) -> None:
 # ---------------------------------------------------------------- what a host writes
 
 
-def test_parts_of_files_are_kept_once_and_in_order(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    records = Records("node1", tmp_path)
+@pytest.fixture
+def output() -> Output:
+    return Output()
+
+
+def shown(output: Output) -> None:
+    """Everything."""
+    output.start()
+    output.close(lambda: False)
+
+
+def test_parts_of_files_are_kept_once_and_in_order(
+    tmp_path: Path, output: Output, capfd: pytest.CaptureFixture[str]
+) -> None:
+    records = Records("node1", tmp_path, output)
     records.begin("first")
     for data in (
         Data("a.jsonl", 0, b"one\n"),
@@ -193,27 +208,34 @@ def test_parts_of_files_are_kept_once_and_in_order(tmp_path: Path, capfd: pytest
     assert records.known["output"] == 16
     records.begin("second")
     records.keep(Data("output", 0, b"again\n"))
+    shown(output)
     assert capfd.readouterr().out == "node1: 99%\nnode1: next\nnode1: again\n"
 
 
-def test_last_line_of_a_node_is_shown_without_its_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    records = Records("node1", tmp_path)
+def test_last_line_of_a_node_is_shown_without_its_end(
+    tmp_path: Path, output: Output, capfd: pytest.CaptureFixture[str]
+) -> None:
+    records = Records("node1", tmp_path, output)
     records.begin("first")
     records.keep(Data("output", 0, b"one\nkilled in the mid"))
     records.begin("second")
     records.keep(Data("output", 0, b"accuracy: 0.9"))
     records.end()
     records.end()
+    shown(output)
     assert capfd.readouterr().out == "node1: one\nnode1: killed in the mid\nnode1: accuracy: 0.9\n"
 
 
-def test_events_that_cannot_be_kept_end_no_job(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_events_that_cannot_be_kept_end_no_job(
+    tmp_path: Path, output: Output, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "events").write_text("not a folder")
-    records = Records("node1", tmp_path)
+    records = Records("node1", tmp_path, output)
     records.begin("first")
     for data in (Data("a.jsonl", 0, b"one\n"), Data("a.jsonl", 4, b"two\n"), Data("output", 0, b"hello\n")):
         records.keep(data)
     assert records.known == {"a.jsonl": 8, "output": 6}
+    shown(output)
     said = capfd.readouterr()
     assert said.out == "node1: hello\n"
     assert said.err.count("events of host node1 are no longer logged") == 1
