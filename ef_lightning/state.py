@@ -160,6 +160,7 @@ class TrainerState:
             return False
         saved = checkpoint.pop(CHECKPOINT_KEY)
         running = TENSORS.loads(saved.pop("running").numpy().tobytes())
+        running["logged"] = hooks.without_lost_metrics(self._trainer, running["logged"])
         running["checkpoint_callbacks"] = [
             own_files.written_files(self._trainer, callback, private)
             for callback, private in zip(
@@ -309,6 +310,7 @@ class TrainerState:
     def resume(self, running: Tensor) -> None:
         """Continue between the two steps of a checkpoint. Lightning has loaded the rest of it."""
         trainer, state = self._trainer, TENSORS.loads(running.numpy().tobytes())
+        state["logged"] = hooks.without_lost_metrics(trainer, state["logged"])
         hooks.load_loop_fields(trainer, state["fields"])
         self._load_running(state)
         if trainer.strategy.session.rank == 0:
