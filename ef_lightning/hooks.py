@@ -1251,12 +1251,15 @@ def load_checkpoint(trainer: Any, checkpoint: dict[str, Any]) -> None:
         connector._loaded_checkpoint = previous
 
 
-def before_restoring(trainer: Any, choose: Callable[[Any, bool | None], Any]) -> None:
+def before_restoring(
+    trainer: Any, choose: Callable[[Any, bool | None], Any], *, do_without: Callable[[FileNotFoundError], bool]
+) -> None:
     """Let `choose` decide, once, which file `fit` resumes from.
 
     Args:
         trainer: The Trainer.
         choose: Given the file that the user named, and `weights_only` (None before Lightning 2.6, which knows it).
+        do_without: Whether to go on without the file if it cannot be found.
     """
     connector = trainer._checkpoint_connector
 
@@ -1264,7 +1267,12 @@ def before_restoring(trainer: Any, choose: Callable[[Any, bool | None], Any]) ->
         def chosen(path: Any = None, *args: Any, **kwargs: Any) -> None:
             put_back(connector, "_restore_modules_and_callbacks")
             weights_only = args[0] if args else kwargs.get("weights_only")
-            restore(choose(path, weights_only), *args, **kwargs)
+            try:
+                restore(choose(path, weights_only), *args, **kwargs)
+            except FileNotFoundError as error:
+                if connector._loaded_checkpoint or not do_without(error):  # a hook of the user's may have raised it
+                    raise
+                restore(None, *args, **kwargs)
 
         return chosen
 
