@@ -127,7 +127,9 @@ class Fit:
         self._claiming, job = (Claiming(None, self._session), None) if is_trial else worker.places(self._settings)
         self.autoscaler = None if is_trial or stays_one else worker.autoscaler(self._settings)
         self.checkpoints = None if job is None else TrainerCheckpoints(job, self._session, trainer)
-        choose = (lambda path, _: path) if self.checkpoints is None else self.checkpoints.find
+        choose: Callable[[Any, bool | None], Any] = (
+            (lambda path, _: path) if self.checkpoints is None else self.checkpoints.find
+        )
         self._start_file = StartFile(trainer, self._session, choose)
 
     # ------------------------------------------------------------ set-up, before that of the model
