@@ -1,4 +1,4 @@
-"""Writes the checkpoints of the user's callbacks; to a store, in the way of ElasticFlow's own."""
+"""Writes and removes the checkpoints of the user's callbacks; in a store, in the way of ElasticFlow's own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from fsspec.core import url_to_fs
 
 from ef_common.storage.retries import Retries
 from ef_common.storage.store import Store
@@ -73,6 +74,33 @@ class _StoreMixin:
             return
         folder, _, name = url.rpartition("/")
         Retries().warning(logger)(_write, Store(folder, storage_options), name, checkpoint)
+        _forget_listings(url, storage_options)
+
+    def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Read a file, as Lightning does."""
+        _forget_listings(os.fspath(path))
+        loaded: dict[str, Any] = super().load_checkpoint(path, *args, **kwargs)  # type: ignore[misc]
+        return loaded
+
+    def remove_checkpoint(self, path: Any) -> None:
+        """Remove a file; it is no error if it is gone already.
+
+        Raises:
+            StorageFailed: The store does not remove it.
+        """
+        url = os.fspath(path)
+        if "://" not in url:
+            super().remove_checkpoint(path)  # type: ignore[misc]
+            return
+        folder, _, name = url.rpartition("/")
+        Retries().warning(logger)(Store(folder).delete, name)
+        _forget_listings(url)
+
+
+def _forget_listings(url: str, storage_options: Any = None) -> None:
+    """Let Lightning's instance of this store, which keeps listings for ever, see what other ones have changed."""
+    if "://" in url:
+        url_to_fs(url, **(storage_options or {}))[0].invalidate_cache()
 
 
 def _write(store: Store, name: str, checkpoint: dict[str, Any]) -> None:

@@ -49,7 +49,6 @@ class TrainerCheckpoints:
         self._path: str | None = None
         self._model: str | None = None
         self._plain = PlainCheckpoints(None)
-        hooks.before_restoring(trainer, self._find)
 
     def attach(
         self,
@@ -69,8 +68,13 @@ class TrainerCheckpoints:
 
     # ------------------------------------------------------------ start
 
-    def _find(self, path: Any, weights_only: bool | None) -> Any:
-        """The file to resume from: ours if there is one, otherwise the one that the user named."""
+    def find(self, path: Any, weights_only: bool | None) -> Any:
+        """The file to resume from: ours if there is one, otherwise the one that the user named.
+
+        Args:
+            path: The user's.
+            weights_only: Argument of `Trainer.fit`.
+        """
         self._plain = PlainCheckpoints(weights_only)
         self._model = self._fingerprint()  # as the user made it: its types may change when it is set up
         found = None if self._session.newcomer else self.job.begin(self._model or "")

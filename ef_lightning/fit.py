@@ -53,6 +53,7 @@ from ef_lightning.reading import Reading, SampleReading
 from ef_lightning.repetition import Repetition
 from ef_lightning.requests import Requests
 from ef_lightning.schedules import Schedules
+from ef_lightning.start_file import StartFile
 from ef_lightning.state import TrainerState
 from ef_lightning.stream_loader import IndexedLoader, IndexedReading, StreamLoader, StreamReading
 from ef_lightning.timed_validation import TimedValidation
@@ -126,6 +127,10 @@ class Fit:
         self._claiming, job = (Claiming(None, self._session), None) if is_trial else worker.places(self._settings)
         self.autoscaler = None if is_trial or stays_one else worker.autoscaler(self._settings)
         self.checkpoints = None if job is None else TrainerCheckpoints(job, self._session, trainer)
+        choose: Callable[[Any, bool | None], Any] = (
+            (lambda path, _: path) if self.checkpoints is None else self.checkpoints.find
+        )
+        self._start_file = StartFile(trainer, self._session, choose)
 
     # ------------------------------------------------------------ set-up, before that of the model
 
@@ -300,6 +305,7 @@ class Fit:
             claiming=self._claiming,
             requests=self.requests,
             adopted=strategy.values_adopted,
+            check_start=self._start_file.require,
         )
         if checkpoints is not None:
             checkpoints.attach(state.checkpoint, resume=state.resume, loader=lambda: self.train_loader)

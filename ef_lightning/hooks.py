@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import importlib.util
+import logging
 import math
 import re
 from collections.abc import Callable, Collection, Sequence
@@ -23,6 +24,8 @@ from torch.utils._pytree import tree_unflatten
 
 from ef_common.errors import ProtocolError
 from ef_lightning.host import LightningHost
+
+logger = logging.getLogger(__name__)
 
 # ---------------------------------------------------------------- methods of single objects
 
@@ -562,6 +565,19 @@ def load_log_state(trainer: Any, host: LightningHost, state: dict[str, Any]) -> 
         results.clear()
         for item in described:
             results[item["key"]] = _empty_result(host, trainer, item, modules)
+
+
+def without_lost_metrics(trainer: Any, state: dict[str, Any]) -> dict[str, Any]:
+    """A saved :func:`log_state` without the torchmetrics objects that the module no longer has, with a warning."""
+    modules = dict(trainer.lightning_module.named_modules())
+
+    def is_lost(described: dict[str, Any]) -> bool:
+        return not described["is_tensor"] and described["fields"]["metric_attribute"] not in modules
+
+    lost = sorted({item["fields"]["name"] for results in state["results"] for item in results if is_lost(item)})
+    if lost:
+        logger.warning("the checkpoint has logged metrics that the module no longer has. Received: %s", ", ".join(lost))
+    return {**state, "results": [[item for item in results if not is_lost(item)] for results in state["results"]]}
 
 
 def _results(trainer: Any) -> list[Any]:
@@ -1235,12 +1251,15 @@ def load_checkpoint(trainer: Any, checkpoint: dict[str, Any]) -> None:
         connector._loaded_checkpoint = previous
 
 
-def before_restoring(trainer: Any, choose: Callable[[Any, bool | None], Any]) -> None:
+def before_restoring(
+    trainer: Any, choose: Callable[[Any, bool | None], Any], *, do_without: Callable[[FileNotFoundError], bool]
+) -> None:
     """Let `choose` decide, once, which file `fit` resumes from.
 
     Args:
         trainer: The Trainer.
         choose: Given the file that the user named, and `weights_only` (None before Lightning 2.6, which knows it).
+        do_without: Whether to go on without the file if it cannot be found.
     """
     connector = trainer._checkpoint_connector
 
@@ -1248,7 +1267,12 @@ def before_restoring(trainer: Any, choose: Callable[[Any, bool | None], Any]) ->
         def chosen(path: Any = None, *args: Any, **kwargs: Any) -> None:
             put_back(connector, "_restore_modules_and_callbacks")
             weights_only = args[0] if args else kwargs.get("weights_only")
-            restore(choose(path, weights_only), *args, **kwargs)
+            try:
+                restore(choose(path, weights_only), *args, **kwargs)
+            except FileNotFoundError as error:
+                if connector._loaded_checkpoint or not do_without(error):  # a hook of the user's may have raised it
+                    raise
+                restore(None, *args, **kwargs)
 
         return chosen
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ef_common.collectives.module_versions import versions_of, with_versions
 from ef_common.storage.layout import Path
 from ef_common.storage.pool import Pool
 
@@ -32,10 +33,10 @@ def _copied(value: Any, path: Path, copy_tensor: Callable[[Tensor, Path], Tensor
             copies[key] = copy_tensor(value.detach(), path)
         return copies[key]
     if isinstance(value, dict):
-        return {key: _copied(part, (*path, key), copy_tensor, copies) for key, part in value.items()}
+        parts = {key: _copied(part, (*path, key), copy_tensor, copies) for key, part in value.items()}
+        return with_versions(parts, versions_of(value))
     if type(value) in (list, tuple):
-        parts = enumerate(value)
-        return type(value)(_copied(part, (*path, index), copy_tensor, copies) for index, part in parts)
+        return type(value)(_copied(part, (*path, index), copy_tensor, copies) for index, part in enumerate(value))
     return copy.deepcopy(value)
 
 

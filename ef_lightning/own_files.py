@@ -17,12 +17,17 @@ SCORES = ("best_k_models", "best_model_score", "kth_value", "current_score", "_l
 
 
 def forget_foreign_files(trainer: Any, checkpoint: dict[str, Any]) -> None:
-    """Remove, from a checkpoint of a store, files that are not the callbacks' own."""
+    """Remove, from a checkpoint of a store, files that are not the callbacks' own.
+
+    A ModelCheckpoint forgets the scores of its files too if its folder has another name than it had. That of a logger
+    has one at each start of the command, so the state gets the new name. Lightning removes no local file elsewhere.
+    """
     states = checkpoint.get("callbacks", {})
     for callback in trainer.checkpoint_callbacks:
         state = states.get(callback.state_key)
         if isinstance(state, dict):
-            states[callback.state_key] = {**state, **_own_files(trainer, callback, state)}
+            here = {"dirpath": callback.dirpath} if "dirpath" in state and hasattr(callback, "dirpath") else {}
+            states[callback.state_key] = {**state, **_own_files(trainer, callback, state), **here}
 
 
 def written_files(trainer: Any, callback: Any, fields: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import logging
 import pickle
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from ef_common.collectives.codec import type_of_numbers
+from ef_common.collectives.module_versions import versions_of, with_versions
 from ef_common.collectives.torch_codec import TENSORS
 from ef_common.errors import ProtocolError, UsageError
 from ef_common.storage.layout import Path
@@ -150,7 +151,9 @@ def _plain(value: Any, path: Path, found: _Found) -> Any:
     if isinstance(value, torch.Tensor) or _is_basic(value):
         return value
     if isinstance(value, dict) and all(map(_is_key, value)):
-        return {key: _plain(part, (*path, key), found) for key, part in value.items()}
+        return with_versions(
+            {key: _plain(part, (*path, key), found) for key, part in value.items()}, versions_of(value)
+        )
     if kind in (list, tuple):
         if len(value) > 1 and _is_number(value[0]) and all(type(part) is type(value[0]) for part in value):
             found.numbers.setdefault(value[0].dtype.name, []).append(path)
@@ -270,10 +273,11 @@ def _replaced(tree: Any, places: Any) -> Any:
     """A tree with other values in some places; each container is made once."""
     if callable(places):
         return places(tree)
-    items = dict(tree) if type(tree) is dict else dict(enumerate(tree)) if type(tree) in (list, tuple) else {}
+    is_dict = type(tree) in (dict, OrderedDict)  # the latter with versions of modules
+    items = dict(tree) if is_dict else dict(enumerate(tree)) if type(tree) in (list, tuple) else {}
     replaced = {key: _replaced(items[key], part) for key, part in places.items()}
     parts = {**items, **replaced}
-    return parts if type(tree) is dict else type(tree)(parts.values())
+    return with_versions(parts, versions_of(tree)) if is_dict else type(tree)(parts.values())
 
 
 def _reason(error: Exception) -> str:

@@ -60,6 +60,7 @@ class TrainerState:
         checkpoints: Checkpoints of the training, if any are taken.
         requests: Requests of the user's code to all workers.
         adopted: Called when Lightning's dicts of metrics have come from elsewhere.
+        check_start: Raises if this worker's start cannot be that of all.
     """
 
     def __init__(
@@ -77,9 +78,11 @@ class TrainerState:
         checkpoints: TrainerCheckpoints | None = None,
         requests: Requests | None = None,
         adopted: Callable[[], None] = lambda: None,
+        check_start: Callable[[], None] = lambda: None,
     ) -> None:
         self._requests = requests
         self._adopted = adopted
+        self._check_start = check_start
         self._claiming = claiming
         self._workers = workers
         self._transfer = StateTransfer(TENSORS, claiming, lambda: None if checkpoints is None else checkpoints.job)
@@ -160,6 +163,7 @@ class TrainerState:
             return False
         saved = checkpoint.pop(CHECKPOINT_KEY)
         running = TENSORS.loads(saved.pop("running").numpy().tobytes())
+        running["logged"] = hooks.without_lost_metrics(self._trainer, running["logged"])
         running["checkpoint_callbacks"] = [
             own_files.written_files(self._trainer, callback, private)
             for callback, private in zip(
@@ -179,6 +183,7 @@ class TrainerState:
 
         The others take it from this one's state.
         """
+        self._check_start()
         world_size, loader = self._trainer.strategy.session.view.world_size, self._loader()
         if self._compensator is not None:
             self._compensator.begin_again(world_size)
@@ -309,6 +314,7 @@ class TrainerState:
     def resume(self, running: Tensor) -> None:
         """Continue between the two steps of a checkpoint. Lightning has loaded the rest of it."""
         trainer, state = self._trainer, TENSORS.loads(running.numpy().tobytes())
+        state["logged"] = hooks.without_lost_metrics(trainer, state["logged"])
         hooks.load_loop_fields(trainer, state["fields"])
         self._load_running(state)
         if trainer.strategy.session.rank == 0:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import base64
 import json
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ef_common.collectives.module_versions import versions_of, with_versions
 from ef_common.errors import ProtocolError, UnsupportedError
 
 
@@ -89,7 +90,8 @@ class Codec:
     """Encodes trees of plain values and of the leaves that `leaves` knows.
 
     Plain are: None, bool, int, float, str, bytes, list, tuple, set, frozenset, deque, dict, Path, timedelta,
-    and NumPy's numbers and arrays. Of a subclass, an enum of numbers say, it makes the class itself.
+    and NumPy's numbers and arrays. Of a subclass, an enum of numbers say, it makes the class itself. A dict that
+    torch's `state_dict()` returned keeps the versions of the modules.
     """
 
     def __init__(self, leaves: ArrayLeaves) -> None:
@@ -198,12 +200,13 @@ class Codec:
             if type(value) is kind:
                 return [tag, [self._encode(item, leaves, f"{where}[{i}]") for i, item in enumerate(value)]]
         if isinstance(value, dict):
-            tag = "o" if isinstance(value, OrderedDict) else "d"
-            pairs = value.items()
-            return [
-                tag,
-                [[self._encode(k, leaves, where), self._encode(v, leaves, f"{where}[{k!r}]")] for k, v in pairs],
+            pairs = [
+                [self._encode(k, leaves, where), self._encode(v, leaves, f"{where}[{k!r}]")] for k, v in value.items()
             ]
+            versions = versions_of(value)
+            if versions is not None:
+                return ["m", [pairs, self._encode(versions, leaves, where)]]
+            return ["o" if isinstance(value, OrderedDict) else "d", pairs]
         if isinstance(value, bool | int | float):  # their subclasses, enums of numbers among them
             return value.real
         node = self._leaves.encode_other(value)
@@ -232,12 +235,19 @@ class Codec:
                 return Path(content)
             case "s":
                 return timedelta(*content)
-            case "d" | "o":
-                pairs = ((self._decode(k, leaves), self._decode(v, leaves)) for k, v in content)
-                return OrderedDict(pairs) if tag == "o" else dict(pairs)
+            case "d":
+                return dict(self._decode_pairs(content, leaves))
+            case "o":
+                return OrderedDict(self._decode_pairs(content, leaves))
+            case "m":
+                pairs, versions = content
+                return with_versions(OrderedDict(self._decode_pairs(pairs, leaves)), self._decode(versions, leaves))
         if tag in _SEQUENCES:
             return _SEQUENCES[tag](self._decode(item, leaves) for item in content)
         return self._leaves.decode_other(tag, content)
+
+    def _decode_pairs(self, pairs: Any, leaves: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+        return ((self._decode(key, leaves), self._decode(value, leaves)) for key, value in pairs)
 
 
 _SEQUENCES: dict[str, Any] = {"l": list, "u": tuple, "e": set, "f": frozenset}

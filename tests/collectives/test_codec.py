@@ -71,6 +71,14 @@ def test_special_value_round_trip_is_equal(value: Any) -> None:
     assert repr(copy) == repr(value)
 
 
+def test_state_of_a_module_keeps_the_versions_of_its_parts() -> None:
+    state = torch.nn.Sequential(torch.nn.BatchNorm1d(2)).state_dict()
+    state._metadata["0"]["of the user's"] = object()
+    copy = TENSORS.loads(TENSORS.dumps({"x": [state]}))["x"][0]
+    assert type(copy) is OrderedDict
+    assert copy._metadata == {"": {"version": 1}, "0": {"version": 2}}
+
+
 @pytest.mark.parametrize(
     "tensor",
     [
@@ -175,6 +183,8 @@ def test_garbage_raises_a_protocol_error(payload: bytes) -> None:
         {"tree": ["s", ["a", 0, 0]], "tensors": []},
         {"tree": ["q", [-1, []]], "tensors": []},
         {"tree": ["q", [1]], "tensors": []},
+        {"tree": ["m", [[], 3]], "tensors": []},
+        {"tree": ["m", [[]]], "tensors": []},
     ],
 )
 def test_malformed_tree_raises_a_protocol_error(document: dict[str, Any]) -> None:

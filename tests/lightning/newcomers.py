@@ -43,6 +43,7 @@ def train(
     *,
     expects: bool = False,
     stays: bool = False,
+    begins_from: str | None = None,
 ) -> dict[str, Any]:
     """Train a program.
 
@@ -53,6 +54,7 @@ def train(
         gate: A file without which this worker does not begin to train.
         expects: This worker does not end epoch `JOINS` before a newcomer has come, however slow that one is.
         stays: This worker lets others in, and does not end; it is killed.
+        begins_from: `ckpt_path` of `fit`.
     """
     pl = importlib.import_module(HOST)
     parts = PROGRAMS[name](pl)
@@ -69,7 +71,7 @@ def train(
     strategy = strategy_for(HOST)(checkpoint=None if store is None else Checkpointing(store, every_steps=1))
     trainer = training.trainer(pl, strategy, callbacks=callbacks, **{"max_epochs": 4, **options})
     loaders = parts.get("loaders", [training.loader(LENGTH)])
-    trainer.fit(module, *loaders)
+    trainer.fit(module, *loaders, ckpt_path=begins_from)
     return {"notes": module.notes, "weights": training.weights(module), "step": trainer.global_step}
 
 

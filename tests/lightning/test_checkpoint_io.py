@@ -15,10 +15,11 @@ import torch
 
 from ef_common.errors import StorageFailed
 from ef_common.storage.retries import Retries
-from ef_common.storage.store import Writer
+from ef_common.storage.store import Store, Writer
 from ef_lightning import checkpoint_io, strategy_for
 from tests.lightning import training
 from tests.lightning.conftest import HOSTS
+from tests.storage.conftest import BUCKET, moto  # noqa: F401  # a fixture
 
 pl = importlib.import_module(HOSTS[0])
 Regression = training.regression(pl)
@@ -56,6 +57,28 @@ def test_model_checkpoint_at_a_url_is_written_whole_and_loads(store: Any) -> Non
     with store.open("/callbacks/" + Path(callback.best_model_path).name) as file:
         weights = torch.load(file, weights_only=True)["state_dict"]
     assert all(torch.equal(value, weights[name]) for name, value in loaded.state_dict().items())
+
+
+def test_model_checkpoint_in_a_folder_of_s3_that_is_not_empty_knows_its_files(
+    moto: dict[str, Any],  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Improving(Regression):  # type: ignore[misc, valid-type]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("left", 100.0 - self.global_step)
+            return super().training_step(batch, batch_idx)
+
+        def test_step(self, batch: Any, batch_idx: int) -> None:
+            self.loss(batch)
+
+    monkeypatch.setitem(fsspec.config.conf, "s3", moto)
+    url = f"s3://{BUCKET}/callbacks"
+    Store(url).create("earlier.ckpt", b"of another run")
+    callback = pl.callbacks.ModelCheckpoint(url, "{step}", monitor="left", every_n_train_steps=2, save_top_k=1)
+    trainer = training.trainer(pl, strategy(), enable_checkpointing=True, callbacks=[callback], max_epochs=1)
+    trainer.fit(Improving(), training.loader())
+    trainer.test(dataloaders=training.loader(9), ckpt_path="best")
+    assert [entry.name for entry in Store(url).entries("")] == ["earlier.ckpt", "step=8.ckpt"]
 
 
 @pytest.mark.parametrize("recovers", [True, False])

@@ -21,6 +21,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
+from torchmetrics import MeanMetric
 
 from ef_common.collectives.torch_codec import TENSORS
 from ef_common.core.retention import Retention
@@ -644,6 +645,97 @@ def test_model_is_loaded_from_a_checkpoint_with_the_hyper_parameters_that_it_lac
     loaded = type(chosen.make()).load_from_checkpoint(folder / "lightning.ckpt", normalizer=Normalizer(3.0))
     assert loaded.hparams.normalizer.mean == 3.0
     assert loaded.hparams.config.width == 4
+
+
+def test_model_checkpoint_knows_the_best_model_of_an_earlier_start_in_a_folder_of_the_logger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Worsening(training.regression(pl)):  # type: ignore[misc]
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val_loss", float(self.current_epoch))
+
+    class BreaksOffInEpoch1(pl.Callback):
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+            if trainer.current_epoch == 1:
+                flush(trainer)
+                if trainer.strategy._fit.checkpoints.job._saver.saved.step > trainer.num_training_batches:
+                    raise BreaksOffError
+
+    def training_in_a_folder_of_the_logger() -> Case:
+        options = {"logger": pl.loggers.CSVLogger(tmp_path / "logs"), "enable_checkpointing": True}
+        return Case(Worsening, {**options, "callbacks": [pl.callbacks.ModelCheckpoint(monitor="val_loss")]})
+
+    settings = Checkpointing(str(tmp_path / "store"), every_steps=1)
+    first, _ = start(training_in_a_folder_of_the_logger(), settings, monkeypatch, BreaksOffInEpoch1())
+    second, _ = start(training_in_a_folder_of_the_logger(), settings, monkeypatch)
+    best = first.checkpoint_callback.best_model_path
+    assert first.current_epoch == 1
+    assert first.log_dir != second.log_dir
+    assert second.state.status == "finished"
+    assert second.checkpoint_callback.best_model_path == best
+    assert second.checkpoint_callback.best_model_score == 0.0
+    assert Path(best).exists()
+
+
+def test_metric_that_the_module_no_longer_has_is_left_out_with_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def measuring(name: str) -> Case:
+        class Measuring(training.regression(pl)):  # type: ignore[misc]
+            def __init__(self) -> None:
+                super().__init__()
+                setattr(self, name, MeanMetric())
+
+            def training_step(self, batch: Any, batch_idx: int) -> Any:
+                loss = super().training_step(batch, batch_idx)
+                getattr(self, name).update(loss.detach())
+                self.log(name, getattr(self, name), on_step=True, on_epoch=True)
+                return loss
+
+        return Case(Measuring)
+
+    settings = Checkpointing(str(tmp_path / "store"), every_steps=1)
+    start(measuring("old"), settings, monkeypatch, BreaksOffWhenSaved())
+    trainer, _ = start(measuring("new"), settings, monkeypatch)
+    assert trainer.state.status == "finished"
+    assert "new_epoch" in trainer.callback_metrics
+    assert caplog.text.count("metrics that the module no longer has. Received: old") == 1
+
+
+class Versioned(nn.Linear):
+    """Refuses a state of another version of its class, as torchvision's MNASNet does."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state: Any, prefix: str, local_metadata: dict[str, Any], *args: Any) -> None:
+        if local_metadata.get("version") != 2:
+            raise ValueError(f"version: {local_metadata.get('version')}")
+        super()._load_from_state_dict(state, prefix, local_metadata, *args)
+
+
+@pytest.mark.parametrize("weights_only", [None, False])
+def test_module_learns_the_version_of_the_state_that_it_loads(
+    weights_only: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Module(training.regression(pl)):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net[2] = Versioned(8, 1)
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            state = self.trainer.strategy.session.state
+            state._load_checkpoint(TENSORS.loads(TENSORS.dumps(state._collect())))  # as a newcomer does
+
+    if weights_only is not None:
+        if "weights_only" not in inspect.signature(pl.Trainer.fit).parameters:
+            pytest.skip("before Lightning 2.6")
+        monkeypatch.setattr(pl.Trainer, "fit", partialmethod(pl.Trainer.fit, weights_only=weights_only))
+    settings = Checkpointing(str(tmp_path / "store"), every_steps=1)
+    start(Case(Module), settings, monkeypatch, BreaksOffWhenSaved())
+    [folder] = (tmp_path / "store" / "checkpoints").iterdir()
+    Module.load_from_checkpoint(folder / "lightning.ckpt")
+    trainer, _ = start(Case(Module), settings, monkeypatch)
+    assert trainer.state.status == "finished"
 
 
 def _cut(file: Path) -> None:

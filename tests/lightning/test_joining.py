@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,22 @@ def test_newcomers_that_begin_anew_begin_together(tmp_path: Path, name: str, is_
         if name == "looking":
             check_they_begin_at(rollback, first, second, gathered=1 if is_saved else 2)
         job.audit()
+
+
+def test_newcomer_needs_no_file_that_the_others_have_begun_from(job: Job, tmp_path: Path) -> None:
+    file = tmp_path / "pretrained.ckpt"
+    pl = importlib.import_module(newcomers.HOST)
+    trainer = training.trainer(pl, "auto", max_epochs=1)
+    trainer.fit(training.regression(pl)(), training.loader(newcomers.LENGTH))
+    trainer.save_checkpoint(file)
+    workers = job.start_world(2, partial(newcomers.train, expects=True, begins_from=str(file)), "looking")
+    job.wait_for("epoch", epoch=JOINS)
+    file.unlink()
+    newcomer = job.start(partial(newcomers.train, begins_from=str(file)), "looking")
+    first, *others = [worker.result() for worker in (*workers, newcomer)]
+    assert len(job.events("admitted")) == 1
+    assert all(result["weights"] == first["weights"] for result in others)
+    job.audit()
 
 
 def check_they_begin_at(rollback: Any, *results: dict[str, Any], gathered: int) -> None:

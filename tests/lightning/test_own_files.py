@@ -95,7 +95,7 @@ def test_files_that_a_store_names_elsewhere_are_forgotten(
         "best_k_models": {f"{own}/1.ckpt": 1.0},
         "kth_value": 1,
     }
-    assert checkpoint["callbacks"] == {callback.state_key: {"dirpath": "/x", **forgotten}}
+    assert checkpoint["callbacks"] == {callback.state_key: {"dirpath": own, **forgotten}}
     assert own_files.written_files(trainer, callback, {**state, "FILE_EXTENSION": "/x"}) == forgotten
     assert "ModelCheckpoint forgets files of an earlier run that are not below" in caplog.text
     for nonsense in (

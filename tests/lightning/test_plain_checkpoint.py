@@ -21,6 +21,7 @@ import torch
 
 from ef_common.collectives.torch_codec import TENSORS
 from ef_common.errors import ProtocolError, UsageError
+from ef_lightning.host_copy import copy_tree
 from ef_lightning.plain_checkpoint import CHECKPOINT_KEY, PlainCheckpoints
 
 
@@ -162,6 +163,16 @@ def test_dicts_of_other_classes_become_dicts() -> None:
     assert type(found["callbacks"]["b"]["c"][0]) is np.float64
     found = there_and_back({"callbacks": [Counter([Path("a")]), defaultdict(list, {np.int64(1): [2]})]})
     assert found["callbacks"] == [{Path("a"): 1}, {1: [2]}]
+
+
+@pytest.mark.parametrize("extra", [1, np.ones(2)])
+def test_state_of_a_module_keeps_the_versions_of_its_parts(extra: Any) -> None:
+    state = torch.nn.Sequential(torch.nn.BatchNorm1d(2)).state_dict()
+    state["_extra_state"] = extra
+    for tree in (state, copy_tree(state, lambda tensor, _: tensor.clone())):
+        found = there_and_back({"state_dict": tree})["state_dict"]
+        assert found._metadata == {"": {"version": 1}, "0": {"version": 2}}
+        assert repr(found["_extra_state"]) == repr(extra)
 
 
 def test_array_in_a_file_is_encoded_as_any(tmp_path: Path) -> None:
