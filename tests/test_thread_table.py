@@ -101,6 +101,7 @@ WITNESSES = {
     ],
     "elasticflow-launcher": [HOSTS + "test_far_side.py::test_far_side_that_can_no_longer_hear_ends_the_connection"],
     "elasticflow-hosts": [HOSTS + "test_list.py::test_list_is_read_again_after_an_error_that_nobody_has_expected"],
+    "elasticflow-show": [HOSTS + "test_output.py::test_nobody_waits_for_a_thread_that_can_no_longer_show_anything"],
     "elasticflow-mpi": ["tests/launch/test_mpi.py::test_launcher_does_not_wait_for_a_thread_that_has_failed"],
     "elasticflow-provisioner": [
         "tests/test_provisioners.py::test_thread_that_has_failed_is_replaced_with_the_next_order"
