@@ -48,7 +48,7 @@ class Numbers(data.Dataset):  # type: ignore[misc, name-defined]
         return 100
 
     def __getitem__(self, index: int) -> Any:
-        return np.float32([index])
+        return np.asarray([index], np.float32)
 
 
 class Session(SimpleNamespace):

@@ -36,7 +36,7 @@ class Meeting:
     def __init__(self, *names: str) -> None:
         self.names = list(names)
         self._parts: dict[str, Any] = {}
-        self._found: list[Any] = []
+        self._found: list[tuple[list[str], list[Any]]] = []
         self._number = 0
         self._changed = threading.Condition()
 
