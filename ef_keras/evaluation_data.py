@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import numpy as np
 
+from ef_common.collectives import operations
 from ef_common.core.checksums import Checksums
 from ef_common.core.sharding import EpochProgress, Window
 from ef_common.data.comparison import compare, differ
@@ -21,6 +22,8 @@ from ef_common.session import Session
 from ef_keras import hooks, metrics
 from ef_keras.evaluation_steps import EvaluationSteps
 from ef_keras.ordered import FitSource, OrderedSource
+
+logger = logging.getLogger(__name__)
 
 _FIRST = np.zeros(1, dtype=int)
 
@@ -70,40 +73,99 @@ class EvaluationData:
         source.begin(0, seed=0)
         with leaving_cleanly():
             self._coverage.settle()
-            if isinstance(source, OrderedSource):
-                source.agree(self._session)
-        length = source.epochs.length_of(0)
+            length = source.agree(self._session) if isinstance(source, OrderedSource) else source.epochs.length_of(0)
         steps = EvaluationSteps(self._session, self._model, per_execution=self._steps_per_execution)
-        checksums, share = list[Checksums](), np.arange(0)
-        is_open = isinstance(source, WalkedStream) and source.is_open
-        if not is_open:
-            share, _ = self._coverage.begin(length)
+        if isinstance(source, WalkedStream):
+            yield from self._walk(source, steps, length)
+            return
+        share, _ = self._coverage.begin(length)
         while True:
             if isinstance(source, OrderedSource) and not steps.have_begun and self._session.completed_in.world_size > 1:
                 with leaving_cleanly():
                     _check(compare(self._session, source.checksums(0), partial(source.checksums, 0)))
-            if isinstance(source, WalkedStream):
-                first = _batch(source, _FIRST, length)
-                checksums.append([source.fingerprint])
-            batches = self._batches_of(source, share, length)
-            if isinstance(source, WalkedStream) and is_open:
-                batches, is_open = self._all_batches_of(source, length), False
-            yield from steps.of(batches)
+            yield from steps.of(self._batches_of(source, share, length))
             if not steps.have_begun:
-                first = first if isinstance(source, WalkedStream) else _batch(source, _FIRST, length)
-                yield from steps.without_trace(first)
-            length = min(length, self._coverage.length)
-            mine = {"metrics": metrics.values_of(self._model), "checksums": checksums, "length": length}
+                yield from steps.without_trace(_batch(source, _FIRST, length))
+            mine = {"metrics": metrics.values_of(self._model), "length": length}
             with leaving_cleanly():
                 missing, results = self._coverage.exchange(mine)
             _check_length([result["length"] for result in results])
-            _check({str(number): found for number, found in enumerate(chain(*(r["checksums"] for r in results)))})
             if missing is None:
                 source.end()
                 steps.end([result["metrics"] for result in results])
                 return
             share, _ = missing
             source.begin(0, seed=0)
+
+    def _walk(self, source: WalkedStream, steps: EvaluationSteps, length: int) -> hooks.Batches:
+        """A pass over data that all workers walk through.
+
+        The position of a sample is known only while the data keep their order. If a worker is lost with its part of the
+        result, the pass therefore begins again.
+        """
+        while True:
+            _batch(source, _FIRST, length)
+            with leaving_cleanly():
+                is_shared = self._walk_alike(source, length)
+            first = _batch(source, _FIRST, length)
+            yield from steps.of(self._walked_batches(source, length, is_shared=is_shared))
+            if not steps.have_begun:
+                yield from steps.without_trace(first)
+            if source.ordinal == 1:
+                source.go_to(length, (), keep_from=length)  # a `cache()` keeps what is read to the end, in each worker
+            if not is_shared:
+                with leaving_cleanly():
+                    found = self._coverage.exchange_whole(source.cursor, metrics.values_of(self._model))
+                steps.end([found])
+                return
+            mine = {"metrics": metrics.values_of(self._model), "length": min(length, self._coverage.length)}
+            with leaving_cleanly():
+                missing, results = self._coverage.exchange(mine)
+            _check_length([result["length"] for result in results])
+            if missing is None:
+                steps.end([result["metrics"] for result in results])
+                return
+            steps.restart()
+            source.restart()
+            source.begin(0)
+
+    def _walk_alike(self, source: WalkedStream, length: int) -> bool:
+        """Whether the data of all workers begin alike. All members call this together, with the first batch read.
+
+        Workers that have made fewer iterators over the data than others, because they have come later, make as many.
+        """
+        found, ordinals = self._compare(source)
+        if len(set(found)) > 1 and len(set(ordinals)) > 1:
+            source.align(max(ordinals) + 1)
+            _batch(source, _FIRST, length)
+            found, _ = self._compare(source)
+        is_alike = len(set(found)) == 1
+        if not is_alike and self._session.rank == 0:
+            logger.warning(
+                "the workers evaluate different data, or in different orders, so each of them evaluates all batches, "
+                "and the result is the first worker's. Do not shuffle the data of an evaluation, or with "
+                "shuffle(…, reshuffle_each_iteration=False) and a fixed seed. "
+                "Received: checksums of the first batch %s",
+                found,
+            )
+        return is_alike
+
+    def _compare(self, source: WalkedStream) -> tuple[list[int], list[int]]:
+        """All workers' fingerprints of what they have read in this pass, and the ordinals of their iterators."""
+        if self._session.completed_in.world_size == 1:
+            return [source.fingerprint], [source.ordinal]
+        mine = [source.fingerprint, source.ordinal]
+        parts, _ = operations.gather(self._session, mine, what="checksum")
+        return [part[0] for part in parts], [part[1] for part in parts]
+
+    def _walked_batches(self, source: WalkedStream, length: int, *, is_shared: bool) -> Iterator[Any]:
+        """What this worker evaluates: its share, or everything."""
+        if is_shared and not source.is_open:
+            share, _ = self._coverage.begin(length)
+            return self._batches_of(source, share, length)
+        if not is_shared:
+            return self._turns(source, length, turn=0, num_workers=1)
+        return self._all_batches_of(source, length)
 
     def _batches_of(self, source: FitSource, share: np.ndarray, length: int) -> Iterator[Any]:
         for start in range(0, len(share), source.batch_size):
@@ -114,15 +176,17 @@ class EvaluationData:
     def _all_batches_of(self, source: WalkedStream, limit: int) -> Iterator[Any]:
         """This worker's share of data of unknown length: all workers walk to the end and take turns."""
         turn, num_workers = self._coverage.begin_open()
-        position = 0
-        while position < limit:
+        yield from self._turns(source, limit, turn=turn, num_workers=num_workers)
+        self._coverage.end_open(source.cursor)
+
+    def _turns(self, source: WalkedStream, limit: int, *, turn: int, num_workers: int) -> Iterator[Any]:
+        """Walk through up to this many batches, and take those of one turn."""
+        for position in range(limit):
             source.follow(EpochProgress(epoch=0, length=limit), Window(position, position + 1, ("one",)))
             if source.ended_at == position:
-                break
+                return
             if position % num_workers == turn:
                 yield source.batch([position])
-            position += 1
-        self._coverage.end_open(position)
 
 
 def _cut(share: np.ndarray, batch_size: int) -> Iterator[list[int]]:

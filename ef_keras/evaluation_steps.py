@@ -46,6 +46,10 @@ class EvaluationSteps:
     def without_trace(self, batch: Any) -> hooks.Batches:
         """One step on this batch, whose result does not count."""
         yield self._execution(iter([batch]))
+        self.restart()
+
+    def restart(self) -> None:
+        """The pass begins again: what was evaluated does not count."""
         metrics.set_values(self._model, self._before)
 
     def _execution(self, batches: Iterator[Any]) -> tuple[int, int, Iterator[Any]]:
@@ -53,10 +57,10 @@ class EvaluationSteps:
         return first, self._next - 1, islice(batches, self._size)
 
     def end(self, parts: Sequence[Sequence[np.ndarray]]) -> None:
-        """The pass is complete, with these values of the metrics of all workers, in rank order."""
+        """The pass is complete, with these values of the metrics, which are merged: all workers', in rank order."""
         with leaving_cleanly():
             # From here on all workers have the result, so one that is lost takes nothing with it.
             self._session.run(Barrier("end of an evaluation"))
         metrics.merge(self._model, parts)
-        for state, value in self._seeds if len(parts) > 1 else ():
+        for state, value in self._seeds if self._session.completed_in.world_size > 1 else ():
             state.assign(value)

@@ -116,9 +116,25 @@ def own_batches_again(iterator: Any) -> None:
 
 
 def own_batches(iterator: Any) -> Iterable[Any]:
-    """The batches that Keras itself would iterate over, from the first one on."""
+    """The batches that Keras itself would iterate over, from the first one on. `num_passes` counts the calls."""
+    vars(_data_of(iterator))[_PASSES] = num_passes(iterator) + 1
     found: Iterable[Any] = iterator._get_iterator()
     return found
+
+
+def num_passes(iterator: Any) -> int:
+    """Passes that were begun with `own_batches` over these data, in any `fit` or `evaluate`.
+
+    The order of a shuffled `tf.data.Dataset` is a function of its seed and of this number.
+    """
+    return int(vars(_data_of(iterator)).get(_PASSES, 0))
+
+
+def _data_of(iterator: Any) -> Any:
+    """The user's data set or loader, which outlives a `fit`; Keras's adapter if it keeps neither."""
+    adapter = iterator.data_adapter
+    given = getattr(adapter, "_dataset", getattr(adapter, "_dataloader", None))
+    return given if hasattr(given, "__dict__") else adapter
 
 
 def num_batches(iterator: Any) -> int | None:
@@ -407,6 +423,7 @@ def store_that_makes(entry: Callable[[str, Any], Any]) -> Any:
     return store
 
 
+_PASSES = "_elasticflow_passes"
 _RATE, _SHIFT, _SHOWN = "_get_current_learning_rate", "_elasticflow_shift", "_elasticflow_shown_shift"
 
 

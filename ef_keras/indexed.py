@@ -96,10 +96,11 @@ class IndexedSource(OrderedSource):
         with drawn_from([self._job_seed, self._epoch, what], self.data):
             hook()
 
-    def agree(self, session: Session) -> None:
+    def agree(self, session: Session) -> int:
         """See the protocol."""
         if session.completed_in.world_size > 1:
             self._orders = agree_on_orders(session, self.data)
+        return self.epochs.length_of(self._epoch)
 
     def order(self) -> Any:
         """See the protocol."""

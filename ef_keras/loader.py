@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
@@ -89,13 +90,15 @@ class LoaderSource(OrderedSource):
         seeded: Random numbers in a sample are a function of seed, epoch and position.
 
     Attributes:
-        length: Positions of a pass.
+        length: Positions of a pass. A batch sampler may draw fewer in one; what it draws beyond is left out, as Keras
+            does.
     """
 
     def __init__(self, given: hooks.Loader, *, seeded: bool = False) -> None:
         loader = given.loader
         self._given, self._sampler, self._seeded = given, loader.batch_sampler, seeded
         self.whole_batches = type(loader.batch_sampler) is not BatchSampler
+        self.draws_length = self.whole_batches
         self.batch_size = 1 if self.whole_batches else batch_size_of(loader)
         self.length = len(loader.batch_sampler) if self.whole_batches else num_samples(loader)
         self.epochs = Epochs(self.length)
@@ -127,24 +130,38 @@ class LoaderSource(OrderedSource):
         if self._is_computed:
             self._order = _Order(self._pass, computed_order(self._given.loader, seed=seed, epoch=self._pass))
 
-    def agree(self, session: Session) -> None:
+    def agree(self, session: Session) -> int:
         """See the protocol. Costs a gather of what rank 0 draws, once in a pass; nothing if the order is computed."""
         if self._order is None or self._order.number != self._pass:
             drawn = drawn_by_first(session, self._drawn, what="the sampler's indices")
             self._order = _Order(self._pass, *drawn)
+        expected = self.epochs.length_of(self._epoch or 0)
+        if not self.whole_batches:
+            return expected
+        num_left = len(self._order) - self._start
+        if num_left <= 0:
+            raise self._too_short()
+        return num_left if self.epochs.limit is None else min(self.epochs.limit, num_left)
+
+    def _too_short(self) -> UsageError:
+        return UsageError(
+            "the sampler draws less than its `__len__` says. "
+            f"Expected: {self.length}. Received: {0 if self._order is None else len(self._order)}"
+        )
 
     def _drawn(self) -> list[Any]:
         """The samples at the positions of a pass and, if positions are batches, where each batch ends."""
         sampler: Any = self._sampler if self.whole_batches else self._sampler.sampler
         with drawn_with_torch([self._job_seed, self._pass, _ORDER], sampler):
-            found = list(islice(sampler, len(sampler)))
+            found = list(islice(sampler, self.length if self.whole_batches else len(sampler)))
         if not self.whole_batches:
             return [compact(np.asarray(found)), None]
         return [compact(np.asarray(list(chain(*found)))), np.cumsum([len(batch) for batch in found], dtype=np.int64)]
 
     def order(self) -> Any:
         """See the protocol."""
-        return None if self._is_computed or self._order is None else list(self._order)
+        order = self._order
+        return None if self._is_computed or order is None else [order.number, order.indices, order.ends]
 
     def put_in_order(self, order: Any) -> None:
         """See the protocol."""
@@ -175,11 +192,8 @@ class LoaderSource(OrderedSource):
         places = [self._start + position for position in positions]
         indices, ends = self._order.indices, self._order.ends
         keys: list[tuple[int, ...]]
-        if len(indices if ends is None else ends) <= max(places):
-            raise UsageError(
-                "the sampler draws less than its `__len__` says. "
-                f"Expected: {self.length}. Received: {len(indices if ends is None else ends)}"
-            )
+        if len(self._order) <= max(places):
+            raise self._too_short()
         if ends is None:
             found = indices[places].tolist()
             keys = [(position,) for position in positions] if self._seeded else []
@@ -198,7 +212,8 @@ class LoaderSource(OrderedSource):
     def checksums(self, position: int) -> Checksums:
         """See the protocol: the number of positions, and what is at this one."""
         with drawn_with_torch([self._job_seed, self._epoch or 0, _COMPARED, position]):
-            return [self.length, *checksums_of(self._read(self._items([position])))]
+            length = len(self._order) if self.draws_length and self._order is not None else self.length
+            return [length, *checksums_of(self._read(self._items([position])))]
 
     def end(self) -> None:
         """See the protocol."""
@@ -208,8 +223,9 @@ class LoaderSource(OrderedSource):
         self._foretold.close()
 
 
-class _Order(NamedTuple):
-    """The order of a pass.
+@dataclass(frozen=True)
+class _Order:
+    """The order of a pass. Its length is that of the pass, in positions.
 
     Args:
         number: Number of the pass.
@@ -220,6 +236,9 @@ class _Order(NamedTuple):
     number: int
     indices: np.ndarray
     ends: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.indices if self.ends is None else self.ends)
 
 
 @contextmanager

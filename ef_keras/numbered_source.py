@@ -99,9 +99,10 @@ class NumberedSource(OrderedSource):
             self._epoch, self._order = (seed, epoch), self._of_pass[part.start : part.stop]
             self._reader.begin(partial(_samples_at, self._order, self._epoch))
 
-    def agree(self, session: Session) -> None:
+    def agree(self, session: Session) -> int:
         """See the protocol: the order is a function of the list of shards, which all must have."""
         agree_on_shards(session, self._stream.shards)
+        return len(self._order)
 
     def order(self) -> Any:
         """See the protocol."""

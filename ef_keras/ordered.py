@@ -52,17 +52,23 @@ class OrderedSource(FitSource, ABC):
 
     Attributes:
         reads_ahead: Batches are read before they are asked for.
+        draws_length: An epoch is as long as the order that rank 0 has drawn for it; `epochs` tells what is expected.
     """
 
     reads_ahead: bool
+    draws_length = False
 
     def follow(self, progress: EpochProgress, window: Window) -> None:
         """See the protocol."""
         return  # nothing has to be walked
 
     @abstractmethod
-    def agree(self, session: Session) -> None:
-        """Adopt the order of rank 0 in an epoch that has begun. All members call this together."""
+    def agree(self, session: Session) -> int:
+        """Adopt the order of rank 0 in an epoch that has begun. All members call this together.
+
+        Returns:
+            Positions of the epoch.
+        """
 
     @abstractmethod
     def order(self) -> Any:

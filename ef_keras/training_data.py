@@ -148,7 +148,9 @@ class TrainingData:
         self.dealer.begin(self.epoch, source.epochs.length_of(self.epoch))
         if isinstance(source, OrderedSource):
             with leaving_cleanly():
-                source.agree(self._session)
+                length = source.agree(self._session)
+            if length != self.dealer.progress.length:
+                self.dealer.end_at(length)
 
     def close(self) -> None:
         """Stop reading ahead. May be repeated."""
@@ -357,7 +359,8 @@ class TrainingData:
         if self.is_over:
             self.dealer.log_rollback(epoch=None if self.dealer.progress.remaining else self.epoch + 1)
             return
-        is_same = state["length"] == self.source.epochs.length_of(self.epoch)
+        draws_length = isinstance(self.source, OrderedSource) and self.source.draws_length
+        is_same = draws_length or state["length"] == self.source.epochs.length_of(self.epoch)
         if saved and not is_same:
             self._check_length()
         if isinstance(self.source, ShardSource):

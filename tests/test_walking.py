@@ -192,6 +192,72 @@ def test_newcomer_that_reads_other_data_is_refused_and_the_others_are_not() -> N
         newcomer.walk.load_state(member.walk.state(), saved=False)
 
 
+class Shuffled:
+    """Data in an order that depends on how often they have been iterated over, in all trainings of the process."""
+
+    def __init__(self) -> None:
+        self.num_begun = 0
+
+    def batches(self, number: int) -> Iterator[Any]:
+        self.num_begun += 1
+        return iter(random.Random(self.num_begun).sample(range(LENGTH), LENGTH))
+
+    def worker(self, name: str) -> Worker:
+        """A worker that begins another training with them."""
+        stream = WalkedStream(
+            self.batches,
+            Epochs(ENDLESS),
+            checksums=lambda batch: [batch],
+            is_open=True,
+            ahead=1,
+            num_begun=lambda: self.num_begun,
+        )
+        return Worker(name, batches=self.batches, stream=stream)
+
+
+@pytest.mark.parametrize("saved", [False, True], ids=["newcomer", "new_start"])
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_training_that_follows_one_on_the_same_shuffled_data_goes_on_where_the_first_was_skipped(
+    epoch: int, saved: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    data, others = Shuffled(), Shuffled()
+    first = data.worker("a")
+    for number in range(5):
+        first.begin(number)
+    member = data.worker("a")
+    for number in range(epoch + 1):
+        member.begin(number)
+    done = []
+    for _ in range(3):
+        done.append(member.deal(("a",)))
+        member.dealer.commit(member.session.completed_in)
+    others.worker("b").stream.first()  # of the first training
+    newcomer = others.worker("b")
+    newcomer.stream.first()
+    newcomer.dealer.load_state(member.dealer.state())
+    newcomer.walk.load_state(member.walk.state(), saved=saved)
+    while not newcomer.is_last:
+        done.append(newcomer.deal(("b",)))
+        newcomer.dealer.commit(newcomer.session.completed_in)
+    assert sorted(done) == list(range(LENGTH))
+    assert not caplog.records
+    for worker in (member, newcomer):
+        worker.begin(epoch + 1)
+    assert member.stream.ordinal == newcomer.stream.ordinal
+    assert member.deal(("a",)) == newcomer.deal(("b",))
+
+
+def test_newcomer_with_other_data_is_refused_after_as_many_iterators() -> None:
+    member, newcomer = Shuffled().worker("a"), Shuffled().worker("c")
+    member.begin(0)
+    member.deal(("a", "b"))
+    member.dealer.commit(member.session.completed_in)
+    newcomer.dealer.load_state(member.dealer.state())
+    state = member.walk.state()
+    with pytest.raises(UsageError, match="reads other data in epoch 0 than the others"):
+        newcomer.walk.load_state({**state, "fingerprint": 1, "ordinal": 5}, saved=False)
+
+
 def test_checkpoint_of_other_data_is_continued_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     saved, resumed = member_at(4, "a"), Worker("b", batches=changed)
     resumed.dealer.load_state(saved.dealer.state())

@@ -103,6 +103,24 @@ class Coverage:
         logger.info("%d positions of this evaluation were lost with their worker; dealt again", len(missing))
         return self._share(missing, view.ids), results
 
+    def exchange_whole(self, length: int, result: Any) -> Any:
+        """This worker has evaluated all positions of its own data, as all do if their data differ.
+
+        Args:
+            length: Their number.
+            result: This worker's, a plain tree.
+
+        Returns:
+            The first worker's result, which counts.
+        """
+        mine = {"worker": self._session.worker.id, "length": length, "result": result}
+        parts, _ = operations.gather(self._session, mine, what="state of a metric", codec=self._codec)
+        first, *others = parts
+        self._length, self._every = first["length"], (0, 1)
+        shares: dict[str, Any] = {part["worker"]: [] for part in others}
+        self._log_pass({first["worker"]: [[0, self._length]] if self._length else [], **shares})
+        return first["result"]
+
     def _share(self, positions: np.ndarray, members: tuple[str, ...]) -> tuple[np.ndarray, int]:
         rank = members.index(self._session.worker.id) if self._session.worker.id in members else 0
         start, stop = sharding.share(len(positions), len(members), rank)

@@ -39,8 +39,11 @@ class WalkedStream:
         once: There is one iterator under all passes (a bare generator), so none can be skipped.
         independent: A pass does not depend on the passes before it, so that these need not be begun.
         ahead: Batches behind a window that are read with it, so that the last window is known to be the last.
+        num_begun: Counts the iterators that were made over the data, also for other streams before this one; None if
+            nobody counts.
 
     Attributes:
+        ordinal: That count when the current pass was begun; 0 if nobody counts.
         epoch: The newest that has been begun; one less than the first before that.
         cursor: Batches of it that have been read.
         ended_at: Where the data have ended in this epoch, if they have.
@@ -62,8 +65,10 @@ class WalkedStream:
         once: bool = False,
         independent: bool = False,
         ahead: int = 0,
+        num_begun: Callable[[], int] = lambda: 0,
     ) -> None:
         self._batches = batches
+        self._num_begun, self.ordinal = num_begun, 0
         self.epochs = epochs
         self._checksums, self._num_samples = checksums, num_samples
         self.is_open, self.once = is_open, once
@@ -117,6 +122,7 @@ class WalkedStream:
         while self._pass < number:
             self._pass += 1
             self._new_iterator()
+            self.ordinal = self._num_begun()
             if self._pass < number and self._iterator is not None:
                 _skip(self._iterator, everything=self.once)
         while self._start < part.start:  # epochs in the same pass
@@ -128,6 +134,23 @@ class WalkedStream:
         self.epoch, self.fingerprint = epoch, 0
         self._kept.clear()
         self._sizes.clear()
+
+    def align(self, ordinal: int) -> bool:
+        """Begin the current pass again, with the iterator of this ordinal: that of a worker that has made more of them.
+
+        Returns:
+            False if that many have been made already. Nothing has changed then.
+        """
+        if self.once or ordinal <= self._num_begun():
+            return False
+        epoch, self.epoch = self.epoch, self.epochs.first - 1
+        self._pass -= 1
+        while self._num_begun() < ordinal - 1:
+            self._new_iterator()
+            if self._iterator is not None:
+                _skip(self._iterator, everything=False)
+        self.begin(epoch)
+        return True
 
     def _new_iterator(self, start: int = 0) -> None:
         self._iterator = None  # ends what it has started, before another one begins

@@ -125,10 +125,19 @@ class Walk:
 
     def state(self) -> dict[str, Any]:
         """What those who continue compare with what they have read."""
-        return {"cursor": self.stream.cursor, "fingerprint": self.stream.fingerprint, "due": self._is_due}
+        stream = self.stream
+        return {
+            "cursor": stream.cursor,
+            "fingerprint": stream.fingerprint,
+            "due": self._is_due,
+            "ordinal": stream.ordinal,
+        }
 
     def load_state(self, state: dict[str, Any] | None, *, saved: bool) -> None:
         """The dealer continues from the others' state, or from a checkpoint: walk to its place.
+
+        If what was read on the way differs, and more iterators were made over the data there than here, in an earlier
+        training that this worker has skipped, then as many are made, and the way is walked again.
 
         Args:
             state: What `state` returned there; None if nothing was recorded.
@@ -143,14 +152,15 @@ class Walk:
         stream.begin(progress.epoch, cursor=progress.cursor)
         start = min(progress.cursor, progress.length)
         target = start if state is None else max(start, state["cursor"])
-        report = _Report()
-        while stream.cursor < target and stream.ended_at is None:
-            stream.go_to(stream.cursor + 1, progress.returned, keep_from=start)
-            report(lambda: f"batch {stream.cursor} of {target} in epoch {stream.epoch}")
-        if state is None or (stream.cursor, stream.fingerprint) == (state["cursor"], state["fingerprint"]):
+        self._walk_to(target, keep_from=start)
+        if state is None or self._has_read(state):
             return
         if not (stream.fingerprint and state["fingerprint"]):
             return  # one of both was alone, and has not made any
+        if stream.align(state.get("ordinal", 0)):
+            self._walk_to(target, keep_from=start)
+            if self._has_read(state):
+                return
         if not saved and stream.cursor == state["cursor"]:
             raise UsageError(
                 f"this worker reads other data in epoch {progress.epoch} than the others, so that samples would be "
@@ -165,6 +175,15 @@ class Walk:
                 progress.epoch,
                 self._remedy,
             )
+
+    def _walk_to(self, target: int, *, keep_from: int) -> None:
+        stream, returned, report = self.stream, self._dealer.progress.returned, _Report()
+        while stream.cursor < target and stream.ended_at is None:
+            stream.go_to(stream.cursor + 1, returned, keep_from=keep_from)
+            report(lambda: f"batch {stream.cursor} of {target} in epoch {stream.epoch}")
+
+    def _has_read(self, state: dict[str, Any]) -> bool:
+        return (self.stream.cursor, self.stream.fingerprint) == (state["cursor"], state["fingerprint"])
 
 
 class _Report:

@@ -1,0 +1,37 @@
+"""Data that TensorFlow shuffles anew for each pass, in a program of two fits: nothing that comes or goes ends it."""
+
+from __future__ import annotations
+
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from ef_common.testing.harness import Job
+from tests import warm
+from tests.keras.reshuffled import NUM, NUM_VAL, program
+from tests.waiting import is_ready, wait_until
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+
+@pytest.mark.parametrize("loses", [False, True], ids=["join", "join_and_loss_in_a_validation"])
+def test_every_sample_is_trained_and_validated_once(tmp_path: Path, loses: bool) -> None:
+    with Job(tmp_path / "run", preload=warm.KERAS["tensorflow"]) as job:
+        members = job.start_world(2, program, str(tmp_path), loses)
+        wait_until(job, lambda state: state.training == 2)
+        newcomer = job.start(program, str(tmp_path), loses)
+        wait_until(job, is_ready(2))
+        (tmp_path / "go").touch()
+        workers = [*members, newcomer]
+        lost = [worker for worker in workers if worker.wait() != 0]
+        assert len(lost) == loses
+        found = [worker.result() for worker in workers if worker not in lost]
+        job.audit()
+    for one in found:
+        assert one["means"] == pytest.approx([(NUM_VAL - 1) / 2] * len(one["means"]))
+    if not loses:
+        assert len(newcomer.events("admitted")) == 1
+        for epoch in "234":
+            trained = chain(*(one["trained"].get(epoch, []) for one in found))
+            assert sorted(trained) == list(range(NUM))
