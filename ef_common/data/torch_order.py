@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,9 @@ def order_of(
     sampler = _sampler(loader)
     if is_computed(loader):
         return computed_order(loader, seed=seed, epoch=epoch, stream=stream)
-    drawn = drawn_by_first(session, lambda: np.asarray(list(sampler)), what="the sampler's indices")
+    drawn = drawn_by_first(
+        session, lambda: np.asarray(list(islice(sampler, len(sampler)))), what="the sampler's indices"
+    )
     order = np.asarray(drawn)
     if len(order) < len(sampler):
         raise UsageError(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, SequentialSampler, TensorDataset
 
 from ef_common import events
 from ef_common.core.view import SOLO
@@ -29,3 +31,18 @@ def test_newcomer_that_restores_the_end_of_a_training_logs_an_epoch_that_can_be_
     (rollback,) = events.read(tmp_path)
     assert (rollback["kind"], rollback["step"], rollback["epoch"]) == ("rollback", 12, 3)
     assert "cursor_positions" not in rollback
+
+
+class Endless(SequentialSampler):
+    """Says how many samples an epoch has, and could draw others forever."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(len(self))
+        pytest.fail("more is drawn than an epoch has")
+
+
+def test_endless_sampler_is_asked_for_an_epoch_only() -> None:
+    data = TensorDataset(torch.arange(8))
+    reading = SampleReading(DataLoader(data, 2, sampler=Endless(data)))
+    session = Session(SOLO.members[0], channel=None, groups=None)  # type: ignore[arg-type]
+    assert reading.order(session, seed=0, epoch=0, length=8).tolist() == list(range(8))
