@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -117,8 +118,9 @@ class TrainerState:
         kinds += [(p.dtype, p.shape) for p in self._trainer.lightning_module.parameters() if p.requires_grad]
         loader = self._loader()
         if loader is not None:
-            order = torch.from_numpy(loader.state()["order"])
-            kinds.append((order.dtype, order.shape))
+            order = loader.state()["order"]
+            if isinstance(order, np.ndarray):
+                kinds.append((torch.from_numpy(order).dtype, torch.Size(order.shape)))
         self._transfer.prepared = [torch.empty(shape, dtype=dtype, device="cpu").zero_() for dtype, shape in kinds]
 
     # ------------------------------------------------------------ port
