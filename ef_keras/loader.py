@@ -23,7 +23,16 @@ from ef_common.data.sample import Sample
 from ef_common.data.torch_determinism import seed_everything, set_torch_states, torch_states
 from ef_common.data.torch_lanes import LaneLoader
 from ef_common.data.torch_loader import PlannedLoader
-from ef_common.data.torch_order import batch_size_of, compact, computed_order, drawn_by_first, is_computed, num_samples
+from ef_common.data.torch_order import (
+    batch_size_of,
+    computed_order,
+    drawn_by_first,
+    is_computed,
+    is_divided,
+    num_samples,
+    order_from,
+    sent,
+)
 from ef_common.data.torch_stream import stream_dataset_of
 from ef_common.errors import UnsupportedError, UsageError
 from ef_common.session import Session
@@ -45,7 +54,7 @@ def can_be_asked(loader: DataLoader[Any]) -> bool:
         UnsupportedError: Its sampler draws a part of the samples in each of a fixed number of workers.
     """
     samplers = (loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
-    sampler = next((one for one in samplers if getattr(one, "num_replicas", 1) > 1), None)
+    sampler = next((one for one in samplers if is_divided(one)), None)
     if sampler is not None:
         raise UnsupportedError(
             "a distributed sampler fixes the number of workers. Leave it out: ElasticFlow deals the samples. "
@@ -133,8 +142,8 @@ class LoaderSource(OrderedSource):
     def agree(self, session: Session) -> int:
         """See the protocol. Costs a gather of what rank 0 draws, once in a pass; nothing if the order is computed."""
         if self._order is None or self._order.number != self._pass:
-            drawn = drawn_by_first(session, self._drawn, what="the sampler's indices")
-            self._order = _Order(self._pass, *drawn)
+            indices, ends = drawn_by_first(session, self._drawn, what="the sampler's indices")
+            self._order = _Order(self._pass, order_from(indices), ends)
         expected = self.epochs.length_of(self._epoch or 0)
         if not self.whole_batches:
             return expected
@@ -155,18 +164,19 @@ class LoaderSource(OrderedSource):
         with drawn_with_torch([self._job_seed, self._pass, _ORDER], sampler):
             found = list(islice(sampler, self.length if self.whole_batches else len(sampler)))
         if not self.whole_batches:
-            return [compact(np.asarray(found)), None]
-        return [compact(np.asarray(list(chain(*found)))), np.cumsum([len(batch) for batch in found], dtype=np.int64)]
+            return [sent(order_from(found)), None]
+        return [sent(order_from(list(chain(*found)))), np.cumsum([len(batch) for batch in found], dtype=np.int64)]
 
     def order(self) -> Any:
         """See the protocol."""
         order = self._order
-        return None if self._is_computed or order is None else [order.number, order.indices, order.ends]
+        return None if self._is_computed or order is None else [order.number, sent(order.indices), order.ends]
 
     def put_in_order(self, order: Any) -> None:
         """See the protocol."""
         if order is not None:
-            self._order = _Order(*order)
+            number, indices, ends = order
+            self._order = _Order(number, order_from(indices), ends)
 
     def recall(self, order: Any) -> None:
         """See the protocol. The next epoch may be of the same pass."""
@@ -201,10 +211,9 @@ class LoaderSource(OrderedSource):
             (place,), (position,) = places, positions
             found = indices[ends[place - 1] if place else 0 : ends[place]].tolist()
             keys = [(position, number) for number in range(len(found))] if self._seeded else []
-        items: list[Any] = [tuple(index) if isinstance(index, list) else index for index in found]
         if not self._seeded:
-            return items
-        return [Sample(index, (self._job_seed, self._epoch, *key)) for index, key in zip(items, keys, strict=True)]
+            return list(found)
+        return [Sample(index, (self._job_seed, self._epoch, *key)) for index, key in zip(found, keys, strict=True)]
 
     def _item(self, index: Any, key: tuple[int, ...]) -> Any:
         return Sample(index, key) if self._seeded else index

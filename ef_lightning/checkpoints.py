@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from ef_common.storage.layout import LEAST_ARRAY_BYTES, Path
 from ef_common.storage.shares import SharedFile
 from ef_lightning import hooks, own_files
 from ef_lightning.host_copy import HostCopies
-from ef_lightning.plain_checkpoint import CHECKPOINT_KEY, PlainCheckpoints
+from ef_lightning.plain_checkpoint import BETWEEN_STEPS, CHECKPOINT_KEY, PlainCheckpoints
 from ef_lightning.random_state import restore_random_state
 from ef_lightning.saved_tree import FILE, IsShared, SavedTree
 from ef_lightning.train_loader import ElasticLoader
@@ -43,9 +43,9 @@ class TrainerCheckpoints:
         self._copies = HostCopies()
         self._collect: Callable[[], dict[str, Any]] = dict
         self._loader: Callable[[], ElasticLoader | None] = lambda: None
-        self._resume: Callable[[torch.Tensor], None] = lambda running: None
+        self._resume: Callable[[Mapping[str, Any]], None] = lambda saved: None
         self._random: torch.Tensor | None = None
-        self._running: torch.Tensor | None = None
+        self._between_steps: Mapping[str, Any] | None = None
         self._path: str | None = None
         self._model: str | None = None
         self._plain = PlainCheckpoints(None)
@@ -54,7 +54,7 @@ class TrainerCheckpoints:
         self,
         collect: Callable[[], dict[str, Any]],
         *,
-        resume: Callable[[torch.Tensor], None],
+        resume: Callable[[Mapping[str, Any]], None],
         loader: Callable[[], ElasticLoader | None],
     ) -> None:
         """The state to save is available from here on.
@@ -92,7 +92,8 @@ class TrainerCheckpoints:
         checkpoint = self._read()
         self._stop_if_complete()
         _take_types(self._trainer.lightning_module, checkpoint["state_dict"])
-        self._running = checkpoint[CHECKPOINT_KEY]["running"]
+        saved = checkpoint[CHECKPOINT_KEY]
+        self._between_steps = {name: saved[name] for name in BETWEEN_STEPS if name in saved}
         return checkpoint
 
     def _stop_if_complete(self) -> None:
@@ -142,14 +143,14 @@ class TrainerCheckpoints:
 
     def begin_loops(self) -> None:
         """The loops will begin next."""
-        if self._running is not None:
+        if self._between_steps is not None:
             hooks.restart_between_steps(self._trainer)
 
     def go_on(self) -> None:
         """The loops have reached the step in the middle of an epoch at which the state was saved."""
-        running, self._running = self._running, None
-        if running is not None:
-            self._resume(running)
+        saved, self._between_steps = self._between_steps, None
+        if saved is not None:
+            self._resume(saved)
 
     # ------------------------------------------------------------ while it runs
 

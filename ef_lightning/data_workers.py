@@ -10,6 +10,7 @@ from torch.utils.data.sampler import BatchSampler
 
 from ef_common.data.adapters.recognition import shards_of
 from ef_common.data.torch_loader import PlannedLoader
+from ef_common.data.torch_order import is_divided
 from ef_common.errors import UnsupportedError
 from ef_lightning import hooks
 
@@ -65,7 +66,7 @@ def check(loader: DataLoader[Any]) -> None:
             "Give it (or the data set, if it counts that) a `__len__`. "
             f"Received: sampler={type(sampler).__name__} ({error})"
         ) from error
-    if hasattr(sampler, "num_replicas"):
+    if hasattr(sampler, "num_replicas") or is_divided(sampler):
         raise UnsupportedError(
             "a distributed sampler fixes the number of workers. Leave it out: ElasticFlow deals the samples. "
             f"Received: sampler={type(sampler).__name__}"

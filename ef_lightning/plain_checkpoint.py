@@ -31,6 +31,9 @@ logger = logging.getLogger(__name__)
 CHECKPOINT_KEY = "elasticflow"
 """Where a checkpoint file holds what Lightning does not know: how far its epoch is, the ratio of the run …"""
 
+BETWEEN_STEPS = ("running", "gradients")
+"""Parts of that for a training that goes on between the two steps; the gradients are those of a manual accumulation."""
+
 _BASIC = (type(None), bool, int, float, complex, str, torch.Size, torch.dtype, torch.device)
 _ENCODED = (type(None), bool, int, float, str, bytes, timedelta, type(FilePath()), torch.Tensor)
 _NUMBERS = "biufc"

@@ -9,14 +9,16 @@ from __future__ import annotations
 import copy
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
+from ef_common.collectives.gradients.left import left_gradients, take_gradients
 from ef_common.collectives.gradients.reducer import GradientReducer
 from ef_common.collectives.torch_codec import TENSORS, as_bytes
 from ef_common.data.autoscaler import Autoscaler
@@ -119,8 +121,9 @@ class TrainerState:
         kinds += [(p.dtype, p.shape) for p in self._trainer.lightning_module.parameters() if p.requires_grad]
         loader = self._loader()
         if loader is not None:
-            order = torch.from_numpy(loader.state()["order"])
-            kinds.append((order.dtype, order.shape))
+            order = loader.state()["order"]
+            if isinstance(order, np.ndarray):
+                kinds.append((torch.from_numpy(order).dtype, torch.Size(order.shape)))
         self._transfer.prepared = [torch.empty(shape, dtype=dtype, device="cpu").zero_() for dtype, shape in kinds]
 
     # ------------------------------------------------------------ port
@@ -171,7 +174,7 @@ class TrainerState:
             )
         ]
         agreed = {name: saved.pop(name, None) for name in ("compensation", "schedules", "autoscale")}
-        state = {**agreed, "requests": None, **running}
+        state = {**agreed, "requests": None, "gradients": saved.pop("gradients", None), **running}
         self._adopt({**state, "checkpoint": checkpoint, "loader": None})
         loader = self._loader()
         if loader is not None:
@@ -225,9 +228,10 @@ class TrainerState:
 
     def _left_gradients(self) -> dict[str, Tensor] | None:
         """What a module that optimizes manually may be accumulating; Lightning makes an update between boundaries."""
-        if self._reducer is None or self._trainer.lightning_module.automatic_optimization:
+        module = self._trainer.lightning_module
+        if module.automatic_optimization:
             return None
-        return self._reducer.gradients()
+        return left_gradients(module, None if self._reducer is None else set(self._reducer.names()))
 
     def checkpoint(self) -> dict[str, Any]:
         """The content of a checkpoint file: everything that Lightning resumes from, and the rest under our key."""
@@ -239,6 +243,7 @@ class TrainerState:
             **(hooks.move_loader_state_out(checkpoint) or {}),
             **self._agreed(),
             "running": torch.frombuffer(bytearray(running), dtype=torch.uint8),
+            "gradients": self._left_gradients(),
             "random": random_state(),
         }
         return checkpoint
@@ -299,24 +304,28 @@ class TrainerState:
         self._load_optimizers(state)
         hooks.load_loop_fields(trainer, state["fields"])
         self._load_running(state)
-        if self._reducer is not None and state.get("gradients") is not None:
-            self._reducer.take_gradients(state["gradients"])
+        self._take_gradients(state)
         if "values" in state:  # of a checkpoint
             hooks.set_logged_values(trainer, state["values"])
         if self._schedules is not None and state["schedules"] is not None:
             self._schedules.load_state(state["schedules"])
+
+    def _take_gradients(self, state: Mapping[str, Any]) -> None:
+        if state.get("gradients") is not None:
+            take_gradients(self._trainer.lightning_module, state["gradients"])
 
     def _load_checkpoint(self, state: dict[str, Any]) -> None:
         load_written(self._trainer, self._host, state["checkpoint_callbacks"])
         hooks.add_hyper_parameters(self._trainer, state["checkpoint"])
         hooks.load_checkpoint(self._trainer, state["checkpoint"])
 
-    def resume(self, running: Tensor) -> None:
+    def resume(self, saved: Mapping[str, Any]) -> None:
         """Continue between the two steps of a checkpoint. Lightning has loaded the rest of it."""
-        trainer, state = self._trainer, TENSORS.loads(running.numpy().tobytes())
+        trainer, state = self._trainer, TENSORS.loads(saved["running"].numpy().tobytes())
         state["logged"] = hooks.without_lost_metrics(trainer, state["logged"])
         hooks.load_loop_fields(trainer, state["fields"])
         self._load_running(state)
+        self._take_gradients(saved)
         if trainer.strategy.session.rank == 0:
             hooks.set_logged_values(trainer, state["values"])
         hooks.go_on_between_steps(trainer, self._host)

@@ -35,7 +35,7 @@ from ef_lightning.checks import check_trainer
 from ef_lightning.collectives import CollectivesMixin
 from ef_lightning.fit import Fit, dropping_gradients, nothing, result_of
 from ef_lightning.host import LightningHost
-from ef_lightning.plain_checkpoint import CHECKPOINT_KEY, restore
+from ef_lightning.plain_checkpoint import BETWEEN_STEPS, CHECKPOINT_KEY, restore
 from ef_lightning.probe import check_hooks
 from ef_lightning.rate_functions import Factors, factors_of
 from ef_lightning.repetition import Repetition
@@ -548,7 +548,7 @@ class ElasticMixin(CollectivesMixin):
             checkpoint = restore(super().load_checkpoint(*args, **kwargs))  # type: ignore[misc]
         state = checkpoint.pop(CHECKPOINT_KEY, None)
         if state is not None:
-            for name in ("running", "random"):
+            for name in (*BETWEEN_STEPS, "random"):
                 state.pop(name, None)
             self._saved = {name: state.pop(name, None) for name in ("compensation", "schedules", "autoscale")}
             hooks.move_loader_state_in(checkpoint, state)

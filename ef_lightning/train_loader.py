@@ -26,6 +26,7 @@ from ef_common.core.view import View
 from ef_common.data.dealer import Dealer, Rest
 from ef_common.data.identity import DataComparison, identity_of
 from ef_common.data.sample import Sample
+from ef_common.data.torch_order import order_from, sent
 from ef_common.data.walking import Walk
 from ef_common.errors import TrainingOver, UsageError
 from ef_common.events import EventLog
@@ -459,7 +460,7 @@ class ElasticLoader(WrappedLoader):
     def state(self) -> dict[str, Any]:
         """The state that a newcomer needs to continue with the others."""
         walk = None if self._walk is None else self._walk.state()
-        found = {"seed": self.seed, "order": self._order, "even": self.is_even, "walk": walk}
+        found = {"seed": self.seed, "order": sent(self._order), "even": self.is_even, "walk": walk}
         return {**self.dealer.state(), **found, "data": self._comparison.state()}
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -484,7 +485,7 @@ class ElasticLoader(WrappedLoader):
                 self._session, seed=self.seed, epoch=state["epoch"], length=state["length"]
             )
         else:
-            self._order = np.asarray(state["order"])
+            self._order = order_from(state["order"])
         self._wants_epoch = False
         self._plan_of = None
 
@@ -500,7 +501,10 @@ class ElasticLoader(WrappedLoader):
         state["steps"] -= len(uncommitted)
         state["open_batches"] = max(0, len(uncommitted) - hooks.num_batches_running(self._trainer))
         state["returned"] = torch.from_numpy(state["returned"])
-        state["order"] = None if self._reading.is_computed else torch.from_numpy(self._order)
+        if self._reading.is_computed:
+            state["order"] = None
+        elif isinstance(state["order"], np.ndarray):
+            state["order"] = torch.from_numpy(state["order"])
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

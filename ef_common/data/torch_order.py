@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from ef_common.collectives import torch_operations as operations
 from ef_common.core import sharding
 from ef_common.errors import UsageError
 from ef_common.session import Session
+
+_RANKS = ("rank", "_rank", "shard_id", "shard_index", "process_index")
+_WORLD_SIZES = ("num_replicas", "world_size", "_world_size", "num_shards", "num_processes")
+"""What samplers that divide the samples by themselves call a worker's number and the number of workers."""
 
 
 def batch_size_of(loader: DataLoader[Any]) -> int:
@@ -47,13 +53,15 @@ def order_of(
     sampler = _sampler(loader)
     if is_computed(loader):
         return computed_order(loader, seed=seed, epoch=epoch, stream=stream)
-    drawn = drawn_by_first(session, lambda: np.asarray(list(sampler)), what="the sampler's indices")
-    order = np.asarray(drawn)
+    drawn = drawn_by_first(
+        session, lambda: sent(order_from(list(islice(sampler, len(sampler))))), what="the sampler's indices"
+    )
+    order = order_from(drawn)
     if len(order) < len(sampler):
         raise UsageError(
             f"the sampler draws fewer samples than its `__len__` says. Expected: {len(sampler)}. Received: {len(order)}"
         )
-    return compact(order)
+    return order
 
 
 def computed_order(loader: DataLoader[Any], *, seed: int, epoch: int, stream: tuple[int, ...] = ()) -> np.ndarray:
@@ -73,10 +81,38 @@ def drawn_by_first(session: Session, draw: Callable[[], Any], *, what: str) -> A
     return next(part for part in drawn if part is not None)
 
 
+def order_from(drawn: Any) -> np.ndarray:
+    """The order of these indices, shape (samples,): numbers as in `compact`, or objects as the sampler has drawn them.
+
+    Args:
+        drawn: The indices: a list or, of numbers, an array or a tensor. Pairs, names and the like are kept as they are.
+    """
+    if not isinstance(drawn, list):
+        return compact(np.asarray(drawn))
+    indices = [one.item() if isinstance(one, Tensor) and not one.ndim else one for one in drawn]
+    if all(issubclass(kind, int | np.integer) for kind in set(map(type, indices))):
+        return compact(np.asarray(indices))
+    return np.fromiter(indices, dtype=object, count=len(indices))
+
+
+def sent(order: np.ndarray) -> np.ndarray | list[Any]:
+    """An order as a plain tree, of which `order_from` makes it again."""
+    return order.tolist() if order.dtype == object else order
+
+
 def compact(order: np.ndarray) -> np.ndarray:
     """Make the order small, because a newcomer receives it while the others wait."""
     fits = order.dtype.kind == "i" and order.size and order.max() <= np.iinfo(np.int32).max
     return order.astype(np.int32) if fits and order.min() >= 0 else order
+
+
+def is_divided(sampler: Any) -> bool:
+    """Whether a sampler draws one worker's part of the samples, in a world of more than one, as its fields tell.
+
+    One that was made in a world of one draws all of them, for all workers.
+    """
+    sizes = [getattr(sampler, name, None) for name in _WORLD_SIZES]
+    return any(hasattr(sampler, name) for name in _RANKS) and any(isinstance(n, int) and n > 1 for n in sizes)
 
 
 def num_drawn(loader: DataLoader[Any]) -> int:

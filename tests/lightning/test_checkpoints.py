@@ -156,6 +156,31 @@ def steps_limited_in_the_epoch(pl: Any, folder: Path) -> Case:
 
 
 @case
+def accumulating_by_hand(pl: Any, folder: Path) -> Case:
+    """As Lightning documents it. The embedding's gradients are sparse, and no row comes twice in an update."""
+
+    class Accumulating(training.regression(pl)):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+            with torch.random.fork_rng():
+                torch.manual_seed(4)
+                self.offsets = nn.Embedding(32, 1, sparse=True)
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            numbers, features, target = batch
+            self.manual_backward(self.loss([numbers, features, target + self.offsets(numbers)]) / 4)
+            if (batch_idx + 1) % 4 == 0:
+                self.optimizers().step()
+                self.optimizers().zero_grad()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.05)
+
+    return Case(Accumulating, {}, SHUFFLED, 32)
+
+
+@case
 def second_order(pl: Any, folder: Path) -> Case:
     class Second(training.regression(pl)):  # type: ignore[misc]
         def configure_optimizers(self) -> Any:

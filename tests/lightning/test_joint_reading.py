@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import WeightedRandomSampler
+from torch.utils.data import SequentialSampler, WeightedRandomSampler
 
 from ef_common.session import Session
 from ef_lightning import strategy_for
@@ -96,6 +96,23 @@ def test_each_pass_over_a_loader_reads_each_sample_once_and_in_another_order(mod
         assert len({tuple(one) for one in whole}) == len(whole)
     again = reading.order(session, seed=1, epoch=1, length=length)
     assert again[:22].tolist() != order[:22].tolist()
+
+
+class Overdrawing(SequentialSampler):
+    """Draws more than it says, as one that never ends."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(len(self))
+        yield from itertools.repeat(0, 100)
+
+
+def test_sampler_that_draws_more_than_it_says_leaves_the_other_loaders_their_samples() -> None:
+    several = [training.loader(8, sampler=Overdrawing(training.data(8))), training.loader(8)]
+    reading = JointReading(JointLoader(combine(several, "min_size"), mode="min_size", unflatten=list))
+    session: Any = LoneSession()
+    order = reading.order(session, seed=1, epoch=0, length=2)
+    read = [reading.at(order, [position], length=2) for position in range(2)]
+    assert read == [[[0, 1, 2, 3]] * 2, [[4, 5, 6, 7]] * 2]
 
 
 class LoneSession(Session):

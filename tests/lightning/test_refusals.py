@@ -55,6 +55,18 @@ class Endless(Sampler[int]):
         return iter(int, 1)
 
 
+class Divided(SequentialSampler):
+    """Draws the part of one worker of two, without the fields of a DistributedSampler."""
+
+    rank, world_size = 0, 2
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.rank, 8, self.world_size))
+
+    def __len__(self) -> int:
+        return 8 // self.world_size
+
+
 def sequential() -> SequentialSampler:
     return SequentialSampler(training.data(8))
 
@@ -68,6 +80,10 @@ LOADERS: dict[str, tuple[Callable[[], Any], str]] = {
     "own_iterator": (lambda: OwnLoader(training.data(8), 2), "dataset or into `collate_fn`"),
     "distributed_sampler": (
         lambda: training.loader(8, 2, sampler=DistributedSampler(training.data(8), 2, 0)),
+        "Leave it out: ElasticFlow deals the samples",
+    ),
+    "divided_sampler": (
+        lambda: training.loader(8, 2, sampler=Divided(training.data(8))),
         "Leave it out: ElasticFlow deals the samples",
     ),
     "endless_sampler": (lambda: training.loader(8, 2, sampler=Endless()), "Give it .* a `__len__`"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from ef_common.collectives.gradients.buckets import BucketLayout
 from ef_common.collectives.gradients.module_buffers import Kind, ModuleBuffers, finder
 from ef_common.collectives.gradients.pieces import Pieces
 from ef_common.collectives.gradients.reduction import Reduction, squared_norm
-from ef_common.collectives.gradients.sparse import sparse_parameters, sparsify
+from ef_common.collectives.gradients.sparse import sparse_parameters
 from ef_common.core.view import View
 from ef_common.errors import UsageError
 from ef_common.session import Barrier, Session
@@ -133,18 +133,6 @@ class GradientReducer:
     def kinds(self) -> list[Kind] | None:
         """The module's buffers that are sent; None if none are, or if they were given."""
         return None if self._buffers is None else self._buffers.kinds()
-
-    def gradients(self) -> dict[str, Tensor]:
-        """The reduced gradients that are left between two steps, dense; copy them before the next step."""
-        names, named = set(self.names()), self._module.named_parameters()
-        return {n: p.grad.detach().to_dense() for n, p in named if n in names and p.grad is not None}
-
-    def take_gradients(self, gradients: Mapping[str, Tensor]) -> None:
-        """Have the gradients that are left in the other members, and no others."""
-        for name, parameter in self._module.named_parameters():
-            found = gradients.get(name)
-            parameter.grad = None if found is None else found.to(parameter.device, copy=True)
-        sparsify(() if self._layout is None else self._layout.sparse)
 
     def detach(self) -> None:
         """Remove the hooks."""
