@@ -352,7 +352,11 @@ class _Agents:
         )
         sys.stdout.flush()
         sys.stderr.flush()
-        process.start()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [SIGNAL])  # the agent is told nothing until it heeds it
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._agents[self._num_started] = _Agent(process, device, lives, records)
         self._num_started += 1
 
@@ -542,9 +546,10 @@ def _be_agent(args: argparse.Namespace, device: int | None, records: Path, local
     os.setsid()  # Ctrl-C is for the launcher, which tells the workers
     for number in [*to_end(), SIGNAL]:
         signal.signal(number, signal.SIG_DFL)
-    if args.rdzv_backend == BACKEND:
-        signal.pthread_sigmask(signal.SIG_BLOCK, [SIGNAL])  # until the rendezvous heeds it
+    if args.rdzv_backend == BACKEND:  # whose rendezvous unblocks it
         signal.signal(SIGNAL, _ignore)  # when it heeds it no more
+    else:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [SIGNAL])
     end_with_parent(signal.SIGTERM, launcher)
     if device is not None:
         names = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))

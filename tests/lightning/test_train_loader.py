@@ -48,7 +48,9 @@ def test_pairs_that_a_sampler_draws_are_the_same_for_a_newcomer_and_after_a_new_
     session = Session(SOLO.members[0], channel=None, groups=None)  # type: ignore[arg-type]
     counts = SimpleNamespace(current=SimpleNamespace(ready=0, processed=0))
     fit_loop = SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=counts))
-    trainer = SimpleNamespace(current_epoch=0, limit_train_batches=1.0, fit_loop=fit_loop)
+    trainer = SimpleNamespace(
+        current_epoch=0, limit_train_batches=1.0, fit_loop=fit_loop, reload_dataloaders_every_n_epochs=0
+    )
     pairs = [(index, 32 * index) for index in range(8)]
     with EventLog(None, "a") as log:
         first, newcomer, again = (
