@@ -135,7 +135,8 @@ class EvaluationData:
         Workers that have made fewer iterators over the data than others, because they have come later, make as many.
         """
         found, ordinals = self._compare(source)
-        if len(set(found)) > 1 and len(set(ordinals)) > 1:
+        has_seed = len(set(zip(ordinals, found, strict=True))) == len(set(ordinals))  # as iterators of one ordinal tell
+        if len(set(found)) > 1 and len(set(ordinals)) > 1 and has_seed:
             source.align(max(ordinals) + 1)
             _batch(source, _FIRST, length)
             found, _ = self._compare(source)

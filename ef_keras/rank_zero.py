@@ -148,7 +148,7 @@ def _is_done(callback: Any, epoch: int, logs: dict[str, Any] | None = None) -> b
     try:
         with Path(callback.filename).open(newline="") as file:
             rows = deque(csv.DictReader(file, delimiter=callback.sep), maxlen=1)
-    except OSError:
+    except (OSError, ValueError, csv.Error):  # the last row may be torn
         return False
     expected = {"epoch": str(epoch), "loss": str((logs or {}).get("loss"))}
     return any(all(row.get(name, value) == value for name, value in expected.items()) for row in rows)

@@ -32,6 +32,22 @@ class Files(Dataset[str]):
         return len(self.names)
 
 
+class Around(Dataset[str]):
+    def __init__(self, dataset: Any, indices: Any) -> None:
+        self.dataset, self.indices = dataset, indices
+
+    def __len__(self) -> int:
+        return 3
+
+
+class Unwilling(Dataset[str]):
+    def __init__(self) -> None:
+        self.tensors, self.file, self.info = (object(),), open, torch.finfo()
+
+    def __len__(self) -> int:
+        raise RuntimeError("it is closed")
+
+
 @pytest.mark.parametrize(
     ("this", "other", "differs_in"),
     [
@@ -46,6 +62,13 @@ class Files(Dataset[str]):
         (Files(["/a/x", "/a/y"]), Files([Path("/b/x"), Path("/b/y")]), set()),
         (Files(["/a/x", "/a/y"]), Files(["/a/y", "/a/x"]), {"rows"}),
         ([1, 2], [2, 1], set()),  # nobody knows what these are
+        (Around(Files(["a"]), [[0, 1], [2]]), Around(Files(["a"]), [[0], [1, 2]]), set()),
+        (Around(Files(["a"]), [object()]), Around(Files(["a"]), [object()]), set()),
+        (Around(Files(["a"]), range(10**12)), Around(Files(["a"]), range(10**12 - 1)), {"indices"}),
+        (Around("/node1/scratch", [1]), Around("/node12/scratch", [1]), set()),
+        (Around(None, [1]), Around(Files(["a"]), [1]), {"rows"}),  # it was opened in one of them only
+        (np.array([object()]), np.array([object()]), set()),
+        (Unwilling(), Unwilling(), set()),
     ],
 )
 def test_what_tells_data_apart(this: Any, other: Any, differs_in: set[str]) -> None:
@@ -97,6 +120,19 @@ def test_other_rows_are_worth_one_warning(caplog: pytest.LogCaptureFixture) -> N
     with caplog.at_level(logging.WARNING):
         assert found_by(np.zeros(3), np.zeros(3), np.ones(3), np.ones(3)) == [""] * 4
     assert [record.message.partition(",")[0] for record in caplog.records] == ["the workers have different data"]
+
+
+def test_data_of_a_worker_that_is_alone_are_those_of_its_first_step() -> None:
+    data = split(1)
+
+    def member(session: Session, rank: int) -> bool:
+        alone = DataComparison(session, lambda: identity_of([data]))
+        alone.follow()
+        before = alone.state()
+        data.indices = data.indices[::-1]  # in each epoch, say
+        return alone.state() == before
+
+    assert Cluster(1).run(member) == [True]
 
 
 def comparison(data: Any) -> DataComparison:

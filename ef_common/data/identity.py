@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from ef_common.collectives import operations
-from ef_common.data.comparison import checksum
 from ef_common.errors import UsageError
 from ef_common.session import Session
 
 logger = logging.getLogger(__name__)
 
-_NUM_ROWS = 64
+_NUM_ROWS, _ROW_SIZE = 64, 1 << 14
+_NUM_INDICES = 1 << 17
 _DIFFERENT = (
     "the workers have different data, so that samples are used twice or never, and trained on where they validate"
 )
@@ -36,21 +36,18 @@ Identity = dict[str, list[int]]
 
 
 def identity_of(data: Iterable[Any]) -> Identity:
-    """What tells map-style data sets apart.
+    """What tells map-style data sets apart. Never raises.
 
     Args:
         data: Data sets of torch, or things that look like them, and arrays. What nobody knows tells nothing.
     """
-    found: Identity = {"lengths": [], "indices": [], "rows": []}
+    data = list(data)
+    found: Identity = {"lengths": [_length(part) for part in data], "indices": [], "rows": []}
     for part in _parts(data):
         attributes = _attributes(part)
-        found["lengths"].append(_length(part))
-        indices = attributes.get("indices") if "dataset" in attributes else None
-        chosen: Any = attributes.get("_indices")
-        if indices is None and hasattr(chosen, "column"):  # of Hugging Face
-            indices = chosen.column(0)
-        if indices is not None:
-            found["indices"].append(checksum(np.asarray(indices)))
+        if "dataset" in attributes:
+            found["indices"] += _checksum_of_indices(attributes.get("indices"))
+        found["indices"] += _checksum_of_indices(attributes.get("_indices"))  # of Hugging Face
         tensors = attributes.get("tensors")
         for rows in (part, *attributes.values(), *(tensors if isinstance(tensors, tuple) else ())):
             found["rows"] += _checksum_of_rows(rows)
@@ -73,15 +70,30 @@ def _parts(data: Iterable[Any]) -> Iterator[Any]:
         yield part
         attributes = _attributes(part)
         several = attributes.get("datasets")
-        pending += list(several)[::-1] if isinstance(several, list | tuple) else []
-        pending += [attributes["dataset"]] if "dataset" in attributes else []
+        inner = [attributes.get("dataset"), *(several if isinstance(several, list | tuple) else ())]
+        pending += [one for one in inner[::-1] if hasattr(type(one), "__getitem__") and hasattr(one, "__dict__")]
 
 
 def _length(data: Any) -> int:
     try:
         return len(data)
-    except (TypeError, NotImplementedError):
+    except Exception:  # of a user's class
         return -1
+
+
+def _checksum_of_indices(indices: Any) -> list[int]:
+    """Checksum of how many there are, and of the first ones; nothing of anything that is no sequence of integers."""
+    try:
+        if hasattr(indices, "column"):  # a table
+            indices = indices.column(0)
+        array = np.asarray(indices[:_NUM_INDICES])
+        return (
+            [zlib.crc32(np.ascontiguousarray(array, np.int64).tobytes(), len(indices))]
+            if array.dtype.kind in "iu"
+            else []
+        )
+    except Exception:  # of a user's class
+        return []
 
 
 def _is_array(value: Any) -> bool:
@@ -92,14 +104,16 @@ def _checksum_of_rows(value: Any) -> list[int]:
     """Checksum of some rows of an array, or of some names of a list of files; nothing of anything else."""
     try:
         if _is_array(value) and len(value.shape):
-            found = [checksum(np.asarray(value[row])) for row in some_rows(len(value))]
+            found = [np.asarray(value[row]).flat[:_ROW_SIZE] for row in some_rows(len(value))]
         elif isinstance(value, list | tuple) and value and isinstance(value[0], str | os.PathLike):
-            found = [checksum(np.asarray(os.path.basename(value[row]))) for row in some_rows(len(value))]
+            found = [np.asarray(os.path.basename(value[row])) for row in some_rows(len(value))]
         else:
             return []
-    except (TypeError, ValueError, RuntimeError):  # on a device, say
+        if any(array.dtype.hasobject for array in found):
+            return []
+        return [zlib.crc32(repr([zlib.crc32(array.tobytes()) for array in found]).encode())]
+    except Exception:  # on a device, say
         return []
-    return [zlib.crc32(repr(found).encode())]
 
 
 def some_rows(length: int) -> list[int]:
@@ -137,10 +151,11 @@ class DataComparison:
             UsageError: In all members: they have different data.
         """
         self.is_due = False
+        mine = self._identity()  # as it is now: code of the user's may change the data later
         if self._session.completed_in.world_size == 1:
             return
         self._session.entering = False  # a newcomer has been dealt its first batch, and meets the others here
-        found, _ = operations.gather(self._session, self._identity(), what="identity of the data")
+        found, _ = operations.gather(self._session, mine, what="identity of the data")
         for what in ("lengths", "indices"):
             parts = [one[what] for one in found]
             if any(part != parts[0] for part in parts):

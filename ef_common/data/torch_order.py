@@ -111,8 +111,9 @@ def is_divided(sampler: Any) -> bool:
 
     One that was made in a world of one draws all of them, for all workers.
     """
-    sizes = [getattr(sampler, name, None) for name in _WORLD_SIZES]
-    return any(hasattr(sampler, name) for name in _RANKS) and any(isinstance(n, int) and n > 1 for n in sizes)
+    fields = vars(sampler) if hasattr(sampler, "__dict__") else {}  # properties may ask for what is not there yet
+    sizes = [fields.get(name) for name in _WORLD_SIZES]
+    return any(name in fields for name in _RANKS) and any(isinstance(n, int) and n > 1 for n in sizes)
 
 
 def num_drawn(loader: DataLoader[Any]) -> int:

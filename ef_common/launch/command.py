@@ -40,6 +40,7 @@ _USUAL_DEFAULTS = {
     "rdzv_conf": "",
     "role": "default",
     "monitor_interval": 0.1,
+    "run_path": False,
 }
 
 

@@ -72,7 +72,7 @@ class Alone:
 
     def _hear(self, number: int, frame: object) -> None:
         self._signals.append(number)
-        if not self._is_serving and len(self._signals) == 1:
+        if not self._is_serving:
             raise _ToldToEnd  # which ends whatever it waits for
 
     def _serve(self) -> int:

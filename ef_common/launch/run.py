@@ -66,7 +66,10 @@ EXCUSED = os.EX_UNAVAILABLE
 """Exit status of an agent whose worker has ended by the fault of something else: the others have lost it, say, or its
 machine lacks something."""
 INTERRUPTED = KILLED + signal.SIGINT
-_WRONG_PATH = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
+_OF_THE_MACHINE = frozenset(
+    (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EIO, errno.ESTALE)
+)
+"""Errors of the system that another machine need not have."""
 _NONE = "\0"  # stands for a script that is not named
 _LOOK_S = 0.1
 
@@ -492,10 +495,11 @@ class _Agents:
                 agent.told.add(worker)
                 with contextlib.suppress(psutil.NoSuchProcess):
                     worker.send_signal(signal.SIGTERM)
-        if not workers and not agent.was_told and agent.process.pid is not None:  # it may wait for another machine
+        pid = agent.process.pid if self._args.rdzv_backend == BACKEND else None
+        if pid is not None and not workers and not agent.was_told:  # it may wait for another machine
             agent.was_told = True
             with contextlib.suppress(ProcessLookupError):
-                os.kill(agent.process.pid, SIGNAL)
+                os.kill(pid, SIGNAL)
 
     def kill(self) -> None:
         """End all agents at once."""
@@ -571,7 +575,7 @@ def _be_agent(args: argparse.Namespace, device: int | None, records: Path, local
         say(str(error), color="red")
         sys.exit(REFUSED)
     except (MemoryError, OSError) as error:
-        if isinstance(error, _WRONG_PATH) or getattr(error, "errno", None) == errno.ENOEXEC:  # the same on all machines
+        if isinstance(error, OSError) and error.errno not in _OF_THE_MACHINE:
             raise
         traceback.print_exc()
         say(f"this node is lost, as its machine has failed it: {error!r}", color="red")

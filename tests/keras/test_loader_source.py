@@ -47,7 +47,9 @@ class Drawing(Sampler[Any]):
 class Divided(Drawing):
     """Draws the part of one worker of two, without the fields of a DistributedSampler."""
 
-    rank, world_size = 0, 2
+    def __init__(self, drawn: list[Any]) -> None:
+        super().__init__(drawn)
+        self.rank, self.world_size = 0, 2
 
 
 @pytest.mark.parametrize("argument", ["sampler", "batch_sampler"])

@@ -40,9 +40,12 @@ def end_as(status: int, why: str = "") -> Callable[..., None]:
     return body
 
 
+OURS: Any = SimpleNamespace(rdzv_backend=BACKEND)
+
+
 @pytest.fixture
 def agents() -> Any:
-    options: Any = SimpleNamespace(torchrun=None, local=False)
+    options: Any = SimpleNamespace(torchrun=OURS, local=False)
     made = module._Agents(options)
     yield made
     made.__exit__()
@@ -82,6 +85,18 @@ def test_agents_that_have_left_hold_nothing_but_why_the_job_has_failed(
     assert num_files() <= before
     assert list(agents._directory.iterdir()) == []
     assert (agents.failed, agents.finished, agents.failure) == (False, False, "w raised ValueError: x")
+
+
+def test_agent_of_another_rendezvous_hears_no_signal_of_ours(agents: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may wait for other nodes, whose workers still save, and end them if it is killed."""
+    monkeypatch.setattr(module, "_run_agent", lambda *args: signal.pause())
+    agents._args = SimpleNamespace(rdzv_backend="c10d")
+    agents.start()
+    (agent,) = agents._agents.values()
+    agents.drain(0)
+    agents.drain(0)
+    assert (agent.was_told, agent.process.is_alive()) == (False, True)
+    agent.process.kill()
 
 
 def test_agents_whose_worker_the_job_has_let_go_hold_nothing(agents: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +221,6 @@ def test_job_whose_directory_is_lost_ends_well(
 # ---------------------------------------------------------------- what an agent is, with a torchrun that does one thing
 
 run_agent = module._run_agent
-OURS: Any = SimpleNamespace(rdzv_backend=BACKEND)
 
 
 def agent_that(does: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:

@@ -12,7 +12,8 @@ import pytest
 from ef_common import __version__
 from ef_common.core.hosts import Host
 from ef_common.errors import ProtocolError, UsageError
-from ef_common.launch.command import main
+from ef_common.launch import joining
+from ef_common.launch.command import main, of_hosts
 from ef_common.launch.hosts import job as hosts_job
 from ef_common.launch.hosts import lines
 from ef_common.launch.hosts.folder import HostFolder
@@ -290,3 +291,15 @@ def test_other_version_is_refused() -> None:
     other = NodeOrder(**{**{name: getattr(made, name) for name in NodeOrder.__dataclass_fields__}, "version": "0.1"})
     with pytest.raises(UsageError, match=rf"Received: {__version__} of .* here, and 0\.1 where the job was started"):
         FarSide(other)
+
+
+def test_job_on_hosts_can_be_joined(tmp_path: Path) -> None:
+    argv = ["--hosts=localhost", "-m", "mine.train", "--lr=1"]
+    args = of_hosts(argv)
+    assert args is not None
+    hosts_job.HostsJob.of(args, argv).write(tmp_path, 29400)
+    job = joining.read(tmp_path)
+    assert (job.command, job.start) == (
+        ["mine.train", "--lr=1"],
+        {"module": True, "no_python": False, "run_path": False},
+    )
