@@ -69,7 +69,8 @@ KERAS: tuple[Part, ...] = tuple(
         listed("dataset", "py_dataset num_batches shuffle", "Indexed"),
         listed("dataset", "_standardize_batch(batch)", "Indexed"),
         listed("keras.src.trainers.data_adapters.torch_data_loader_adapter", "TorchDataLoaderAdapter", "loader_of"),
-        listed("torch_loader", "_dataloader", "Loader"),
+        listed("torch_loader", "_dataloader", "Loader own_batches"),
+        listed("tf_dataset", "_dataset", "own_batches num_passes"),
         listed(
             "keras.src.trainers.data_adapters.generator_data_adapter",
             "GeneratorDataAdapter(generator)",
@@ -117,6 +118,7 @@ _CLASSES = {
     "iterator": "src.trainers.epoch_iterator.EpochIterator",
     "arrays": "src.trainers.data_adapters.array_data_adapter.ArrayDataAdapter",
     "sliceable": "src.trainers.data_adapters.array_slicing.Sliceable",
+    "tf_dataset": "src.trainers.data_adapters.tf_dataset_adapter.TFDatasetAdapter",
     "torch_loader": "src.trainers.data_adapters.torch_data_loader_adapter.TorchDataLoaderAdapter",
     "generator": "src.trainers.data_adapters.generator_data_adapter.GeneratorDataAdapter",
     "dataset": "src.trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter",
