@@ -60,3 +60,16 @@ def test_sampler_with_a_rank_among_several_divides_the_samples(fields: dict[str,
 def test_sampler_without_a_rank_or_in_a_world_of_one_draws_all_samples() -> None:
     for fields in ({}, {"rank": 1}, {"world_size": 2}, {"rank": 0, "world_size": None}, {"num_replicas": None}):
         assert not is_divided(SimpleNamespace(**fields))
+
+
+def test_property_of_a_sampler_is_not_asked() -> None:
+    """It may need a process group that is not there yet."""
+
+    class Asking:
+        world_size = 2
+
+        @property
+        def rank(self) -> int:
+            raise ValueError("no process group")
+
+    assert not is_divided(Asking())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any
 
@@ -111,9 +112,12 @@ def is_divided(sampler: Any) -> bool:
 
     One that was made in a world of one draws all of them, for all workers.
     """
-    fields = vars(sampler) if hasattr(sampler, "__dict__") else {}  # properties may ask for what is not there yet
-    sizes = [fields.get(name) for name in _WORLD_SIZES]
-    return any(name in fields for name in _RANKS) and any(isinstance(n, int) and n > 1 for n in sizes)
+
+    def numbers(names: Iterable[str]) -> list[int]:  # properties are not asked: they may need what is not there yet
+        found = [inspect.getattr_static(sampler, name, None) for name in names]
+        return [value for value in found if isinstance(value, int)]
+
+    return bool(numbers(_RANKS)) and max(numbers(_WORLD_SIZES), default=1) > 1
 
 
 def num_drawn(loader: DataLoader[Any]) -> int:
