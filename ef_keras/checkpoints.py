@@ -110,7 +110,7 @@ class FitCheckpoints:
             return
         _set_random_state(self._model, found["random"], rank=self._session.rank)
         if self._session.rank == 0:
-            if metrics.fit(self._model, found["metrics"]):
+            if metrics.fits(self._model, found["metrics"]):
                 metrics.set_values(self._model, found["metrics"])
             else:
                 logger.warning(

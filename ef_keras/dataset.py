@@ -86,10 +86,10 @@ class SampleDataset(keras.utils.PyDataset):
                 "samples must be arrays, or have __len__ and __getitem__, so that a worker can read those that it "
                 f"needs. Pass a tf.data.Dataset or a PyDataset to fit() itself. Received: {type(samples).__name__}"
             )
-        lengths = {len(column) for column in self._columns or (samples,)}
+        self._samples = samples
+        lengths = {len(part) for part in self.parts}
         if len(lengths) != 1:
             raise UsageError(f"all parts must have as many samples. Received: lengths={sorted(lengths)}")
-        self._samples = samples
         self._map = map
         self._seed, self._epoch = seed, 0
         self.sample_batch_size = int(batch_size)

@@ -22,7 +22,7 @@ def set_values(model: Any, values: Sequence[np.ndarray]) -> None:
         variable.assign(value)
 
 
-def fit(model: Any, values: Sequence[np.ndarray]) -> bool:
+def fits(model: Any, values: Sequence[np.ndarray]) -> bool:
     """Whether values are those of as many variables of metrics as this model has, and of the same shapes."""
     shapes = [tuple(variable.shape) for variable in hooks.metric_variables(model)]
     return shapes == [value.shape for value in values]

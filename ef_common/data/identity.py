@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import os
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from ef_common.collectives import operations
+from ef_common.data.comparison import checksum, fingerprint
 from ef_common.errors import UsageError
 from ef_common.session import Session
 
@@ -87,11 +87,7 @@ def _checksum_of_indices(indices: Any) -> list[int]:
         if hasattr(indices, "column"):  # a table
             indices = indices.column(0)
         array = np.asarray(indices[:_NUM_INDICES])
-        return (
-            [zlib.crc32(np.ascontiguousarray(array, np.int64).tobytes(), len(indices))]
-            if array.dtype.kind in "iu"
-            else []
-        )
+        return [fingerprint(len(indices), [checksum(array.astype(np.int64))])] if array.dtype.kind in "iu" else []
     except Exception:  # of a user's class
         return []
 
@@ -111,7 +107,7 @@ def _checksum_of_rows(value: Any) -> list[int]:
             return []
         if any(array.dtype.hasobject for array in found):
             return []
-        return [zlib.crc32(repr([zlib.crc32(array.tobytes()) for array in found]).encode())]
+        return [fingerprint(0, [checksum(array) for array in found])]
     except Exception:  # on a device, say
         return []
 
@@ -180,7 +176,8 @@ class DataComparison:
         """
         if state is None or self._identify is None:
             return
-        self.is_due = self.is_due if saved else state["due"]
+        if not saved:
+            self.is_due = state["due"]
         if not compares or not state.get("lengths"):
             return
         mine = self._identity()

@@ -40,6 +40,16 @@ def resolve(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], str]], li
     return use
 
 
+def answer_after(event: threading.Event) -> Callable[[], str]:
+    """An answer that comes when this has happened."""
+
+    def answer() -> str:
+        event.wait(GUARD_S)
+        return FOUND[0]
+
+    return answer
+
+
 def test_address_is_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "start", None)
     for host in ("10.0.0.1", "fd00::1"):
@@ -51,12 +61,7 @@ def test_answer_that_nobody_has_waited_for_is_asked_for_anew_later(
     resolve: Callable[[Callable[[], str]], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answered = threading.Event()
-
-    def answer() -> str:
-        answered.wait(GUARD_S)
-        return FOUND[0]
-
-    asked, names = resolve(answer), NameLookups()
+    asked, names = resolve(answer_after(answered)), NameLookups()
     with pytest.raises(TimeoutError):
         names.find(HOST, 0.01)
     (begun,) = names._known.values()
@@ -72,12 +77,7 @@ def test_name_whose_server_is_slow_is_known_the_next_time(
     resolve: Callable[[Callable[[], str]], list[str]],
 ) -> None:
     answered = threading.Event()
-
-    def answer() -> str:
-        answered.wait(GUARD_S)
-        return FOUND[0]
-
-    asked, names = resolve(answer), NameLookups()
+    asked, names = resolve(answer_after(answered)), NameLookups()
     for _ in range(3):
         with pytest.raises(TimeoutError, match=r"slow\.test is not known within 0\.01 s"):
             names.find(HOST, 0.01)

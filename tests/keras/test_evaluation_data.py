@@ -230,6 +230,17 @@ def test_shuffled_data_with_a_cache_behind_them_are_shared_in_each_evaluation() 
     assert a.num_evaluated + b.num_evaluated + c.num_evaluated == 4 * NUM
 
 
+def test_newcomer_makes_no_iterators_over_data_without_a_seed_as_none_would_be_like_the_others() -> None:
+    meeting = Meeting("a", "b")
+    a, b = (Worker(name, meeting, Data(seed=number)) for number, name in enumerate("ab"))
+    for _ in range(3):
+        evaluate(a, b)
+    meeting.names.append("c")
+    c = Worker("c", meeting, Data(seed=2))
+    evaluate(a, b, c)
+    assert [one.data.num_begun for one in (a, b, c)] == [4, 4, 1]
+
+
 @pytest.mark.parametrize("is_open", [False, True])
 def test_workers_whose_data_always_differ_evaluate_everything(is_open: bool, caplog: pytest.LogCaptureFixture) -> None:
     meeting = Meeting("a", "b", "c")

@@ -52,3 +52,10 @@ def test_coordinator_that_looks_for_its_job_ends_when_it_is_told(
     teller.join()
     assert signal.getsignal(number) == before
     alone._hosting.leave()
+
+
+def test_each_signal_ends_the_search_in_case_the_code_that_it_interrupts_goes_on() -> None:
+    alone = Alone("127.0.0.1:1", conf="", job="none", nnodes="1:2", local_addr=None, standby=False)
+    for _ in range(2):
+        with pytest.raises(coordinator_alone._ToldToEnd):
+            alone._hear(signal.SIGTERM, None)
