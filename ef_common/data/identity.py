@@ -71,7 +71,7 @@ def _parts(data: Iterable[Any]) -> Iterator[Any]:
         attributes = _attributes(part)
         several = attributes.get("datasets")
         inner = [attributes.get("dataset"), *(several if isinstance(several, list | tuple) else ())]
-        pending += [one for one in inner[::-1] if hasattr(type(one), "__getitem__") and hasattr(one, "__dict__")]
+        pending += [one for one in inner[::-1] if hasattr(type(one), "__getitem__")]
 
 
 def _length(data: Any) -> int:
