@@ -263,10 +263,12 @@ class LaneLoader:
         return self._dealt.data
 
     def again(self, parts: Lane, size: int) -> Any:
-        """Read these parts again, repeated until there are `size` samples: a batch that keeps step with others."""
+        """Read these parts again, repeated until there are `size` samples: a batch that keeps step with others.
+
+        It is read in this process, so that what the data workers have read ahead is kept.
+        """
         request = Request(0, 0, parts, self._names_of(parts), size, self._epoch, is_apart=True)
-        batch: Batch = self.planned.fetch([request])
-        return batch.data
+        return self._source.collate(self._source.__getitems__([request])).data
 
     def _names_of(self, pieces: Lane) -> tuple[Any, ...]:
         return tuple(self._shards[piece.shard] for piece in pieces)

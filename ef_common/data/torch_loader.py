@@ -115,7 +115,9 @@ class PlannedLoader:
         self._inner = inner
         self._persistent = loader.persistent_workers
         self._iterator: Any = None
+        self._plan: Plan = self._batches.plan
         self._delivered = 0
+        self._is_aside = False  # what is being read is not the plan
         self._restarts = 0
 
     @property
@@ -139,9 +141,8 @@ class PlannedLoader:
 
     def read(self, plan: Plan) -> None:
         """Continue with these batches; batches that were read ahead for an old plan are dropped."""
-        self._batches.plan, self._batches.start = plan, 0
-        self._delivered = 0
-        self._open()
+        self._plan, self._delivered, self._is_aside = plan, 0, False
+        self._begin(plan, 0)
 
     def next(self) -> Any:
         """The next batch of the plan.
@@ -150,6 +151,37 @@ class PlannedLoader:
             StopIteration: The plan has ended.
             DataWorkersLost: The worker processes die again and again.
         """
+        if self._is_aside:
+            self._is_aside = False
+            self._begin(self._plan, self._delivered)
+        batch = self._take(self._delivered)
+        self._delivered += 1
+        return batch
+
+    def fetch(self, batch: list[Any]) -> Any:
+        """Read a batch that is not in the plan, where the others are read: in a data worker if there are any.
+
+        Batches of the plan that were read ahead are dropped then, and read again.
+
+        Raises:
+            DataWorkersLost: The worker processes die again and again.
+        """
+        if self._inner.num_workers > 0:
+            self._is_aside = True
+            self._begin(lambda start: iter([batch]), 0)
+            return self._take(0)
+        dataset: Any = self._inner.dataset
+        many = getattr(dataset, "__getitems__", None)
+        return self._inner.collate_fn(many(batch) if many else [dataset[index] for index in batch])
+
+    def close(self) -> None:
+        """End the worker processes."""
+        iterator, self._iterator = self._iterator, None
+        object.__setattr__(self._inner, "_iterator", None)
+        processes.shut_down(iterator)
+
+    def _take(self, start: int) -> Any:
+        """What comes next; data workers that are lost begin anew with this batch of what is read."""
         while True:
             try:
                 batch = next(self._iterator)
@@ -161,26 +193,13 @@ class PlannedLoader:
                 self._restarts += 1
                 logger.warning("a data worker died (%r); reading its batches again", error)
                 self.close()
-                self._batches.start = self._delivered
-                self._open()
+                self._begin(self._batches.plan, start)
                 continue
-            self._delivered += 1
             self._restarts = 0
             return batch
 
-    def fetch(self, batch: list[Any]) -> Any:
-        """Read a batch that is not in a plan, in this process."""
-        dataset: Any = self._inner.dataset
-        many = getattr(dataset, "__getitems__", None)
-        return self._inner.collate_fn(many(batch) if many else [dataset[index] for index in batch])
-
-    def close(self) -> None:
-        """End the worker processes."""
-        iterator, self._iterator = self._iterator, None
-        object.__setattr__(self._inner, "_iterator", None)
-        processes.shut_down(iterator)
-
-    def _open(self) -> None:
+    def _begin(self, plan: Plan, start: int) -> None:
+        self._batches.plan, self._batches.start = plan, start
         try:
             self._iterator = iter(self._inner)
         except RuntimeError:

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,6 +93,45 @@ def test_timeout_of_a_loader_is_heeded(read: Any) -> None:
 def test_batches_come_in_the_order_in_which_they_are_dealt(read: Any) -> None:
     loader = read(Slow(1.0), num_workers=2, in_order=False)
     assert [loader.next()[0].item() for _ in range(4)] == [0, 1, 2, 3]
+
+
+class Opened(Dataset[tuple[int, int]]):
+    """Each data worker opens it, so that it cannot be read anywhere else. The first one that reads sample 3 dies."""
+
+    opened: range | None = None
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        assert self.opened is not None
+        if index == 3 and not list(self._folder.iterdir()):
+            (self._folder / "read").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.opened[index], os.getpid()
+
+
+def _open(number: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    info.dataset.opened = range(4)  # type: ignore[attr-defined]
+
+
+def test_batch_that_is_not_in_the_plan_is_read_in_a_data_worker_and_the_plan_goes_on(read: Any, tmp_path: Path) -> None:
+    loader = read(Opened(tmp_path), num_workers=2, worker_init_fn=_open, prefetch_factor=1)
+    found = [loader.next(), loader.fetch([3]), loader.fetch([0]), loader.next(), loader.fetch([2])]
+    found += [loader.next(), loader.next()]
+    assert [batch[0].item() for batch in found] == [0, 3, 0, 1, 2, 2, 3]
+    assert os.getpid() not in {batch[1].item() for batch in found}
+    assert list(tmp_path.iterdir())
+    with pytest.raises(StopIteration):
+        loader.next()
+    assert loader.fetch([1])[0].item() == 1
+    with pytest.raises(StopIteration):
+        loader.next()
 
 
 @pytest.mark.parametrize("persistent", [False, True])

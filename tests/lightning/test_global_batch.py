@@ -256,10 +256,11 @@ def test_random_numbers_in_a_sample_are_a_function_of_its_key(num_workers: int) 
         first, second = planned.next(), planned.next()
         planned.read(lambda start: iter([samples[1:3], [samples[0]._replace(key=(7, 1, 0))]]))
         between, other_epoch = planned.next(), planned.next()
+        apart = planned.fetch([samples[3]])
     finally:
         planned.close()
     assert torch.equal(between, torch.stack([first[1], second[0]]))
-    assert torch.equal(planned.fetch([samples[3]]), second[1:])
+    assert torch.equal(apart, second[1:])
     assert not torch.isclose(other_epoch[0], first[0]).any()
 
 
