@@ -275,6 +275,23 @@ def test_samples_of_an_epoch_that_was_stopped_and_continued_elsewhere_are_a_viol
     assert found.position == position
 
 
+@pytest.mark.parametrize(("other", "differs"), [([7, 9], True), ([7], True), ([7, 8], False), ([None, 8], False)])
+def test_samples_of_which_two_workers_have_read_other_data_are_a_violation(
+    run: Run, other: list[int | None], differs: bool
+) -> None:
+    run.begin()
+    run.log("a", "read", epoch=0, position=4, checksums=[7, 8])
+    run.log("b", "read", epoch=0, position=4, checksums=other)
+    run.shared(1, 0, 8)
+    run.end()
+    found = run.audit()["samples"]
+    assert (found.violation is not None) == differs, found
+    if found.violation is None:
+        assert "1 comparisons of what was read" in found.detail
+    else:
+        assert str(found.violation).startswith("worker b has read other data than worker a"), found.violation
+
+
 def test_samples_in_millions_are_audited_by_ranges(run: Run) -> None:
     run.both("epoch", epoch=0, length=1 << 60)
     run.shared(1, 0, 1 << 60)
