@@ -74,7 +74,7 @@ def test_link_whose_complaints_cannot_be_read_is_given_up_when_it_is_silent(
     heard = call(ANSWERS)
     assert heard.answers.get(timeout=GUARD_S) == Runs("life")
     assert heard.link.is_silent
-    assert "the thread that listens to a host has failed: ZeroDivisionError" in caplog.text
+    poll_until(lambda: "the thread that listens to a host has failed: ZeroDivisionError" in caplog.text)
 
 
 def test_link_is_not_silent_while_what_it_has_said_is_taken(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
