@@ -114,8 +114,8 @@ class TrainerState:
         A page that is touched for the first time may cost more than all that is then written to it. Besides the
         state itself, that is the memory of the first gradients, let go of when the state is there.
         """
-        tensors = [tensor for tensor in self._trainer.lightning_module.state_dict().values() if tensor.nbytes]
-        kinds = [(tensor.dtype, tensor.shape) for tensor in tensors]
+        saved = self._trainer.lightning_module.state_dict().values()  # whatever get_extra_state returns is among it
+        kinds = [(value.dtype, value.shape) for value in saved if isinstance(value, Tensor) and value.nbytes]
         for optimizer in self._trainer.optimizers:
             kinds += state_kinds(optimizer)
         kinds += [(p.dtype, p.shape) for p in self._trainer.lightning_module.parameters() if p.requires_grad]

@@ -76,6 +76,27 @@ def test_memory_that_a_newcomer_prepares_is_on_the_host_whatever_the_default_dev
     assert {tensor.device.type for tensor in found} == {"cpu"}
 
 
+@pytest.mark.parametrize("extra", [None, {"seen": 3}, [torch.ones(2)]], ids=["nothing", "dict", "list of tensors"])
+def test_newcomer_prepares_for_a_model_whose_state_is_not_of_tensors_alone(extra: Any) -> None:
+    pl = importlib.import_module(HOSTS[0])
+    shapes: list[tuple[int, ...]] = []
+
+    class Extra(training.regression(pl)):  # type: ignore[misc]
+        def get_extra_state(self) -> Any:
+            return extra
+
+        def set_extra_state(self, state: Any) -> None: ...
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            state = self.trainer.strategy.session.state
+            state.prepare()
+            shapes.extend(tuple(tensor.shape) for tensor in state._transfer.prepared)
+            state._transfer.prepared = ()
+
+    training.trainer(pl, strategy_for(HOSTS[0])(), max_steps=1).fit(Extra(), training.loader(9))
+    assert (8, 4) in shapes
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("host", HOSTS)
 def test_hyper_parameters_of_any_type_keep_no_newcomer_out(host: str) -> None:
