@@ -38,6 +38,7 @@ from ef_lightning.rate_functions import Factors, check_factors, factors_of, func
 from ef_lightning.requests import Requests
 from ef_lightning.schedules import Schedules
 from ef_lightning.train_loader import ElasticLoader
+from ef_lightning.weights import take_weights, unsaved_weights
 
 logger = logging.getLogger(__name__)
 
@@ -207,6 +208,7 @@ class TrainerState:
         return {
             **self._running(),
             "checkpoint": checkpoint,
+            "weights": unsaved_weights(self._trainer.lightning_module, checkpoint["state_dict"]),
             **self._agreed(),
             "loader": None if loader is None else loader.state(),
             "requests": None if self._requests is None else self._requests.state(),
@@ -318,6 +320,8 @@ class TrainerState:
         load_written(self._trainer, self._host, state["checkpoint_callbacks"])
         hooks.add_hyper_parameters(self._trainer, state["checkpoint"])
         hooks.load_checkpoint(self._trainer, state["checkpoint"])
+        if "weights" in state:  # not in a saved state
+            take_weights(self._trainer.lightning_module, state["weights"])
 
     def resume(self, saved: Mapping[str, Any]) -> None:
         """Continue between the two steps of a checkpoint. Lightning has loaded the rest of it."""

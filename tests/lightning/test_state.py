@@ -12,6 +12,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
+from ef_common.collectives.torch_codec import TENSORS
 from ef_lightning import strategy_for
 from ef_lightning.state import state_kinds
 from tests.lightning import training
@@ -148,6 +149,69 @@ def test_hooks_find_a_newcomers_own_hyper_parameters_in_the_state_that_it_takes_
     training.trainer(pl, strategy_for(host)()).fit(module, training.loader(9))
     assert module.seen
     assert all(seen == {"width": 4, "path": object} for seen in module.seen)
+
+
+def halved(saved: dict[str, Any]) -> dict[str, Any]:
+    return {name: tensor.half() for name, tensor in saved.items()}
+
+
+def without_frozen(saved: dict[str, Any]) -> dict[str, Any]:
+    return {name: tensor for name, tensor in saved.items() if not name.startswith("teacher")}
+
+
+@pytest.mark.parametrize("save", [halved, without_frozen, lambda saved: {k: 0.5 * v for k, v in saved.items()}])
+def test_newcomer_has_the_others_weights_whatever_a_hook_puts_into_checkpoints(save: Any) -> None:
+    pl = importlib.import_module(HOSTS[0])
+    found: list[dict[str, Any]] = []
+
+    class Own(training.regression(pl)):  # type: ignore[misc]
+        strict_loading = False
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.teacher = nn.BatchNorm1d(4).requires_grad_(False)
+            self.register_buffer("table", torch.ones(2), persistent=False)
+
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            checkpoint["state_dict"] = save(checkpoint["state_dict"])
+
+        def tensors(self) -> dict[str, torch.Tensor]:
+            return {name: t.detach().clone() for name, t in (*self.named_parameters(), *self.named_buffers())}
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            state = self.trainer.strategy.session.state
+            received = TENSORS.loads(TENSORS.dumps(state._collect()))
+            found.append(self.tensors())
+            with torch.no_grad():  # a newcomer begins with others
+                for tensor in (*self.parameters(), *self.buffers()):
+                    tensor.add_(1)
+            self.table = torch.ones(3)
+            state._load_checkpoint(received)
+            found.append(self.tensors())
+            self.table = torch.ones(2)
+
+    training.trainer(pl, strategy_for(HOSTS[0])(), max_steps=1).fit(Own(), training.loader(9))
+    expected, taken = found
+    assert taken.pop("table").tolist() == [1.0] * 3  # the buffer's shape is the worker's own
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in taken.items())
+
+
+@pytest.mark.parametrize("averages", [False, True])
+def test_weights_that_a_checkpoint_holds_are_sent_once(averages: bool) -> None:
+    pl = importlib.import_module(HOSTS[0])
+    sent: list[Any] = []
+
+    class Own(training.regression(pl)):  # type: ignore[misc]
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            if averages:
+                checkpoint["state_dict"]["net.0.weight"] = torch.zeros(8, 4)
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            sent.append(self.trainer.strategy.session.state._collect()["weights"])
+
+    training.trainer(pl, strategy_for(HOSTS[0])(), max_steps=1).fit(Own(), training.loader(9))
+    assert [*sent[0]["parameters"]] == (["net.0.weight"] if averages else [])
+    assert not sent[0]["buffers"]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
