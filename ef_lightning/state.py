@@ -201,7 +201,8 @@ class TrainerState:
     # ------------------------------------------------------------ collect
 
     def _collect(self) -> dict[str, Any]:
-        checkpoint = hooks.dump_checkpoint(self._trainer)
+        with self._trainer.strategy.making_checkpoint():  # in one member, while the others wait for the end of that
+            checkpoint = hooks.dump_checkpoint(self._trainer)
         for key in _NOT_SENT:
             checkpoint.pop(key, None)
         loader = self._loader()
