@@ -10,13 +10,14 @@ import copy
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map, tree_structure
 
 from ef_common.collectives.gradients.left import left_gradients, take_gradients
 from ef_common.collectives.gradients.reducer import GradientReducer
@@ -371,6 +372,8 @@ class TrainerState:
                 f"{groups}, {len(checkpoint['lr_schedulers'])}. Received: {own}, {len(strategy.lr_scheduler_configs)}"
             )
         strategy.load_optimizer_state_dict(checkpoint)
+        for optimizer, saved in zip(trainer.optimizers, checkpoint["optimizer_states"], strict=True):
+            keep_types(optimizer, saved)
         for config, saved in zip(strategy.lr_scheduler_configs, checkpoint["lr_schedulers"], strict=True):
             config.scheduler.load_state_dict(saved)
 
@@ -415,6 +418,31 @@ def state_kinds(optimizer: Optimizer) -> list[tuple[torch.dtype, torch.Size]]:
             similar = [p for p in group["params"] if p.ndim == shape_length]
             kinds += [(value.dtype, p.shape) for p in similar for value in kept]
     return kinds
+
+
+def keep_types(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    """Give an optimizer that has loaded this state the very values in it.
+
+    torch casts what is loaded to the type of its parameter. Those from whom the state comes keep theirs, in float32 for
+    parameters in bfloat16, say, and would make other updates.
+
+    Args:
+        optimizer: The optimizer; one whose class has a `state_dict` of its own is left alone.
+        saved: What it has loaded.
+    """
+    if type(optimizer).state_dict is not Optimizer.state_dict:
+        return
+    parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    numbers = chain.from_iterable(group["params"] for group in saved.get("param_groups", ()))
+    for number, parameter in zip(numbers, parameters, strict=False):
+        loaded, values = optimizer.state.get(parameter), saved["state"].get(number)
+        if loaded and values and tree_structure(loaded) == tree_structure(values):
+            optimizer.state[parameter] = tree_map(_with_type, loaded, values)
+
+
+def _with_type(loaded: Any, saved: Any) -> Any:
+    is_cast = isinstance(loaded, Tensor) and isinstance(saved, Tensor) and loaded.dtype != saved.dtype
+    return saved.to(loaded.device) if is_cast else loaded
 
 
 def _copied(state: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 from collections import Counter
@@ -11,6 +12,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from ef_common.collectives.torch_codec import TENSORS
 from ef_lightning import strategy_for
@@ -149,6 +151,45 @@ def test_hooks_find_a_newcomers_own_hyper_parameters_in_the_state_that_it_takes_
     training.trainer(pl, strategy_for(host)()).fit(module, training.loader(9))
     assert module.seen
     assert all(seen == {"width": 4, "path": object} for seen in module.seen)
+
+
+class ByFactors(torch.optim.SGD):
+    """Keeps values of its own type, in a list, as SOAP does."""
+
+    def step(self, closure: Any = None) -> Any:
+        result = super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter].setdefault("factors", [torch.full((2,), 1 / 3), torch.full((2,), 2 / 3)])
+        return result
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
+@pytest.mark.parametrize("cls", [torch.optim.NAdam, torch.optim.Adam, ByFactors])
+def test_state_of_optimizers_keeps_its_types_in_a_newcomer(cls: Any, precision: str) -> None:
+    pl = importlib.import_module(HOSTS[0])
+    found: list[Any] = []
+
+    class Own(training.regression(pl)):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            _, features, target = batch
+            return (self.net(features) - target).square().mean()
+
+        def configure_optimizers(self) -> Any:
+            return cls(self.parameters(), 0.05)
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            state, optimizer = self.trainer.strategy.session.state, self.optimizers().optimizer
+            before = copy.deepcopy(list(optimizer.state.values()))
+            state._load_optimizers(TENSORS.loads(TENSORS.dumps(state._collect())))
+            found.append((before, copy.deepcopy(list(optimizer.state.values()))))
+
+    trainer = training.trainer(pl, strategy_for(HOSTS[0])(), max_steps=2, precision=precision)
+    trainer.fit(Own(), training.loader(9))
+    for before, after in found:
+        leaves = zip(tree_leaves(before), tree_leaves(after), strict=True)
+        assert all(one.dtype == other.dtype and torch.equal(one, other) for one, other in leaves)
+    assert len(found) == 2
 
 
 def halved(saved: dict[str, Any]) -> dict[str, Any]:
