@@ -65,6 +65,9 @@ class TrainerState:
         requests: Requests of the user's code to all workers.
         adopted: Called when Lightning's dicts of metrics have come from elsewhere.
         check_start: Raises if this worker's start cannot be that of all.
+
+    Attributes:
+        has_hooks: In a newcomer: whether code of the user's is called between :meth:`adopt` and :meth:`adopt_again`.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class TrainerState:
         adopted: Callable[[], None] = lambda: None,
         check_start: Callable[[], None] = lambda: None,
     ) -> None:
+        self.has_hooks = True
         self._requests = requests
         self._adopted = adopted
         self._check_start = check_start
@@ -148,15 +152,11 @@ class TrainerState:
         self._incoming, self._packed = [], []
         self._transfer.adopt(header, self._adopt)
 
-    def adopt_again(self, *, whole: bool) -> None:
-        """In a newcomer, after its own start hooks: restore what all workers share, as it was received.
-
-        Args:
-            whole: Code of the user's was called. Else weights and callbacks are as they were.
-        """
+    def adopt_again(self) -> None:
+        """In a newcomer, after its own start hooks: restore what all workers share, as it was received."""
         state, self._received = self._received, None
         if state is not None:
-            self._take_over(state, whole=whole)
+            self._take_over(state, whole=self.has_hooks)  # else weights and callbacks are as they were
             check_factors(self._factors(), state.get("factors", []))  # a saved state has none
 
     def restore(self) -> bool:
@@ -285,7 +285,8 @@ class TrainerState:
         self._received = state if hooks.in_epoch(state["loops"]) else None
         # The user's own hooks will be called with it: what they change in it must not be what is taken in again. The
         # validation stays set up until then, so that Lightning does not do it again meanwhile.
-        self._take_over({**_copied(state), "fields": {**state["fields"], "val_is_set_up": True}})
+        shared = self._copied_when_loaded(state) if self.has_hooks else tree_leaves(state)
+        self._take_over({**_copied(state, shared), "fields": {**state["fields"], "val_is_set_up": True}})
         hooks.set_logger_versions(trainer, state["loggers"])
         if self._received is None:
             hooks.load_loop_fields(trainer, state["fields"])
@@ -299,6 +300,14 @@ class TrainerState:
             loader.load_state(state["loader"])
         if self._requests is not None and state["requests"] is not None:
             self._requests.load_state(state["requests"])
+
+    def _copied_when_loaded(self, state: dict[str, Any]) -> list[Any]:
+        """The leaves of a state that keep their values, whatever becomes of what is loaded from them."""
+        checkpoint = state["checkpoint"]
+        weights = tree_leaves((checkpoint["state_dict"], state.get("weights")))
+        if self._trainer.strategy.root_device.type == "cpu":
+            return weights  # torch's optimizers take over the tensors themselves
+        return weights + [leaf for leaf in tree_leaves(checkpoint["optimizer_states"]) if _is_moved(leaf)]
 
     def _take_over(self, state: dict[str, Any], *, whole: bool = True) -> None:
         """Take over what code in one worker can change but must be equal in all."""
@@ -445,10 +454,14 @@ def _with_type(loaded: Any, saved: Any) -> Any:
     return saved.to(loaded.device) if is_cast else loaded
 
 
-def _copied(state: dict[str, Any]) -> dict[str, Any]:
-    """A deep copy that shares the tensors."""
-    tensors = {id(leaf): leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor)}
-    return copy.deepcopy(state, tensors)
+def _is_moved(leaf: Any) -> bool:
+    """Whether this part of an optimizer's state goes to the device of a parameter. A count of steps may not."""
+    return isinstance(leaf, Tensor) and leaf.numel() > 1
+
+
+def _copied(state: dict[str, Any], shared: Sequence[Any]) -> dict[str, Any]:
+    """A deep copy that shares those tensors that are among these leaves."""
+    return copy.deepcopy(state, {id(leaf): leaf for leaf in shared if isinstance(leaf, Tensor)})
 
 
 def private_fields(callback: Any) -> dict[str, Any]:

@@ -192,6 +192,43 @@ def test_state_of_optimizers_keeps_its_types_in_a_newcomer(cls: Any, precision: 
     assert len(found) == 2
 
 
+def test_what_start_hooks_change_in_place_is_the_others_again() -> None:
+    pl = importlib.import_module(HOSTS[0])
+    found: list[Any] = []
+
+    class Remembering(pl.Callback):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            self.seen = torch.ones(3)
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"seen": self.seen}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.seen = state["seen"]
+
+    class Own(training.regression(pl)):  # type: ignore[misc]
+        def tensors(self) -> list[torch.Tensor]:
+            (remembering,) = (c for c in self.trainer.callbacks if isinstance(c, Remembering))
+            kept = tree_leaves(list(self.optimizers().optimizer.state.values()))
+            return [remembering.seen, *self.parameters(), *(leaf for leaf in kept if isinstance(leaf, torch.Tensor))]
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            state = self.trainer.strategy.session.state
+            found.append([tensor.detach().clone() for tensor in self.tensors()])
+            state._adopt(TENSORS.loads(TENSORS.dumps(state._collect())))
+            with torch.no_grad():  # as a hook may do when an epoch begins
+                for tensor in self.tensors():
+                    tensor.zero_()
+            state.adopt_again()
+            found.append([tensor.detach().clone() for tensor in self.tensors()])
+
+    trainer = training.trainer(pl, strategy_for(HOSTS[0])(), max_steps=1, callbacks=[Remembering()])
+    trainer.fit(Own(), training.loader(9))
+    expected, taken = found
+    assert all(torch.equal(one, other) for one, other in zip(expected, taken, strict=True))
+    assert len(taken) == 1 + 4 + 4
+
+
 def halved(saved: dict[str, Any]) -> dict[str, Any]:
     return {name: tensor.half() for name, tensor in saved.items()}
 
