@@ -198,7 +198,7 @@ class TrainerCheckpoints:
 
     def state(self, *, whole: bool) -> SavedTree:
         """See the protocol; each worker dumps its own state, as under DDP."""
-        with self._session.alone("on_save_checkpoint, or a state_dict()"):
+        with self._trainer.strategy.making_checkpoint():
             tree = self._collect() if whole else hooks.dump_checkpoint(self._trainer)
         return SavedTree(self._plain.of(tree) if whole else tree, self._copies, self._is_shared(), self._content_of)
 

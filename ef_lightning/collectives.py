@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,9 @@ from ef_common.errors import SharesUneven, UnsupportedError, UsageError
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.launch.process import Worker
 from ef_common.session import Barrier, Session
+from ef_lightning import hooks
 from ef_lightning.gathering import GatherPeers, GatherWithGradients
+from ef_lightning.host import LightningHost
 from ef_lightning.repetition import Repetition
 
 # The calls, as whoever has made them in one worker only knows them.
@@ -33,8 +36,10 @@ class CollectivesMixin:
     else, and go on without it.
     """
 
+    host: LightningHost
     _trainer: Any = None
     _worker: Worker | None = None
+    _makes_checkpoint = False
     is_last = False
     """All others have left, and so will this worker."""
 
@@ -46,6 +51,23 @@ class CollectivesMixin:
     @property
     def _alone(self) -> bool:
         return self._worker is None or self.is_last or (self._trainer is not None and self._trainer.interrupted)
+
+    @contextmanager
+    def making_checkpoint(self) -> Iterator[None]:
+        """Within this context, the user's hooks make a checkpoint in this worker alone, and collectives raise.
+
+        Not so at the start of a job, where rank 0 hands out its state before there is anybody else: it answers its
+        collectives itself.
+        """
+        if self.session.newcomer:
+            yield
+            return
+        self._makes_checkpoint = True
+        try:
+            with self.session.alone("on_save_checkpoint, or a state_dict()"):
+                yield
+        finally:
+            self._makes_checkpoint = False
 
     @property
     def _repetition(self) -> Repetition | None:
@@ -100,9 +122,12 @@ class CollectivesMixin:
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """Rank `src`'s value in all workers. Plain values and tensors only: nothing is unpickled.
 
-        Everybody sends a value, so that there is one, the first worker's, if that rank is lost.
+        Everybody sends a value, so that there is one, the first worker's, if that rank is lost. `trainer.log_dir` is
+        broadcast whenever it is asked for, and hooks of checkpoints ask for it. It is equal in all workers already.
         """
         if self._alone or self.session.completed_in.world_size == 1:
+            return obj
+        if self._makes_checkpoint and isinstance(obj, str) and obj == hooks.log_dir(self._trainer, self.host):
             return obj
         ids = self.session.completed_in.ids
         values, view = self.gather_in_view(obj, "strategy.broadcast")

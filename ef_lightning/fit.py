@@ -323,7 +323,7 @@ class Fit:
                 checkpoints.leave()
             if requeue is not None and requeue.signal in notices.heard:
                 strategy.is_last = True
-                with self._session.alone("on_save_checkpoint, or a state_dict()"):
+                with strategy.making_checkpoint():
                     requeue.act()
 
         if checkpoints is not None or (requeue is not None and self._worker.elastic):

@@ -1327,6 +1327,15 @@ def _set_run(log: Any, version: Any) -> None:
         log._experiment, log._experiment_key, log._mode = None, version, "get"
 
 
+def log_dir(trainer: Any, host: LightningHost) -> Any:
+    """This worker's own `trainer.log_dir`, which Lightning broadcasts from rank 0."""
+    if not trainer.loggers:
+        return trainer.default_root_dir
+    first = trainer.loggers[0]
+    has_folder = isinstance(first, (host.get("loggers", "TensorBoardLogger"), host.get("loggers", "CSVLogger")))
+    return first.log_dir if has_folder else first.save_dir
+
+
 def step_to_log(trainer: Any) -> int | None:
     """Number of the current step, as loggers know it; None if it is not logged (`log_every_n_steps`)."""
     if not trainer._logger_connector.should_update_logs:

@@ -55,7 +55,6 @@ class Joining:
         self._loader = loader
         self._prepare = prepare
         self._requests = requests
-        self._has_hooks = True
 
     def attach(self) -> None:
         """Join when the training begins."""
@@ -74,8 +73,8 @@ class Joining:
     def _join(self) -> None:
         self._prepare()
         trainer, reload_epoch = self._trainer, hooks.reload_epoch(self._trainer)
-        self._has_hooks = has_entry_hooks(trainer)
-        self._training_loader().join(starts_workers=reload_epoch is None and not self._has_hooks)
+        self._state.has_hooks = has_entry_hooks(trainer)
+        self._training_loader().join(starts_workers=reload_epoch is None and not self._state.has_hooks)
         if self._state.in_epoch:
             self._session.entering = True
             hooks.forget_restart(trainer)
@@ -87,7 +86,7 @@ class Joining:
     def _begin(self) -> None:
         self.detach()
         if self._session.entering:
-            self._state.adopt_again(whole=self._has_hooks)
+            self._state.adopt_again()
             self._training_loader().show_plan()
 
     def _training_loader(self) -> ElasticLoader:

@@ -10,13 +10,14 @@ import copy
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map, tree_structure
 
 from ef_common.collectives.gradients.left import left_gradients, take_gradients
 from ef_common.collectives.gradients.reducer import GradientReducer
@@ -38,6 +39,7 @@ from ef_lightning.rate_functions import Factors, check_factors, factors_of, func
 from ef_lightning.requests import Requests
 from ef_lightning.schedules import Schedules
 from ef_lightning.train_loader import ElasticLoader
+from ef_lightning.weights import take_weights, unsaved_weights
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +65,9 @@ class TrainerState:
         requests: Requests of the user's code to all workers.
         adopted: Called when Lightning's dicts of metrics have come from elsewhere.
         check_start: Raises if this worker's start cannot be that of all.
+
+    Attributes:
+        has_hooks: In a newcomer: whether code of the user's is called between :meth:`adopt` and :meth:`adopt_again`.
     """
 
     def __init__(
@@ -82,6 +87,7 @@ class TrainerState:
         adopted: Callable[[], None] = lambda: None,
         check_start: Callable[[], None] = lambda: None,
     ) -> None:
+        self.has_hooks = True
         self._requests = requests
         self._adopted = adopted
         self._check_start = check_start
@@ -114,8 +120,8 @@ class TrainerState:
         A page that is touched for the first time may cost more than all that is then written to it. Besides the
         state itself, that is the memory of the first gradients, let go of when the state is there.
         """
-        tensors = [tensor for tensor in self._trainer.lightning_module.state_dict().values() if tensor.nbytes]
-        kinds = [(tensor.dtype, tensor.shape) for tensor in tensors]
+        saved = self._trainer.lightning_module.state_dict().values()  # whatever get_extra_state returns is among it
+        kinds = [(value.dtype, value.shape) for value in saved if isinstance(value, Tensor) and value.nbytes]
         for optimizer in self._trainer.optimizers:
             kinds += state_kinds(optimizer)
         kinds += [(p.dtype, p.shape) for p in self._trainer.lightning_module.parameters() if p.requires_grad]
@@ -146,15 +152,11 @@ class TrainerState:
         self._incoming, self._packed = [], []
         self._transfer.adopt(header, self._adopt)
 
-    def adopt_again(self, *, whole: bool) -> None:
-        """In a newcomer, after its own start hooks: restore what all workers share, as it was received.
-
-        Args:
-            whole: Code of the user's was called. Else weights and callbacks are as they were.
-        """
+    def adopt_again(self) -> None:
+        """In a newcomer, after its own start hooks: restore what all workers share, as it was received."""
         state, self._received = self._received, None
         if state is not None:
-            self._take_over(state, whole=whole)
+            self._take_over(state, whole=self.has_hooks)  # else weights and callbacks are as they were
             check_factors(self._factors(), state.get("factors", []))  # a saved state has none
 
     def restore(self) -> bool:
@@ -200,13 +202,15 @@ class TrainerState:
     # ------------------------------------------------------------ collect
 
     def _collect(self) -> dict[str, Any]:
-        checkpoint = hooks.dump_checkpoint(self._trainer)
+        with self._trainer.strategy.making_checkpoint():  # in one member, while the others wait for the end of that
+            checkpoint = hooks.dump_checkpoint(self._trainer)
         for key in _NOT_SENT:
             checkpoint.pop(key, None)
         loader = self._loader()
         return {
             **self._running(),
             "checkpoint": checkpoint,
+            "weights": unsaved_weights(self._trainer.lightning_module, checkpoint["state_dict"]),
             **self._agreed(),
             "loader": None if loader is None else loader.state(),
             "requests": None if self._requests is None else self._requests.state(),
@@ -281,7 +285,8 @@ class TrainerState:
         self._received = state if hooks.in_epoch(state["loops"]) else None
         # The user's own hooks will be called with it: what they change in it must not be what is taken in again. The
         # validation stays set up until then, so that Lightning does not do it again meanwhile.
-        self._take_over({**_copied(state), "fields": {**state["fields"], "val_is_set_up": True}})
+        shared = self._copied_when_loaded(state) if self.has_hooks else tree_leaves(state)
+        self._take_over({**_copied(state, shared), "fields": {**state["fields"], "val_is_set_up": True}})
         hooks.set_logger_versions(trainer, state["loggers"])
         if self._received is None:
             hooks.load_loop_fields(trainer, state["fields"])
@@ -295,6 +300,14 @@ class TrainerState:
             loader.load_state(state["loader"])
         if self._requests is not None and state["requests"] is not None:
             self._requests.load_state(state["requests"])
+
+    def _copied_when_loaded(self, state: dict[str, Any]) -> list[Any]:
+        """The leaves of a state that keep their values, whatever becomes of what is loaded from them."""
+        checkpoint = state["checkpoint"]
+        weights = tree_leaves((checkpoint["state_dict"], state.get("weights")))
+        if self._trainer.strategy.root_device.type == "cpu":
+            return weights  # torch's optimizers take over the tensors themselves
+        return weights + [leaf for leaf in tree_leaves(checkpoint["optimizer_states"]) if _is_moved(leaf)]
 
     def _take_over(self, state: dict[str, Any], *, whole: bool = True) -> None:
         """Take over what code in one worker can change but must be equal in all."""
@@ -318,6 +331,8 @@ class TrainerState:
         load_written(self._trainer, self._host, state["checkpoint_callbacks"])
         hooks.add_hyper_parameters(self._trainer, state["checkpoint"])
         hooks.load_checkpoint(self._trainer, state["checkpoint"])
+        if "weights" in state:  # not in a saved state
+            take_weights(self._trainer.lightning_module, state["weights"])
 
     def resume(self, saved: Mapping[str, Any]) -> None:
         """Continue between the two steps of a checkpoint. Lightning has loaded the rest of it."""
@@ -366,6 +381,8 @@ class TrainerState:
                 f"{groups}, {len(checkpoint['lr_schedulers'])}. Received: {own}, {len(strategy.lr_scheduler_configs)}"
             )
         strategy.load_optimizer_state_dict(checkpoint)
+        for optimizer, saved in zip(trainer.optimizers, checkpoint["optimizer_states"], strict=True):
+            keep_types(optimizer, saved)
         for config, saved in zip(strategy.lr_scheduler_configs, checkpoint["lr_schedulers"], strict=True):
             config.scheduler.load_state_dict(saved)
 
@@ -412,10 +429,39 @@ def state_kinds(optimizer: Optimizer) -> list[tuple[torch.dtype, torch.Size]]:
     return kinds
 
 
-def _copied(state: dict[str, Any]) -> dict[str, Any]:
-    """A deep copy that shares the tensors."""
-    tensors = {id(leaf): leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor)}
-    return copy.deepcopy(state, tensors)
+def keep_types(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    """Give an optimizer that has loaded this state the very values in it.
+
+    torch casts what is loaded to the type of its parameter. Those from whom the state comes keep theirs, in float32 for
+    parameters in bfloat16, say, and would make other updates.
+
+    Args:
+        optimizer: The optimizer; one whose class has a `state_dict` of its own is left alone.
+        saved: What it has loaded.
+    """
+    if type(optimizer).state_dict is not Optimizer.state_dict:
+        return
+    parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    numbers = chain.from_iterable(group["params"] for group in saved.get("param_groups", ()))
+    for number, parameter in zip(numbers, parameters, strict=False):
+        loaded, values = optimizer.state.get(parameter), saved["state"].get(number)
+        if loaded and values and tree_structure(loaded) == tree_structure(values):
+            optimizer.state[parameter] = tree_map(_with_type, loaded, values)
+
+
+def _with_type(loaded: Any, saved: Any) -> Any:
+    is_cast = isinstance(loaded, Tensor) and isinstance(saved, Tensor) and loaded.dtype != saved.dtype
+    return saved.to(loaded.device) if is_cast else loaded
+
+
+def _is_moved(leaf: Any) -> bool:
+    """Whether this part of an optimizer's state goes to the device of a parameter. A count of steps may not."""
+    return isinstance(leaf, Tensor) and leaf.numel() > 1
+
+
+def _copied(state: dict[str, Any], shared: Sequence[Any]) -> dict[str, Any]:
+    """A deep copy that shares those tensors that are among these leaves."""
+    return copy.deepcopy(state, {id(leaf): leaf for leaf in shared if isinstance(leaf, Tensor)})
 
 
 def private_fields(callback: Any) -> dict[str, Any]:

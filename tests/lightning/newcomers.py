@@ -6,6 +6,7 @@ Each is one of ordinary programs: a curriculum, a data set that is told the epoc
 from __future__ import annotations
 
 import importlib
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -402,6 +403,29 @@ def picky(pl: Any) -> dict[str, Any]:
 
     refuses = [Picky()]
     return {"module": refuses[0], "callbacks": [Remembering()]}
+
+
+@program
+def saving(pl: Any) -> dict[str, Any]:
+    """Saves something of its own for each checkpoint, as with `save_pretrained`, and may exchange values for it."""
+
+    class Saving(base(pl)):  # type: ignore[misc]
+        exchanges = False
+
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            (Path(self.trainer.log_dir) / f"{self.global_step}.txt").write_text(str(training.weights(self)))
+            self.notes.append(self.global_step)
+            if self.exchanges:
+                self.all_gather(torch.tensor(1.0))
+
+    return {"module": Saving(), "options": {"default_root_dir": os.environ["ELASTICFLOW_RUN_DIR"]}}
+
+
+@program
+def exchanging(pl: Any) -> dict[str, Any]:
+    parts = saving(pl)
+    parts["module"].exchanges = True
+    return parts
 
 
 def warmed_up(pl: Any) -> Any:

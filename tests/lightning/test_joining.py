@@ -210,6 +210,18 @@ def test_newcomer_with_other_software_ends_alone_without_a_traceback(job: Job) -
     assert "Traceback" not in newcomer.output.read_text()
 
 
+def test_hook_of_checkpoints_that_asks_for_the_folder_of_the_logs_lets_newcomers_join(job: Job) -> None:
+    found = results(job, "saving")
+    (admitted,) = job.events("admitted")
+    assert admitted["step"] in {step for result in found for step in result["notes"]}
+    assert (job.directory / f"{admitted['step']}.txt").exists()
+
+
+def test_hook_of_checkpoints_that_exchanges_values_ends_newcomers_alone(job: Job) -> None:
+    reason = "on_save_checkpoint, or a state_dict() exchanges values with the other workers"
+    check_it_ends_alone(job, "exchanging", {}, "the others cannot send their state", reason)
+
+
 def test_newcomer_without_parameters_that_were_added_ends_alone(job: Job) -> None:
     workers = job.start_world(2, partial(newcomers.train, expects=True), "added", {"where": "elsewhere"})
     job.wait_for("epoch", epoch=JOINS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 from collections import Counter
@@ -11,7 +12,9 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
+from ef_common.collectives.torch_codec import TENSORS
 from ef_lightning import strategy_for
 from ef_lightning.state import state_kinds
 from tests.lightning import training
@@ -76,6 +79,27 @@ def test_memory_that_a_newcomer_prepares_is_on_the_host_whatever_the_default_dev
     assert {tensor.device.type for tensor in found} == {"cpu"}
 
 
+@pytest.mark.parametrize("extra", [None, {"seen": 3}, [torch.ones(2)]], ids=["nothing", "dict", "list of tensors"])
+def test_newcomer_prepares_for_a_model_whose_state_is_not_of_tensors_alone(extra: Any) -> None:
+    pl = importlib.import_module(HOSTS[0])
+    shapes: list[tuple[int, ...]] = []
+
+    class Extra(training.regression(pl)):  # type: ignore[misc]
+        def get_extra_state(self) -> Any:
+            return extra
+
+        def set_extra_state(self, state: Any) -> None: ...
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            state = self.trainer.strategy.session.state
+            state.prepare()
+            shapes.extend(tuple(tensor.shape) for tensor in state._transfer.prepared)
+            state._transfer.prepared = ()
+
+    training.trainer(pl, strategy_for(HOSTS[0])(), max_steps=1).fit(Extra(), training.loader(9))
+    assert (8, 4) in shapes
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("host", HOSTS)
 def test_hyper_parameters_of_any_type_keep_no_newcomer_out(host: str) -> None:
@@ -127,6 +151,145 @@ def test_hooks_find_a_newcomers_own_hyper_parameters_in_the_state_that_it_takes_
     training.trainer(pl, strategy_for(host)()).fit(module, training.loader(9))
     assert module.seen
     assert all(seen == {"width": 4, "path": object} for seen in module.seen)
+
+
+class ByFactors(torch.optim.SGD):
+    """Keeps values of its own type, in a list, as SOAP does."""
+
+    def step(self, closure: Any = None) -> Any:
+        result = super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter].setdefault("factors", [torch.full((2,), 1 / 3), torch.full((2,), 2 / 3)])
+        return result
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
+@pytest.mark.parametrize("cls", [torch.optim.NAdam, torch.optim.Adam, ByFactors])
+def test_state_of_optimizers_keeps_its_types_in_a_newcomer(cls: Any, precision: str) -> None:
+    pl = importlib.import_module(HOSTS[0])
+    found: list[Any] = []
+
+    class Own(training.regression(pl)):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            _, features, target = batch
+            return (self.net(features) - target).square().mean()
+
+        def configure_optimizers(self) -> Any:
+            return cls(self.parameters(), 0.05)
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            state, optimizer = self.trainer.strategy.session.state, self.optimizers().optimizer
+            before = copy.deepcopy(list(optimizer.state.values()))
+            state._load_optimizers(TENSORS.loads(TENSORS.dumps(state._collect())))
+            found.append((before, copy.deepcopy(list(optimizer.state.values()))))
+
+    trainer = training.trainer(pl, strategy_for(HOSTS[0])(), max_steps=2, precision=precision)
+    trainer.fit(Own(), training.loader(9))
+    for before, after in found:
+        leaves = zip(tree_leaves(before), tree_leaves(after), strict=True)
+        assert all(one.dtype == other.dtype and torch.equal(one, other) for one, other in leaves)
+    assert len(found) == 2
+
+
+def test_what_start_hooks_change_in_place_is_the_others_again() -> None:
+    pl = importlib.import_module(HOSTS[0])
+    found: list[Any] = []
+
+    class Remembering(pl.Callback):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            self.seen = torch.ones(3)
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"seen": self.seen}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.seen = state["seen"]
+
+    class Own(training.regression(pl)):  # type: ignore[misc]
+        def tensors(self) -> list[torch.Tensor]:
+            (remembering,) = (c for c in self.trainer.callbacks if isinstance(c, Remembering))
+            kept = tree_leaves(list(self.optimizers().optimizer.state.values()))
+            return [remembering.seen, *self.parameters(), *(leaf for leaf in kept if isinstance(leaf, torch.Tensor))]
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            state = self.trainer.strategy.session.state
+            found.append([tensor.detach().clone() for tensor in self.tensors()])
+            state._adopt(TENSORS.loads(TENSORS.dumps(state._collect())))
+            with torch.no_grad():  # as a hook may do when an epoch begins
+                for tensor in self.tensors():
+                    tensor.zero_()
+            state.adopt_again()
+            found.append([tensor.detach().clone() for tensor in self.tensors()])
+
+    trainer = training.trainer(pl, strategy_for(HOSTS[0])(), max_steps=1, callbacks=[Remembering()])
+    trainer.fit(Own(), training.loader(9))
+    expected, taken = found
+    assert all(torch.equal(one, other) for one, other in zip(expected, taken, strict=True))
+    assert len(taken) == 1 + 4 + 4
+
+
+def halved(saved: dict[str, Any]) -> dict[str, Any]:
+    return {name: tensor.half() for name, tensor in saved.items()}
+
+
+def without_frozen(saved: dict[str, Any]) -> dict[str, Any]:
+    return {name: tensor for name, tensor in saved.items() if not name.startswith("teacher")}
+
+
+@pytest.mark.parametrize("save", [halved, without_frozen, lambda saved: {k: 0.5 * v for k, v in saved.items()}])
+def test_newcomer_has_the_others_weights_whatever_a_hook_puts_into_checkpoints(save: Any) -> None:
+    pl = importlib.import_module(HOSTS[0])
+    found: list[dict[str, Any]] = []
+
+    class Own(training.regression(pl)):  # type: ignore[misc]
+        strict_loading = False
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.teacher = nn.BatchNorm1d(4).requires_grad_(False)
+            self.register_buffer("table", torch.ones(2), persistent=False)
+
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            checkpoint["state_dict"] = save(checkpoint["state_dict"])
+
+        def tensors(self) -> dict[str, torch.Tensor]:
+            return {name: t.detach().clone() for name, t in (*self.named_parameters(), *self.named_buffers())}
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            state = self.trainer.strategy.session.state
+            received = TENSORS.loads(TENSORS.dumps(state._collect()))
+            found.append(self.tensors())
+            with torch.no_grad():  # a newcomer begins with others
+                for tensor in (*self.parameters(), *self.buffers()):
+                    tensor.add_(1)
+            self.table = torch.ones(3)
+            state._load_checkpoint(received)
+            found.append(self.tensors())
+            self.table = torch.ones(2)
+
+    training.trainer(pl, strategy_for(HOSTS[0])(), max_steps=1).fit(Own(), training.loader(9))
+    expected, taken = found
+    assert taken.pop("table").tolist() == [1.0] * 3  # the buffer's shape is the worker's own
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in taken.items())
+
+
+@pytest.mark.parametrize("averages", [False, True])
+def test_weights_that_a_checkpoint_holds_are_sent_once(averages: bool) -> None:
+    pl = importlib.import_module(HOSTS[0])
+    sent: list[Any] = []
+
+    class Own(training.regression(pl)):  # type: ignore[misc]
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            if averages:
+                checkpoint["state_dict"]["net.0.weight"] = torch.zeros(8, 4)
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            sent.append(self.trainer.strategy.session.state._collect()["weights"])
+
+    training.trainer(pl, strategy_for(HOSTS[0])(), max_steps=1).fit(Own(), training.loader(9))
+    assert [*sent[0]["parameters"]] == (["net.0.weight"] if averages else [])
+    assert not sent[0]["buffers"]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
