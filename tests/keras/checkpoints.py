@@ -310,6 +310,32 @@ class Phases(keras.callbacks.Callback):
         logs["phase"] = f"epoch {epoch}"
 
 
+def with_adapters() -> Any:
+    """A model of which two layers train only their LoRA adapters; the second one is quantized."""
+    model = keras.Sequential([layers.Input((12,)), layers.Dense(16), layers.Dense(16), layers.Dense(2)])
+    model.layers[1].quantize("int8")
+    for layer in model.layers[:2]:
+        layer.enable_lora(4)
+    return compiled(model, keras.optimizers.AdamW(0.1))
+
+
+def adapted(folder: str) -> dict[str, Any]:
+    """A training of adapters that is broken off and goes on, and its checkpoint in plain Keras."""
+    settings = Checkpointing(f"{folder}/store", every_steps=1, retention=Retention(keep_last=1))
+    undisturbed = start(with_adapters, None)
+    broken = start(with_adapters, settings, BreaksOffWhenSaved())
+    found = start(with_adapters, settings)
+    (whole,) = Path(folder).glob("store/checkpoints/*/model.keras")
+    x = data(20)[0]
+    merged, expected = keras.saving.load_model(whole).predict(x, verbose=0), found["model"].predict(x, verbose=0)
+    return {
+        "broken": broken["finished"],
+        "off": off(found, undisturbed),
+        "trained": [bool(np.any(keras.ops.convert_to_numpy(one.lora_kernel_b))) for one in found["model"].layers[:2]],
+        "merged": bool(np.abs(merged - expected).max() < 0.1 * np.abs(expected).max()),
+    }
+
+
 def of_each_class(folder: str) -> list[Any]:
     """The metrics in the newest checkpoint of a training that has one number for each class, and a word."""
     process._this = None

@@ -25,7 +25,7 @@ def call(backend: str, folder: str) -> dict[str, Any]:
     importlib.import_module(f"tests.keras.on_{backend}")
     results = {}
     modules = {
-        "checkpoints": ("started_again", "held", "formats", "ended", "of_each_class", "other_metrics"),
+        "checkpoints": ("started_again", "held", "formats", "ended", "of_each_class", "other_metrics", "adapted"),
         "weights": ("files", "memory"),
     }
     for module, names in modules.items():
@@ -65,6 +65,10 @@ def test_fit_goes_on_from_a_checkpoint_with_other_metrics(results: dict[str, Any
         "added": [False, True, [True] * 3, 1],
         "removed": [False, True, [True] * 2, 1],
     }
+
+
+def test_adapters_go_on_from_a_checkpoint_in_which_plain_keras_has_them_merged(results: dict[str, Any]) -> None:
+    assert results["adapted"] == {"broken": False, "off": [], "trained": [True, True], "merged": True}
 
 
 PLAIN = """
