@@ -24,7 +24,13 @@ from ef_common.launch.process import Worker
 from ef_keras import hooks, metrics
 from ef_keras.backends import build, entry_of, passes_for, prepare_determinism, reducer_for, step_of, untraced
 from ef_keras.checkpoints import FitCheckpoints
-from ef_keras.checks import check_class_weight, check_replicas, global_batch_for
+from ef_keras.checks import (
+    check_class_weight,
+    check_replicas,
+    check_stateful,
+    check_synchronized,
+    global_batch_for,
+)
 from ef_keras.compensation import FitCompensation
 from ef_keras.global_batch import GlobalReducer
 from ef_keras.indexed import IndexedSource
@@ -155,6 +161,10 @@ class Fit:
             )
         batch, self._first_batch = self._first_batch, None
         build(model, batch)
+        if self._worker.elastic or self._global_batch is not None:
+            check_stateful(model)
+        if self._worker.elastic:
+            check_synchronized(model)
         self._undo.callback(hooks.renew_train_function, model)
         self._undo.enter_context(untraced(model))
         self._set_up_rates()
