@@ -35,7 +35,7 @@ from ef_keras.compensation import FitCompensation
 from ef_keras.global_batch import GlobalReducer
 from ef_keras.indexed import IndexedSource
 from ef_keras.numbered_source import NumberedSource
-from ef_keras.rank_zero import unwrapped
+from ef_keras.rank_zero import OnRankZero, unwrapped
 from ef_keras.reducer import Reducer
 from ef_keras.rows import num_samples
 from ef_keras.schedules import FitSchedules
@@ -202,6 +202,10 @@ class Fit:
             restored = self._restore()
             self._agree_on_start(self.data.seed if restored else None)
             session.state = self._state
+            again_from = self.data.epoch if restored and not self.data.is_over else None
+            for callback in self._callbacks.callbacks:
+                if isinstance(callback, OnRankZero):
+                    callback.open_file(append=restored, again_from=again_from)
 
     def _set_up_rates(self) -> None:
         """Set up learning rates; the optimizers are built, so all of their parts are known."""

@@ -303,6 +303,30 @@ def ended(folder: str) -> dict[str, Any]:
     return results
 
 
+def rows(folder: str) -> dict[str, Any]:
+    """What is in a `CSVLogger`'s file after new starts, compared with that of a training that nothing disturbs."""
+    file, settings = Path(folder) / "log.csv", Checkpointing(f"{folder}/store", every_steps=1)
+    file.parent.mkdir(exist_ok=True)
+
+    def train(checkpoint: Checkpointing | None, *more: Any, epochs: int = 3, append: bool = False) -> str:
+        start(adam, checkpoint, *more, make=lambda: [keras.callbacks.CSVLogger(file, append=append)], epochs=epochs)
+        return file.read_text()
+
+    file.write_text("epoch,loss\n7,0.5\n")
+    undisturbed = train(None)
+    broken = train(settings, BreaksOffAtTheEndOfAnEpoch())
+    with file.open("a") as torn:
+        torn.write("2,0.")
+    again, complete = train(settings), train(settings)
+    longer = train(settings, epochs=4, append=True)
+    return {
+        "undisturbed": [row.partition(",")[0] for row in undisturbed.splitlines()],
+        "broken": undisturbed.startswith(broken),
+        "again": again == undisturbed == complete,
+        "longer": [longer.startswith(undisturbed), longer[len(undisturbed) :].partition(",")[0]],
+    }
+
+
 class Phases(keras.callbacks.Callback):
     """Puts a word into the logs."""
 

@@ -25,7 +25,16 @@ def call(backend: str, folder: str) -> dict[str, Any]:
     importlib.import_module(f"tests.keras.on_{backend}")
     results = {}
     modules = {
-        "checkpoints": ("started_again", "held", "formats", "ended", "of_each_class", "other_metrics", "adapted"),
+        "checkpoints": (
+            "started_again",
+            "held",
+            "formats",
+            "ended",
+            "of_each_class",
+            "other_metrics",
+            "adapted",
+            "rows",
+        ),
         "weights": ("files", "memory"),
     }
     for module, names in modules.items():
@@ -64,6 +73,15 @@ def test_fit_goes_on_from_a_checkpoint_with_other_metrics(results: dict[str, Any
     assert results["other_metrics"] == {
         "added": [False, True, [True] * 3, 1],
         "removed": [False, True, [True] * 2, 1],
+    }
+
+
+def test_rows_of_a_csv_file_are_those_of_an_undisturbed_fit(results: dict[str, Any]) -> None:
+    assert results["rows"] == {
+        "undisturbed": ["epoch", "0", "1", "2"],
+        "broken": True,
+        "again": True,
+        "longer": [True, "3"],
     }
 
 
