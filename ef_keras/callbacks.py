@@ -25,7 +25,7 @@ from ef_common.launch.leaving import leaving_cleanly
 from ef_common.launch.process import Worker, this_worker
 from ef_keras import hooks
 from ef_keras.backends import engine, prepare_determinism
-from ef_keras.checks import check_end, check_replicas, size_of
+from ef_keras.checks import check_end, check_replicas, check_stateful, size_of
 from ef_keras.evaluation_data import EvaluationData
 from ef_keras.fit import Fit
 from ef_keras.guard import Guard
@@ -268,6 +268,8 @@ class Elastic(keras.callbacks.Callback):
         check_end(self.model)
         iterator = hooks.epoch_iterator(self.model)
         check_replicas(self.model)
+        if worker.session.completed_in.world_size > 1:
+            check_stateful(self.model, evaluates=True)
         data = self._evaluation = self._evaluation_data(iterator, worker)
         hooks.replace_batches(iterator, data.batches)
 

@@ -24,7 +24,7 @@ from ef_common.storage.pool import Pool
 from ef_common.storage.shares import SharedFile
 from ef_keras import hooks, metrics
 from ef_keras.backends import random_state, set_random_state
-from ef_keras.model_file import MODEL, WEIGHTS, ModelParts, SavedModel
+from ef_keras.model_file import MODEL, WEIGHTS, ModelParts, SavedModel, load_model
 from ef_keras.weights import kind_of, num_bytes
 
 logger = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class FitCheckpoints:
                 shutil.copyfileobj(file, target, _CHUNK_BYTES)
             self.job.let_go()
             try:
-                self._model.load_weights(path)
+                load_model(self._model, path)
             except ValueError as error:
                 raise UsageError(f"the checkpoint does not fit this model or its optimizer: {error}") from error
         self._found = state

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
+
 from ef_common.core.sharding import GlobalBatch
 from ef_common.data import global_batches
 from ef_common.errors import UnsupportedError, UsageError
@@ -34,6 +36,51 @@ def check_replicas(model: Any) -> None:
             "the model was made for several devices of one process (in the scope of a tf.distribute strategy), and "
             "ElasticFlow has a worker for each device. Make the model outside of strategy.scope(), and start as many "
             f"workers: elasticflow run --nproc-per-node={num} …. Received: {num} replicas"
+        )
+
+
+def check_stateful(model: Any, *, evaluates: bool = False) -> None:
+    """Refuse layers whose state passes from a batch to the next one, of which each worker has but some.
+
+    Args:
+        model: The model; for a training, built.
+        evaluates: It is evaluated.
+
+    Raises:
+        UnsupportedError: Naming the layers and what to do instead.
+    """
+    names = [layer.name for layer in hooks.layers_within(model, keras.layers.RNN) if layer.stateful]
+    if names:
+        remedy = (
+            "Leave ef_keras.callbacks() out of evaluate(), and each worker evaluates all of the data"
+            if evaluates
+            else "Make the layer with stateful=False, and the sequences as long as the state has to reach"
+        )
+        raise UnsupportedError(
+            "a layer with stateful=True goes on where the batch before has ended, and batches that follow each other "
+            f"belong to different workers or passes. {remedy}. Received: {', '.join(names)}"
+        )
+
+
+def check_synchronized(model: Any) -> None:
+    """Refuse layers that are to normalize by the batches of all workers, and would take this worker's.
+
+    Keras synchronizes the replicas of a strategy of TensorFlow's, and raises on its other backends. Layers that are
+    frozen normalize by constants.
+
+    Args:
+        model: The model, built.
+
+    Raises:
+        UnsupportedError: Naming the layers and what to do instead.
+    """
+    found = hooks.layers_within(model, keras.layers.BatchNormalization)
+    names = [layer.name for layer in found if layer.trainable and layer.synchronized]
+    if names:
+        raise UnsupportedError(
+            "BatchNormalization(synchronized=True) would normalize by the batch of this worker alone, because Keras "
+            "synchronizes only the replicas of a tf.distribute strategy. Set layer.synchronized = False if that is "
+            f"meant, or use keras.layers.GroupNormalization. Received: {', '.join(names)}"
         )
 
 

@@ -24,12 +24,18 @@ from ef_common.launch.process import Worker
 from ef_keras import hooks, metrics
 from ef_keras.backends import build, entry_of, passes_for, prepare_determinism, reducer_for, step_of, untraced
 from ef_keras.checkpoints import FitCheckpoints
-from ef_keras.checks import check_class_weight, check_replicas, global_batch_for
+from ef_keras.checks import (
+    check_class_weight,
+    check_replicas,
+    check_stateful,
+    check_synchronized,
+    global_batch_for,
+)
 from ef_keras.compensation import FitCompensation
 from ef_keras.global_batch import GlobalReducer
 from ef_keras.indexed import IndexedSource
 from ef_keras.numbered_source import NumberedSource
-from ef_keras.rank_zero import unwrapped
+from ef_keras.rank_zero import OnRankZero, unwrapped
 from ef_keras.reducer import Reducer
 from ef_keras.rows import num_samples
 from ef_keras.schedules import FitSchedules
@@ -155,6 +161,10 @@ class Fit:
             )
         batch, self._first_batch = self._first_batch, None
         build(model, batch)
+        if self._worker.elastic or self._global_batch is not None:
+            check_stateful(model)
+        if self._worker.elastic:
+            check_synchronized(model)
         self._undo.callback(hooks.renew_train_function, model)
         self._undo.enter_context(untraced(model))
         self._set_up_rates()
@@ -192,6 +202,10 @@ class Fit:
             restored = self._restore()
             self._agree_on_start(self.data.seed if restored else None)
             session.state = self._state
+            again_from = self.data.epoch if restored and not self.data.is_over else None
+            for callback in self._callbacks.callbacks:
+                if isinstance(callback, OnRankZero):
+                    callback.open_file(append=restored, again_from=again_from)
 
     def _set_up_rates(self) -> None:
         """Set up learning rates; the optimizers are built, so all of their parts are known."""

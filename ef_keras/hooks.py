@@ -192,6 +192,11 @@ def unbuilt_layers_within(model: Any) -> list[Any]:
     return [layer for layer in model._flatten_layers(include_self=False) if not layer.built]
 
 
+def layers_within(model: Any, kind: type) -> list[Any]:
+    """Layers of this class in a model, however deep they are."""
+    return [layer for layer in model._flatten_layers(include_self=False) if isinstance(layer, kind)]
+
+
 def metric_variables(model: Any) -> list[Any]:
     """Variables of the loss and of all metrics."""
     if _backend() == "jax":
@@ -304,7 +309,7 @@ def _parts_of_attribute(value: Any) -> Iterable[Any]:
 def optimizers_within(model: Any) -> list[Any]:
     """Those of compiled models within the model, unless they are its own, too."""
     known = {id(optimizer) for optimizer in optimizers(model)}
-    inner = [layer for layer in model._flatten_layers(include_self=False) if isinstance(layer, keras.Model)]
+    inner = layers_within(model, keras.Model)
     found = {id(one.optimizer): one.optimizer for one in inner if getattr(one, "optimizer", None) is not None}
     return [optimizer for number, optimizer in found.items() if number not in known]
 

@@ -22,7 +22,7 @@ from ef_common.storage.shares import SharedFile
 from ef_common.storage.store import Writer
 from ef_keras import hooks
 from ef_keras.backends import memory_of
-from ef_keras.weights import Weights, bytes_of, kind_of
+from ef_keras.weights import Weights, bytes_of, kind_of, load_as_they_are
 
 logger = logging.getLogger(__name__)
 
@@ -140,3 +140,21 @@ def write_model(texts: Texts, weights: Weights, file: Any) -> None:
             archive.writestr(name, text)
         with archive.open(WEIGHTS, "w", force_zip64=True) as target:
             weights.write(target)
+
+
+def load_model(model: Any, path: FilePath) -> None:
+    """Load the variables of a model from a file that `write_model` has written.
+
+    Args:
+        model: The model, built.
+        path: The file, whose name says if it holds more than weights.
+
+    Raises:
+        ValueError: It is of another model.
+    """
+    model.load_weights(path)
+    if path.name != MODEL:
+        load_as_they_are(model, path)
+        return
+    with zipfile.ZipFile(path) as archive, archive.open(WEIGHTS) as file:
+        load_as_they_are(model, file)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections import deque
 from collections.abc import Callable, Collection
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,7 @@ class OnRankZero:
 
     It then sees the beginning of all that has begun and has not ended yet: of the training, the epoch and a validation.
     A hook in which the rank 0 before this one was lost may have left a torn file, so it is called again (`call_again`).
+    A `CSVLogger` begins only when it is known whether the training goes on from a checkpoint (`open_file`).
 
     Attributes:
         wrapped: The callback.
@@ -98,6 +101,28 @@ class OnRankZero:
         """
         self._call_again()
 
+    def open_file(self, *, append: bool, again_from: int | None) -> None:
+        """The training has begun: let a `CSVLogger` begin, which would have replaced its file before.
+
+        Args:
+            append: The file has rows of this training.
+            again_from: First epoch whose rows will be written again.
+        """
+        if not self._runs or not isinstance(self.wrapped, keras.callbacks.CSVLogger):
+            return
+        if again_from is not None and not self.wrapped.append:
+            _cut(self.wrapped, again_from)
+        self._begin_file(self._open["on_train_begin"], append=append)
+
+    def _begin_file(self, begin: Callable[[], object], *, append: bool) -> None:
+        file = self.wrapped
+        own, file.append = file.append, append or file.append
+        file.append_header = True
+        try:
+            begin()
+        finally:
+            file.append = own
+
     def _call(self, name: str, hook: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         runs = self._session.rank == 0 and not self._session.newcomer
         if runs and not self._runs:
@@ -105,7 +130,8 @@ class OnRankZero:
         self._runs = runs
         if name in _ENDS:
             self._open[name] = partial(hook, *args, **kwargs)
-        if runs:
+        is_early = name == "on_train_begin" and isinstance(self.wrapped, keras.callbacks.CSVLogger)
+        if runs and not is_early:
             if name == "on_epoch_end" and isinstance(self.wrapped, keras.callbacks.ProgbarLogger) and len(args) == 2:
                 epoch, logs = args  # as Keras passes them
                 args = epoch, {name: value for name, value in (logs or {}).items() if name not in self._hidden()}
@@ -123,8 +149,6 @@ class OnRankZero:
 
     def _take_over(self) -> None:
         """Begin where the rank 0 before this one has ended."""
-        if "on_train_begin" in self._open and isinstance(self.wrapped, keras.callbacks.CSVLogger):
-            self.wrapped.append = True  # the file has been begun
         for name, begin in self._open.items():
             if name == "on_train_begin":
                 self._begin_training(begin)
@@ -132,7 +156,9 @@ class OnRankZero:
                 begin()
 
     def _begin_training(self, begin: Callable[[], object]) -> None:
-        if not isinstance(self.wrapped, keras.callbacks.BackupAndRestore):  # which would go back to what it has saved
+        if isinstance(self.wrapped, keras.callbacks.CSVLogger):
+            self._begin_file(begin, append=True)
+        elif not isinstance(self.wrapped, keras.callbacks.BackupAndRestore):  # which would go back to what it has saved
             begin()
         restore(self.wrapped, self._memory)
 
@@ -152,6 +178,19 @@ def _is_done(callback: Any, epoch: int, logs: dict[str, Any] | None = None) -> b
         return False
     expected = {"epoch": str(epoch), "loss": str((logs or {}).get("loss"))}
     return any(all(row.get(name, value) == value for name, value in expected.items()) for row in rows)
+
+
+def _cut(callback: Any, first_epoch: int) -> None:
+    """End a CSV file before the row of an epoch, or before one that is torn."""
+
+    def is_kept(line: bytes) -> bool:
+        epoch = line.split(callback.sep.encode(), 1)[0]
+        return line.endswith(b"\n") and not (epoch.isdigit() and int(epoch) >= first_epoch)
+
+    path = Path(callback.filename)
+    if path.is_file():
+        kept = takewhile(is_kept, path.read_bytes().splitlines(keepends=True))
+        os.truncate(path, sum(map(len, kept)))
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

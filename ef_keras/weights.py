@@ -3,6 +3,10 @@
 Keras's layers hand their variables to a store, which writes them to a file. Here they hand them to one that keeps
 them. What HDF5 writes of them is recorded, so that the file can be written to any place without a detour by the local
 disk, and by several workers, each a part of it.
+
+A layer need not hand over its variables as they are: one with LoRA merges its adapters into the kernel, and loads the
+result with adapters of zero, whose gradients are zero, too. The file is what Keras saves, and has such variables once
+more, in a group of their own that Keras does not read.
 """
 
 from __future__ import annotations
@@ -17,6 +21,9 @@ import numpy as np
 from ef_common.storage.layout import LEAST_ARRAY_BYTES, FileLayout, Path, Recorder, Segment, StandIns
 from ef_keras import hooks
 from ef_keras.backends import memory_of
+
+_AS_THEY_ARE = "elasticflow"
+"""Group of the variables that no layer hands over as they are, by their places among those of the model's state."""
 
 
 class Weights:
@@ -44,6 +51,11 @@ class Weights:
 
         with hooks.optimizers_that_hand_over_variables(model):
             hooks.save_state(model, hooks.store_that_makes(entry))
+        known = {id(value) for one in entries for value in one.values()} | set(map(id, hooks.seed_states(model)))
+        others = entry(_AS_THEY_ARE, None)
+        for index, variable in enumerate(hooks.state_variables(model)):
+            if id(variable) not in known:
+                others[str(index)] = variable
         return cls(entries)
 
     def map(self, change: Callable[[Any], np.ndarray]) -> Weights:
@@ -94,6 +106,20 @@ class Weights:
             for entry in self._entries:
                 if entry or entry.metadata:
                     entry.write(root.create_group(entry.path) if entry.path else root)
+
+
+def load_as_they_are(model: Any, file: Any) -> None:
+    """Load the variables that the layers of a model have not handed over as they were.
+
+    Args:
+        model: The model, built.
+        file: A file of weights, opened for reading; seekable.
+    """
+    variables = hooks.state_variables(model)
+    with h5py.File(file, "r") as root:
+        for index, array in root.get(f"{_AS_THEY_ARE}/vars", {}).items():
+            variable = variables[int(index)]
+            variable.assign(np.asarray(array).view(_dtype(variable)))
 
 
 def kind_of(value: Any) -> str:

@@ -303,11 +303,61 @@ def ended(folder: str) -> dict[str, Any]:
     return results
 
 
+def rows(folder: str) -> dict[str, Any]:
+    """What is in a `CSVLogger`'s file after new starts, compared with that of a training that nothing disturbs."""
+    file, settings = Path(folder) / "log.csv", Checkpointing(f"{folder}/store", every_steps=1)
+    file.parent.mkdir(exist_ok=True)
+
+    def train(checkpoint: Checkpointing | None, *more: Any, epochs: int = 3, append: bool = False) -> str:
+        start(adam, checkpoint, *more, make=lambda: [keras.callbacks.CSVLogger(file, append=append)], epochs=epochs)
+        return file.read_text()
+
+    file.write_text("epoch,loss\n7,0.5\n")
+    undisturbed = train(None)
+    broken = train(settings, BreaksOffAtTheEndOfAnEpoch())
+    with file.open("a") as torn:
+        torn.write("2,0.")
+    again, complete = train(settings), train(settings)
+    longer = train(settings, epochs=4, append=True)
+    return {
+        "undisturbed": [row.partition(",")[0] for row in undisturbed.splitlines()],
+        "broken": undisturbed.startswith(broken),
+        "again": again == undisturbed == complete,
+        "longer": [longer.startswith(undisturbed), longer[len(undisturbed) :].partition(",")[0]],
+    }
+
+
 class Phases(keras.callbacks.Callback):
     """Puts a word into the logs."""
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         logs["phase"] = f"epoch {epoch}"
+
+
+def with_adapters() -> Any:
+    """A model of which two layers train only their LoRA adapters; the second one is quantized."""
+    model = keras.Sequential([layers.Input((12,)), layers.Dense(16), layers.Dense(16), layers.Dense(2)])
+    model.layers[1].quantize("int8")
+    for layer in model.layers[:2]:
+        layer.enable_lora(4)
+    return compiled(model, keras.optimizers.AdamW(0.1))
+
+
+def adapted(folder: str) -> dict[str, Any]:
+    """A training of adapters that is broken off and goes on, and its checkpoint in plain Keras."""
+    settings = Checkpointing(f"{folder}/store", every_steps=1, retention=Retention(keep_last=1))
+    undisturbed = start(with_adapters, None)
+    broken = start(with_adapters, settings, BreaksOffWhenSaved())
+    found = start(with_adapters, settings)
+    (whole,) = Path(folder).glob("store/checkpoints/*/model.keras")
+    x = data(20)[0]
+    merged, expected = keras.saving.load_model(whole).predict(x, verbose=0), found["model"].predict(x, verbose=0)
+    return {
+        "broken": broken["finished"],
+        "off": off(found, undisturbed),
+        "trained": [bool(np.any(keras.ops.convert_to_numpy(one.lora_kernel_b))) for one in found["model"].layers[:2]],
+        "merged": bool(np.abs(merged - expected).max() < 0.1 * np.abs(expected).max()),
+    }
 
 
 def of_each_class(folder: str) -> list[Any]:

@@ -119,6 +119,45 @@ def refuse_replicas() -> str:
     return _message(lambda: model.fit(x, y, verbose=0, callbacks=ef_keras.callbacks()))
 
 
+def _stateful() -> Any:
+    """A model for batches of 8 samples, of which row i goes on where row i of the batch before has ended."""
+    inputs = keras.Input(batch_shape=(8, 12))
+    states = keras.layers.Bidirectional(keras.layers.LSTM(4, stateful=True))(keras.layers.Reshape((3, 4))(inputs))
+    return compiled(keras.Model(inputs, keras.layers.Dense(2)(states)))
+
+
+def refuse_stateful_layers() -> str:
+    model, (x, y) = _stateful(), data(64)
+    fit = {"batch_size": 8, "verbose": 0, "callbacks": ef_keras.callbacks()}
+    if ef_keras.is_rank_zero():
+        return _message(lambda: model.evaluate(x, y, **fit))
+    return _message(lambda: model.fit(x, y, shuffle=False, **fit))
+
+
+def refuse_layers() -> dict[str, Any]:
+    """What comes of layers that several workers cannot have, in one worker."""
+    Failing.tell = lambda self, error: None  # type: ignore[method-assign]
+    found: dict[str, Any] = {}
+    x, y = data(64)
+
+    def fit(model: Any, size: int | None = None) -> str:
+        callbacks = ef_keras.callbacks(global_batch_size=size)
+        return _message(lambda: model.fit(x, y, batch_size=8, shuffle=False, verbose=0, callbacks=callbacks))
+
+    found["stateful"], found["in passes"] = fit(_stateful()), fit(_stateful(), 16)
+    model, results = _stateful(), []
+    for callbacks in ([], ef_keras.callbacks()):
+        options = {"batch_size": 8, "verbose": 0, "callbacks": callbacks}
+        model.layers[2].reset_states()
+        results.append([model.evaluate(x, y, **options), model.predict(x, **options).tolist()])
+    found["evaluated"] = results[0] == results[1]
+    for name in ("synchronized", "frozen"):
+        layers = [keras.layers.BatchNormalization(synchronized=True, name="shared"), *net().layers]
+        layers[0].trainable = name != "frozen"
+        found[name] = fit(compiled(keras.Sequential(layers)))
+    return found
+
+
 class StopsEvaluating(keras.callbacks.Callback):
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
         self.model.stop_evaluating = batch >= 1

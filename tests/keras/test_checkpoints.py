@@ -25,7 +25,16 @@ def call(backend: str, folder: str) -> dict[str, Any]:
     importlib.import_module(f"tests.keras.on_{backend}")
     results = {}
     modules = {
-        "checkpoints": ("started_again", "held", "formats", "ended", "of_each_class", "other_metrics"),
+        "checkpoints": (
+            "started_again",
+            "held",
+            "formats",
+            "ended",
+            "of_each_class",
+            "other_metrics",
+            "adapted",
+            "rows",
+        ),
         "weights": ("files", "memory"),
     }
     for module, names in modules.items():
@@ -65,6 +74,19 @@ def test_fit_goes_on_from_a_checkpoint_with_other_metrics(results: dict[str, Any
         "added": [False, True, [True] * 3, 1],
         "removed": [False, True, [True] * 2, 1],
     }
+
+
+def test_rows_of_a_csv_file_are_those_of_an_undisturbed_fit(results: dict[str, Any]) -> None:
+    assert results["rows"] == {
+        "undisturbed": ["epoch", "0", "1", "2"],
+        "broken": True,
+        "again": True,
+        "longer": [True, "3"],
+    }
+
+
+def test_adapters_go_on_from_a_checkpoint_in_which_plain_keras_has_them_merged(results: dict[str, Any]) -> None:
+    assert results["adapted"] == {"broken": False, "off": [], "trained": [True, True], "merged": True}
 
 
 PLAIN = """

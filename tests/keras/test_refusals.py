@@ -24,6 +24,7 @@ REFUSED = [
         "UnsupportedError: a callback has set model.stop_evaluating",
         "validation_steps=…",
     ),
+    ("refuse_stateful_layers", "UnsupportedError: a layer with stateful=True", ". Received: "),
     ("pass_on_an_error_of_the_users", "the user's own", "own"),
 ]
 LENGTHS = [
@@ -79,6 +80,23 @@ def test_update_of_a_model_within_the_model_is_refused_unless_its_optimizer_is_k
     assert unknown.endswith("self.second_optimizer = self.inner.optimizer. Received: within")
     assert known == "nothing was raised"
     assert left == clean == "False"
+
+
+@pytest.mark.parametrize("coordinator", [True, False])
+def test_layers_that_several_workers_cannot_have_are_refused_where_several_can_come(
+    tmp_path: Path, coordinator: bool
+) -> None:
+    with Job(tmp_path / "run", preload=warm.KERAS["tensorflow"]) as job:
+        found = job.start(call, "tensorflow", "refuse_layers", coordinator).result()
+    nothing = "nothing was raised"
+    assert found["in passes"].startswith("UnsupportedError: a layer with stateful=True")
+    assert all(f"{place}_lstm" in found["in passes"] for place in ("forward", "backward"))
+    assert found["stateful"].startswith("UnsupportedError: a layer with stateful=True" if coordinator else nothing)
+    assert found["evaluated"]
+    synchronized = "UnsupportedError: BatchNormalization(synchronized=True)"
+    assert found["synchronized"].startswith(synchronized if coordinator else nothing)
+    assert found["synchronized"].endswith("Received: shared" if coordinator else nothing)
+    assert found["frozen"] == nothing
 
 
 @pytest.mark.parametrize("backend", ["torch", "tensorflow"])
