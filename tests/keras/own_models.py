@@ -123,6 +123,24 @@ def train_after_other_layers() -> list[Any]:
     return [weights.tolist() for weights in model.get_weights()]
 
 
+def hold_parts_of_optimizers() -> list[list[Any]]:
+    """Weights after trainings whose model holds the optimizer within its own, and then of those that do not."""
+    found = []
+    for settings in ({}, {"global_batch_size": 16}):
+        weights = []
+        for is_held in (True, False):
+            keras.utils.set_random_seed(1)
+            inner = keras.optimizers.SGD(0.1, momentum=0.9)
+            model = compiled(net(), keras.optimizers.LossScaleOptimizer(inner, initial_scale=4.0))
+            if is_held:
+                model.held = [inner]
+            callbacks = ef_keras.callbacks(**settings)
+            model.fit(*data(64), batch_size=8, shuffle=False, verbose=0, callbacks=callbacks)
+            weights.append([array.tolist() for array in model.get_weights()])
+        found.append(weights)
+    return found
+
+
 def train_on_own_data(kind: str, *, more: int = 0) -> None:
     """Train on data that each worker draws for itself; the second one has some more rows."""
     rank = int(os.environ["LOCAL_RANK"])

@@ -434,7 +434,7 @@ def look_at_hooks() -> dict[str, Any]:
         others = [round(float(optimizer.learning_rate), 3), optimizer.momentum]
     return {
         "settings": [others, round(float(optimizer.learning_rate), 3), optimizer.momentum],
-        "applied": hooks.num_applied(hooks.inner_optimizer(optimizer)),
+        "applied": hooks.num_applied(hooks.parts_of(optimizer)[0]),
         "momenta": [tuple(momentum.shape) for momentum in hooks.momenta_with_rate(optimizer)],
         "list": isinstance(found["list"], keras.callbacks.CallbackList),
         "iterators": found["fit"] is not found["evaluate"],

@@ -41,6 +41,15 @@ def test_queue_holds_samples_of_one_worker_and_no_means(tmp_path: Path, backend:
         assert distances.max() < 1e-5  # on a global batch, what changes is summed, and not the rows themselves
 
 
+@pytest.mark.parametrize("backend", ["tensorflow", "torch", ON_JAX])
+def test_optimizer_that_is_also_held_within_another_one_updates_once(tmp_path: Path, backend: str) -> None:
+    found, others = results_of_two(tmp_path, backend, "hold_parts_of_optimizers")
+    assert found == others
+    for held, plain in found:
+        for weights, expected in zip(held, plain, strict=True):
+            np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-6)
+
+
 def test_layers_are_matched_by_their_place_and_not_by_their_names(tmp_path: Path) -> None:
     first, second = results_of_two(tmp_path, "torch", "train_after_other_layers")
     assert first == second
