@@ -285,29 +285,29 @@ def uses_nnx() -> bool:
 def optimizers(model: Any) -> list[Any]:
     """The model's optimizers: the compiled one, and those that a custom `train_step` keeps in attributes.
 
-    An attribute may also be a list or a dict of them. One that is only a part of another one is not among them.
+    They may be in lists, tuples and dicts there. One that is only a part of another one is not among them.
     """
     found = {id(model.optimizer): model.optimizer} if model.optimizer is not None else {}
-    for value in vars(model).values():
-        for part in _parts_of_attribute(value):
-            if isinstance(part, keras.optimizers.Optimizer):
-                found[id(part)] = part
+    found.update((id(one), one) for one in _optimizers_in(vars(model), set()))
     within = {id(part) for one in found.values() for part in with_parts(one)[1:]}
     return [one for number, one in found.items() if one is model.optimizer or number not in within]
 
 
-def _parts_of_attribute(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list | tuple) else (value,)
+def _optimizers_in(container: Any, seen: set[int]) -> Iterator[Any]:
+    seen.add(id(container))  # which may contain itself
+    for value in container.values() if isinstance(container, dict) else container:
+        if isinstance(value, keras.optimizers.Optimizer):
+            yield value
+        elif isinstance(value, (dict, list, tuple)) and id(value) not in seen:
+            yield from _optimizers_in(value, seen)
 
 
 def optimizers_within(model: Any) -> list[Any]:
-    """Those of compiled models within the model, unless they are its own, too."""
-    known = set(map(id, all_optimizers(model)))
-    inner = [layer for layer in model._flatten_layers(include_self=False) if isinstance(layer, keras.Model)]
-    found = {id(one.optimizer): one.optimizer for one in inner if getattr(one, "optimizer", None) is not None}
-    return [optimizer for number, optimizer in found.items() if number not in known]
+    """Those of layers and models within the model, compiled or in attributes, unless they are its own, too."""
+    known, seen = set(map(id, all_optimizers(model))), set[int]()
+    layers = model._flatten_layers(include_self=False)
+    held = (part for layer in layers for one in _optimizers_in(vars(layer), seen) for part in with_parts(one))
+    return [one for number, one in {id(one): one for one in held}.items() if number not in known]
 
 
 def parts_of(optimizer: Any) -> list[Any]:

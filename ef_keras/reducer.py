@@ -206,7 +206,7 @@ class _StatelessApply:
 
 
 class _Stranger:
-    """`optimizer.apply` of a model within the model, which a step must not call: nobody would reduce its gradients."""
+    """`apply` of an optimizer that a layer holds, which a step must not call: nobody would reduce its gradients."""
 
     def __init__(self, reducer: Reducer, optimizer: Any, original: Callable[..., Any]) -> None:
         self._reducer = reducer
@@ -220,7 +220,7 @@ class _Stranger:
 
     def _refuse(self) -> None:
         raise UnsupportedError(
-            "the model's train_step makes an update with the optimizer of another model within it, whose gradients "
+            "the model's train_step makes an update with an optimizer of a layer or model within it, whose gradients "
             "would not be reduced. Keep that optimizer in an attribute of the model that fit() trains, too: "
             f"self.second_optimizer = self.inner.optimizer. Received: {self._optimizer.name}"
         )
