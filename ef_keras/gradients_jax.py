@@ -41,6 +41,7 @@ class JaxReducer(Reducer):
         self._places = [places[id(variable)] for variable in self._statistics]
         self._known: Sequence[Any] = ()
         self._averaged: list[np.ndarray] = []
+        self._made_late: list[bool] = []
 
     def reduce(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Within the trace of a step: the members' mean gradients, None where there is none."""
@@ -64,8 +65,9 @@ class JaxReducer(Reducer):
         self._known = state
 
     def _local(self) -> list[np.ndarray]:
-        """This worker's statistics, as its step makes them."""
+        """This worker's statistics as its step makes them, or as they were if it only makes them after the update."""
         found = [self._known[place] for place in self._places]
+        self._made_late = [value is None for value in found]
         return [
             np.asarray(variable.value if value is None else value)
             for variable, value in zip(self._statistics, found, strict=True)
@@ -82,12 +84,14 @@ class JaxReducer(Reducer):
         return [np.concatenate([mean.ravel() for mean in means])]  # a copy, too: their memory is that of a later one's
 
     def settle(self) -> None:
-        """A step is over: the statistics are those of all members."""
+        """A step is over: the statistics are those of all members, but for those that were made after the update."""
         averaged, self._averaged = self._averaged, []
-        if averaged:
-            dtypes = [variable.dtype for variable in self._statistics]
-            arrays = [value.astype(dtype) for value, dtype in zip(averaged, dtypes, strict=True)]
-            hold(self._statistics, jax.device_put(arrays))
+        early = [
+            (v, mean) for v, mean, late in zip(self._statistics, averaged, self._made_late, strict=False) if not late
+        ]
+        if early:
+            arrays = [mean.astype(variable.dtype) for variable, mean in early]
+            hold([variable for variable, _ in early], jax.device_put(arrays))
 
 
 def _split(flat: Any, shapes: Sequence[Shape]) -> list[Any]:
