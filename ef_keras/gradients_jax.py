@@ -74,24 +74,40 @@ class JaxReducer(Reducer):
         ]
 
     def _reduce(self, buckets: ArrayBuckets, shapes: Sequence[Shape], flat: np.ndarray) -> list[np.ndarray]:
-        arrays = [*_split(flat, shapes), *self._local()]
+        local = self._local()
+        arrays = [*_split(flat, shapes), *local]
         reduction = self.begin(buckets)
         for bucket in buckets.buckets:
             reduction.take([arrays[index] for index in bucket])
         self.complete(reduction, self.take_loss())
         means, values = reduction.reduced()
-        self._averaged = [np.array(value) for value in values]  # whose memory is that of the next reduction but one
+        self._averaged = [
+            _difference(value, mine) if late else np.array(value)  # whose memory is that of the next reduction but one
+            for value, mine, late in zip(values, local, self._made_late, strict=True)
+        ]
         return [np.concatenate([mean.ravel() for mean in means])]  # a copy, too: their memory is that of a later one's
 
     def settle(self) -> None:
-        """A step is over: the statistics are those of all members, but for those that were made after the update."""
+        """A step is over: the statistics are those of all members.
+
+        One that it has made after the update is this worker's. It moves by what the members' mean before the step
+        differs from this worker's value, so workers never differ by more than a step has added.
+        """
         averaged, self._averaged = self._averaged, []
-        early = [
-            (v, mean) for v, mean, late in zip(self._statistics, averaged, self._made_late, strict=False) if not late
-        ]
-        if early:
-            arrays = [mean.astype(variable.dtype) for variable, mean in early]
-            hold([variable for variable, _ in early], jax.device_put(arrays))
+        changed: list[tuple[Any, Any]] = []
+        for variable, value, late in zip(self._statistics, averaged, self._made_late, strict=False):
+            if not late:
+                changed.append((variable, value.astype(variable.dtype)))
+            elif value.any() and not hooks.is_taken(variable):  # the rows of a queue have moved on
+                changed.append((variable, variable.value + value.astype(variable.dtype)))
+        variables, values = [one for one, _ in changed], [value for _, value in changed]
+        hold(variables, jax.device_put(values))
+
+
+def _difference(mean: np.ndarray, mine: np.ndarray) -> np.ndarray:
+    """Zero where they are equal, infinite values included."""
+    mine = mine.astype(mean.dtype)
+    return np.subtract(mean, mine, out=np.zeros_like(mean), where=mean != mine)
 
 
 def _split(flat: Any, shapes: Sequence[Shape]) -> list[Any]:

@@ -141,6 +141,26 @@ def hold_parts_of_optimizers() -> list[list[Any]]:
     return found
 
 
+class Counts(CustomStep):
+    """Adds its worker's rank to a variable of JAX's after each update."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+    def train_step(self, *args: Any) -> Any:
+        logs, (weights, (count,), *others) = super().train_step(*args)
+        count = count + int(os.environ["LOCAL_RANK"]) + 0 * weights[0][0, 0]
+        return logs, (weights, [count], *others)
+
+
+def count_after_updates() -> float:
+    """Make four steps with a variable that differs between the workers after each. Returns it."""
+    model = compiled(Counts())
+    model.fit(*data(64), batch_size=8, verbose=0, callbacks=ef_keras.callbacks())
+    return float(keras.ops.convert_to_numpy(model.count))
+
+
 def train_on_own_data(kind: str, *, more: int = 0) -> None:
     """Train on data that each worker draws for itself; the second one has some more rows."""
     rank = int(os.environ["LOCAL_RANK"])
