@@ -53,12 +53,8 @@ class FitCompensation:
     ) -> None:
         self.compensator = Compensator(settings, session, log=log)
         self._batch_size = batch_size
-        self._of: dict[int, list[ScaledOptimizer]] = {
-            id(optimizer): [self._scaled_of(one) for one in hooks.parts_of(optimizer)]
-            for optimizer in hooks.optimizers(model)
-        }
-        self._scaled = [scaled for several in self._of.values() for scaled in several]
-        everybody = [scaled.optimizer for scaled in self._scaled]
+        everybody = hooks.updating_optimizers(model)
+        self._scaled = [self._scaled_of(optimizer) for optimizer in everybody]
         self._main = max(everybody, key=lambda optimizer: optimizer.built, default=None)  # the first that has variables
         self._accumulation = hooks.accumulation(self._main)
         self._num_applied = 0
@@ -105,8 +101,9 @@ class FitCompensation:
     def applied(self, optimizer: Any, gradients: Sequence[Any]) -> Iterator[None]:
         """Let an optimizer make an update with these reduced gradients."""
         with ExitStack() as stack:
-            for scaled in self._of[id(optimizer)]:
-                stack.enter_context(scaled.applied(gradients))
+            for scaled in self._scaled:
+                if any(part is scaled.optimizer for part in hooks.parts_of(optimizer)):
+                    stack.enter_context(scaled.applied(gradients))
             yield
 
     def settle(self) -> None:

@@ -518,7 +518,7 @@ class Fit:
         if self.compensation is not None:
             self.compensation.show(logs)
         elif self._worker.elastic:
-            accumulation = max(map(hooks.accumulation, hooks.optimizers(self._model)), default=1)
+            accumulation = max(map(hooks.accumulation, hooks.updating_optimizers(self._model)), default=1)
             num_workers = self._session.completed_in.world_size
             of_all = num_workers * self.data.local_samples(num_workers) * accumulation
             size = self._settings.global_batch_size or of_all

@@ -167,7 +167,8 @@ class GlobalReducer(Reducer):
         gradients = [(array, variable) for array, variable, n in zip(sums, self._variables, used, strict=False) if n]
         if gradients:
             optimizer = self._attached[0]
-            self._passes.apply(self.original_of(optimizer), *map(list, zip(*gradients, strict=True)))
+            with self.updating():
+                self._passes.apply(self.original_of(optimizer), *map(list, zip(*gradients, strict=True)))
         changes = sums[len(self._variables) :]
         for variable, start, change in zip(self._statistics, self._starts, changes, strict=True):
             variable.assign(start + change)

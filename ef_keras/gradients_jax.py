@@ -41,6 +41,7 @@ class JaxReducer(Reducer):
         self._places = [places[id(variable)] for variable in self._statistics]
         self._known: Sequence[Any] = ()
         self._averaged: list[np.ndarray] = []
+        self._made_late: list[bool] = []
 
     def reduce(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Within the trace of a step: the members' mean gradients, None where there is none."""
@@ -64,30 +65,49 @@ class JaxReducer(Reducer):
         self._known = state
 
     def _local(self) -> list[np.ndarray]:
-        """This worker's statistics, as its step makes them."""
+        """This worker's statistics as its step makes them, or as they were if it only makes them after the update."""
         found = [self._known[place] for place in self._places]
+        self._made_late = [value is None for value in found]
         return [
             np.asarray(variable.value if value is None else value)
             for variable, value in zip(self._statistics, found, strict=True)
         ]
 
     def _reduce(self, buckets: ArrayBuckets, shapes: Sequence[Shape], flat: np.ndarray) -> list[np.ndarray]:
-        arrays = [*_split(flat, shapes), *self._local()]
+        local = self._local()
+        arrays = [*_split(flat, shapes), *local]
         reduction = self.begin(buckets)
         for bucket in buckets.buckets:
             reduction.take([arrays[index] for index in bucket])
         self.complete(reduction, self.take_loss())
         means, values = reduction.reduced()
-        self._averaged = [np.array(value) for value in values]  # whose memory is that of the next reduction but one
+        self._averaged = [
+            _difference(value, mine) if late else np.array(value)  # whose memory is that of the next reduction but one
+            for value, mine, late in zip(values, local, self._made_late, strict=True)
+        ]
         return [np.concatenate([mean.ravel() for mean in means])]  # a copy, too: their memory is that of a later one's
 
     def settle(self) -> None:
-        """A step is over: the statistics are those of all members."""
+        """A step is over: the statistics are those of all members.
+
+        One that it has made after the update is this worker's. It moves by what the members' mean before the step
+        differs from this worker's value, so workers never differ by more than a step has added.
+        """
         averaged, self._averaged = self._averaged, []
-        if averaged:
-            dtypes = [variable.dtype for variable in self._statistics]
-            arrays = [value.astype(dtype) for value, dtype in zip(averaged, dtypes, strict=True)]
-            hold(self._statistics, jax.device_put(arrays))
+        changed: list[tuple[Any, Any]] = []
+        for variable, value, late in zip(self._statistics, averaged, self._made_late, strict=False):
+            if not late:
+                changed.append((variable, value.astype(variable.dtype)))
+            elif value.any() and not hooks.is_taken(variable):  # the rows of a queue have moved on
+                changed.append((variable, variable.value + value.astype(variable.dtype)))
+        variables, values = [one for one, _ in changed], [value for _, value in changed]
+        hold(variables, jax.device_put(values))
+
+
+def _difference(mean: np.ndarray, mine: np.ndarray) -> np.ndarray:
+    """Zero where they are equal, infinite values included."""
+    mine = mine.astype(mean.dtype)
+    return np.subtract(mean, mine, out=np.zeros_like(mean), where=mean != mine)
 
 
 def _split(flat: Any, shapes: Sequence[Shape]) -> list[Any]:

@@ -290,44 +290,58 @@ def uses_nnx() -> bool:
 def optimizers(model: Any) -> list[Any]:
     """The model's optimizers: the compiled one, and those that a custom `train_step` keeps in attributes.
 
-    An attribute may also be a list or a dict of them.
+    They may be in lists, tuples and dicts there. One that is only a part of another one is not among them.
     """
     found = {id(model.optimizer): model.optimizer} if model.optimizer is not None else {}
-    for value in vars(model).values():
-        for part in _parts_of_attribute(value):
-            if isinstance(part, keras.optimizers.Optimizer):
-                found[id(part)] = part
-    return list(found.values())
+    found.update((id(one), one) for one in _optimizers_in(vars(model), set()))
+    within = {id(part) for one in found.values() for part in with_parts(one)[1:]}
+    return [one for number, one in found.items() if one is model.optimizer or number not in within]
 
 
-def _parts_of_attribute(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list | tuple) else (value,)
+def _optimizers_in(container: Any, seen: set[int]) -> Iterator[Any]:
+    seen.add(id(container))  # which may contain itself
+    for value in container.values() if isinstance(container, dict) else container:
+        if isinstance(value, keras.optimizers.Optimizer):
+            yield value
+        elif isinstance(value, (dict, list, tuple)) and id(value) not in seen:
+            yield from _optimizers_in(value, seen)
 
 
 def optimizers_within(model: Any) -> list[Any]:
-    """Those of compiled models within the model, unless they are its own, too."""
-    known = {id(optimizer) for optimizer in optimizers(model)}
-    inner = layers_within(model, keras.Model)
-    found = {id(one.optimizer): one.optimizer for one in inner if getattr(one, "optimizer", None) is not None}
-    return [optimizer for number, optimizer in found.items() if number not in known]
-
-
-def inner_optimizer(optimizer: Any) -> Any:
-    """The optimizer that makes the updates; one that scales a loss contains another one."""
-    while isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        optimizer = optimizer.inner_optimizer
-    return optimizer
+    """Those of layers and models within the model, compiled or in attributes, unless they are its own, too."""
+    known, seen = set(map(id, all_optimizers(model))), set[int]()
+    layers = layers_within(model, keras.layers.Layer)
+    held = (part for layer in layers for one in _optimizers_in(vars(layer), seen) for part in with_parts(one))
+    return [one for number, one in {id(one): one for one in held}.items() if number not in known]
 
 
 def parts_of(optimizer: Any) -> list[Any]:
     """The optimizers that make an optimizer's updates: a `MultiOptimizer` has several, perhaps only once built."""
-    inner = inner_optimizer(optimizer)
-    return list(inner.optimizers) if isinstance(inner, _MULTI) else [inner]
+    return [part for part in with_parts(optimizer) if not isinstance(part, _WRAPPERS)]
+
+
+def with_parts(optimizer: Any) -> list[Any]:
+    """An optimizer, and those within it, which it calls in an update."""
+    within: Iterable[Any] = ()
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        within = [optimizer.inner_optimizer]
+    elif isinstance(optimizer, _MULTI):
+        within = optimizer.optimizers
+    return [optimizer, *(part for one in within for part in with_parts(one))]
+
+
+def all_optimizers(model: Any) -> list[Any]:
+    """The model's optimizers and those within them, each once."""
+    return list({id(part): part for one in optimizers(model) for part in with_parts(one)}.values())
+
+
+def updating_optimizers(model: Any) -> list[Any]:
+    """Those of `all_optimizers` that make updates themselves."""
+    return [one for one in all_optimizers(model) if not isinstance(one, _WRAPPERS)]
 
 
 _MULTI = getattr(keras.optimizers, "MultiOptimizer", ())
+_WRAPPERS = (keras.optimizers.LossScaleOptimizer, _MULTI)
 
 
 def accumulation(optimizer: Any) -> int:
@@ -361,9 +375,8 @@ def optimizers_that_hand_over_variables(model: Any) -> Iterator[None]:
 
     One with a `save_own_variables` of the user's is left alone.
     """
-    found = {id(one): one for outer in optimizers(model) for one in (outer, inner_optimizer(outer))}
     kerass = keras.optimizers.Optimizer.save_own_variables
-    own = [one for one in found.values() if type(one).save_own_variables is kerass]
+    own = [one for one in all_optimizers(model) if type(one).save_own_variables is kerass]
     for optimizer in own:
         vars(optimizer)["save_own_variables"] = partial(_hand_over, optimizer)
     try:
@@ -462,8 +475,7 @@ def unshift_schedule(optimizer: Any) -> None:
 
 def shifts_of(model: Any) -> list[Any]:
     """The shift variables of the schedules of a model's optimizers."""
-    parts = [part for optimizer in optimizers(model) for part in parts_of(optimizer)]
-    return [vars(part)[_SHOWN] for part in parts if _SHOWN in vars(part)]
+    return [vars(one)[_SHOWN] for one in updating_optimizers(model) if _SHOWN in vars(one)]
 
 
 def remember_shift(optimizer: Any, num: int) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import keras
@@ -40,6 +40,7 @@ class Reducer(ABC):
             told how many members had; see :class:`~ef_common.data.stream_turns.StreamTurns`.
         error: The exception that ended a step within the framework's code, which may not pass it on.
         in_step: A step is running.
+        in_update: An optimizer makes its update.
     """
 
     def __init__(self, session: Session, model: Any, weights: Weights) -> None:
@@ -59,6 +60,7 @@ class Reducer(ABC):
         self.heard: Callable[[float], None] = lambda num_finds: None
         self.error: BaseException | None = None
         self.in_step = False
+        self.in_update = False
         self._loss: Any = None
         self._values: ArrayBuckets | None = None
         self._attached: list[Any] = []
@@ -71,7 +73,7 @@ class Reducer(ABC):
     def attach(self) -> None:
         """Install the reducer between the model and its optimizers."""
         is_stateless = keras.config.backend() == "jax"
-        for optimizer in hooks.optimizers(self.model):
+        for optimizer in hooks.all_optimizers(self.model):
             if is_stateless:
                 optimizer.stateless_apply = _StatelessApply(self, optimizer, optimizer.stateless_apply)
             else:
@@ -95,6 +97,15 @@ class Reducer(ABC):
         own = vars(optimizer)
         found: Callable[..., Any] = (own.get("apply") or own["stateless_apply"]).original
         return found
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """An optimizer makes its update. The gradients that it passes to others within it are reduced already."""
+        self.in_update = True
+        try:
+            yield
+        finally:
+            self.in_update = False
 
     def see_loss(self, loss: Any) -> None:
         """Record the loss of this step, before the backward pass."""
@@ -163,13 +174,13 @@ class _Apply:
 
     def __call__(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
         grads = list(grads)
-        if any(gradient is not None for gradient in grads):
+        if not self._reducer.in_update and any(gradient is not None for gradient in grads):
             given = trainable_variables
             variables = hooks.trained_variables(self._optimizer) if given is None else list(given)
             reduced = self._reducer.reduce(self._optimizer, grads, variables)
             if reduced is None:
                 return None
-            with self._reducer.applied(self._optimizer, reduced):
+            with self._reducer.updating(), self._reducer.applied(self._optimizer, reduced):
                 return self.original(reduced, trainable_variables)
         return self.original(grads, trainable_variables)
 
@@ -184,18 +195,18 @@ class _StatelessApply:
 
     def __call__(self, optimizer_variables: Any, grads: Sequence[Any], trainable_variables: Any) -> Any:
         grads = list(grads)
-        if any(gradient is not None for gradient in grads):
+        if not self._reducer.in_update and any(gradient is not None for gradient in grads):
             variables = hooks.trained_variables(self._optimizer)
             reduced = self._reducer.reduce(self._optimizer, grads, variables)
             if reduced is None:
                 return trainable_variables, optimizer_variables
-            with self._reducer.applied(self._optimizer, reduced):
+            with self._reducer.updating(), self._reducer.applied(self._optimizer, reduced):
                 return self.original(optimizer_variables, reduced, trainable_variables)
         return self.original(optimizer_variables, grads, trainable_variables)
 
 
 class _Stranger:
-    """`optimizer.apply` of a model within the model, which a step must not call: nobody would reduce its gradients."""
+    """`apply` of an optimizer that a layer holds, which a step must not call: nobody would reduce its gradients."""
 
     def __init__(self, reducer: Reducer, optimizer: Any, original: Callable[..., Any]) -> None:
         self._reducer = reducer
@@ -209,7 +220,7 @@ class _Stranger:
 
     def _refuse(self) -> None:
         raise UnsupportedError(
-            "the model's train_step makes an update with the optimizer of another model within it, whose gradients "
+            "the model's train_step makes an update with an optimizer of a layer or model within it, whose gradients "
             "would not be reduced. Keep that optimizer in an attribute of the model that fit() trains, too: "
             f"self.second_optimizer = self.inner.optimizer. Received: {self._optimizer.name}"
         )

@@ -40,8 +40,8 @@ class FitSchedules:
         self._epoch = -1
         self._reached = 0  # steps of the one worker in this epoch, at the newest boundary
         self._in_step = False
-        parts = {id(part): part for optimizer in hooks.optimizers(model) for part in hooks.parts_of(optimizer)}
-        self._shifts = [_Shift(part) for part in parts.values() if hooks.schedule_of(part) is not None]
+        parts = hooks.updating_optimizers(model)
+        self._shifts = [_Shift(part) for part in parts if hooks.schedule_of(part) is not None]
 
     def detach(self) -> None:
         """Leave the optimizers as they were."""

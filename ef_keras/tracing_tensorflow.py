@@ -54,13 +54,14 @@ def _failure_of(create: Callable[[Any, Any], None], model: Any, batch: Any) -> E
 def _build_by_trace(model: Any, batch: Any) -> None:
     """Trace a step, which runs none of it. Optimizers are built outside of the graph, where their values are known."""
     updated: dict[int, Sequence[Any]] = {}
+    optimizers = hooks.all_optimizers(model)
     with ExitStack() as stack:
         stack.enter_context(untraced(model))
-        for optimizer in hooks.optimizers(model):
+        for optimizer in optimizers:
             stack.enter_context(_noted(optimizer, updated))
         step = tf.function(lambda data: model.train_step(data), autograph=False)
         step.get_concrete_function(hooks.without_missing(batch))
-    for optimizer in hooks.optimizers(model):
+    for optimizer in optimizers:
         if id(optimizer) in updated and not optimizer.built:
             optimizer.build(updated[id(optimizer)])
 

@@ -352,7 +352,7 @@ def train_without_a_rule() -> dict[str, list[Any]]:
             history = fit(model)
         finally:
             log.removeHandler(handler)
-        name = type(hooks.inner_optimizer(optimizer)).__name__
+        name = type(hooks.parts_of(optimizer)[0]).__name__
         plain = model_with(type(optimizer).from_config(optimizer.get_config()))
         # Keras builds it in a graph under TensorFlow, and loses what ScheduleFreeAdamW starts with.
         plain.optimizer.build(plain.trainable_variables)
@@ -380,6 +380,45 @@ def train_with_several_optimizers() -> dict[str, Any]:
     model = model_with(optimizers.MultiOptimizer(several(lambda: optimizers.Lion(0.0))))
     history = fit(model)
     found["scales"] = {name: values[-1] for name, values in history.items() if name.startswith("lr_scale")}
+    return found
+
+
+class HoldsAPart(keras.Sequential):
+    """Makes its updates with a part of its optimizer."""
+
+    def train_step(self, *args: Any) -> Any:
+        outer, self.optimizer = self.optimizer, self.held
+        try:
+            return super().train_step(*args)
+        finally:
+            self.optimizer = outer
+
+
+def hold_parts_of_optimizers() -> dict[str, float]:
+    """How far weights are from the closed form if the model also holds what its optimizer consists of."""
+
+    def sgd() -> Any:
+        return optimizers.SGD(RATE, momentum=0.9)
+
+    def off(optimizer: Any, held: Any, model: Any = None) -> float:
+        model = model_with(optimizer) if model is None else model
+        model.held = held
+        fit(model)
+        expected = closed_forms.sgd(problem(), BATCHES, RATIOS, constant(RATE), momentum=0.9)
+        return distance(model, expected)
+
+    inner, one, other = sgd(), sgd(), sgd()
+    several = optimizers.MultiOptimizer(optimizers.OptimizerMap(one, {".*bias": other}))
+    found = {
+        "loss scale": off(optimizers.LossScaleOptimizer(inner, initial_scale=4.0), inner),
+        "several": off(several, {"one": one, "other": other}),
+    }
+    if keras.config.backend() != "jax":  # whose steps have the state of the whole optimizer
+        inner = sgd()
+        model = HoldsAPart([keras.layers.Input((4,)), keras.layers.Dense(1)])
+        model.set_weights([START[:4, None], START[4:]])
+        model.compile(optimizers.LossScaleOptimizer(inner), "mse")
+        found["only a part"] = off(None, inner, model)
     return found
 
 

@@ -390,6 +390,28 @@ class HalvesGradients(CustomStep):
         return [gradient * 0.5 for gradient in gradients]
 
 
+class AveragesWeights(CustomStep):
+    """Keeps a moving average of its weights, which moves after each update, as a mean teacher does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shapes = [variable.shape for variable in self.trainable_variables]
+        self.averages = [self.add_weight(shape=shape, initializer="zeros", trainable=False) for shape in shapes]
+
+    def train_step(self, *args: Any) -> Any:
+        found = super().train_step(*args)
+        if not IS_JAX:
+            for average, weight in zip(self.averages, self.trainable_variables, strict=True):
+                average.assign(0.9 * average.value + 0.1 * weight.value)
+            return found
+        logs, (weights, others, *rest) = found
+        places = {id(variable): place for place, variable in enumerate(self.non_trainable_variables)}
+        others = list(others)
+        for average, weight in zip(self.averages, weights, strict=True):
+            others[places[id(average)]] = 0.9 * others[places[id(average)]] + 0.1 * weight
+        return logs, (weights, others, *rest)
+
+
 class HalvesInPlace(HalvesGradients):
     """Changes the tensors, past the count of their versions, after a backward pass that has begun with Keras's hook."""
 
@@ -420,6 +442,14 @@ class OfInputsAlone(CustomStep):
 
     def compute_loss(self, *args: Any, y: Any = None, y_pred: Any = None, **kwargs: Any) -> Any:
         return keras.ops.mean(keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True))
+
+
+@feature
+def custom_train_step_that_averages_weights(run: Run) -> Any:
+    model = AveragesWeights()
+    model.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    run.fit(model, *data())
+    return model, {}
 
 
 @feature

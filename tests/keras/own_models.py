@@ -123,6 +123,44 @@ def train_after_other_layers() -> list[Any]:
     return [weights.tolist() for weights in model.get_weights()]
 
 
+def hold_parts_of_optimizers() -> list[list[Any]]:
+    """Weights after trainings whose model holds the optimizer within its own, and then of those that do not."""
+    found = []
+    for settings in ({}, {"global_batch_size": 16}):
+        weights = []
+        for is_held in (True, False):
+            keras.utils.set_random_seed(1)
+            inner = keras.optimizers.SGD(0.1, momentum=0.9)
+            model = compiled(net(), keras.optimizers.LossScaleOptimizer(inner, initial_scale=4.0))
+            if is_held:
+                model.held = [inner]
+            callbacks = ef_keras.callbacks(**settings)
+            model.fit(*data(64), batch_size=8, shuffle=False, verbose=0, callbacks=callbacks)
+            weights.append([array.tolist() for array in model.get_weights()])
+        found.append(weights)
+    return found
+
+
+class Counts(CustomStep):
+    """Adds its worker's rank to a variable of JAX's after each update."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+    def train_step(self, *args: Any) -> Any:
+        logs, (weights, (count,), *others) = super().train_step(*args)
+        count = count + int(os.environ["LOCAL_RANK"]) + 0 * weights[0][0, 0]
+        return logs, (weights, [count], *others)
+
+
+def count_after_updates() -> float:
+    """Make four steps with a variable that differs between the workers after each. Returns it."""
+    model = compiled(Counts())
+    model.fit(*data(64), batch_size=8, verbose=0, callbacks=ef_keras.callbacks())
+    return float(keras.ops.convert_to_numpy(model.count))
+
+
 def train_on_own_data(kind: str, *, more: int = 0) -> None:
     """Train on data that each worker draws for itself; the second one has some more rows."""
     rank = int(os.environ["LOCAL_RANK"])

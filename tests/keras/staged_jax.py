@@ -75,14 +75,16 @@ class Decays(keras.Model):
     def __init__(self) -> None:
         super().__init__()
         self.layer = keras.layers.Dense(1)
+        self.average = self.add_weight(shape=(), initializer="zeros", trainable=False, name="average")
 
     def call(self, x: Any, training: bool = False) -> Any:
         return self.layer(x)
 
     def train_step(self, state: Any, data: Any) -> Any:
-        logs, (weights, *others) = super().train_step(state, data)
+        logs, (weights, (average,), *others) = super().train_step(state, data)
         weights = [0.9 * weight for weight in weights]
-        return {**logs, "size": sum(jnp.abs(weight).sum() for weight in weights)}, (weights, *others)
+        size = sum(jnp.abs(weight).sum() for weight in weights)
+        return {**logs, "size": size}, (weights, [0.9 * average + 0.1 * size], *others)
 
 
 def train_plainly_before_and_after() -> dict[str, Any]:

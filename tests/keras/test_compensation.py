@@ -34,6 +34,7 @@ SCENARIOS = [
     "use_other_features",
     "train_without_a_rule",
     "train_with_several_optimizers",
+    "hold_parts_of_optimizers",
     "leave_settings_after_an_error",
     "tell_kinds",
     "refuse",
@@ -117,6 +118,12 @@ def test_each_of_several_optimizers_has_the_rule_of_its_own(found: dict[str, Any
     seen = found["train_with_several_optimizers"]
     assert [seen["map"], seen["function"]] == pytest.approx([0.0, 0.0], abs=1e-6)
     assert sorted(seen["scales"].values()) == [1.0, 3.0]
+
+
+def test_optimizer_that_is_part_of_another_one_is_compensated_once(found: dict[str, Any]) -> None:
+    off = found["hold_parts_of_optimizers"]
+    assert {"loss scale", "several"} <= set(off)
+    assert off == pytest.approx(dict.fromkeys(off, 0.0), abs=1e-6)
 
 
 # ---------------------------------------------------------------- which optimizers

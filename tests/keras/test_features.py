@@ -41,6 +41,7 @@ OF_JAX = [
         "arrays_with_validation",
         "custom_train_step",
         "custom_train_step_that_changes_gradients",
+        "custom_train_step_that_averages_weights",
         "run_eagerly",
         "steps_per_execution",
         "no_trainable_weights",

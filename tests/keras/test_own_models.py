@@ -10,7 +10,7 @@ import pytest
 
 from ef_common.testing.harness import Job
 from tests import warm
-from tests.jax_installed import ON_JAX
+from tests.jax_installed import ON_JAX, needs_jax
 from tests.keras.launch import call_in
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
@@ -39,6 +39,23 @@ def test_queue_holds_samples_of_one_worker_and_no_means(tmp_path: Path, backend:
     for rows in queues:
         distances = np.abs(rows[:, None] - samples[None]).max(axis=-1).min(axis=-1)
         assert distances.max() < 1e-5  # on a global batch, what changes is summed, and not the rows themselves
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "torch", ON_JAX])
+def test_optimizer_that_is_also_held_within_another_one_updates_once(tmp_path: Path, backend: str) -> None:
+    found, others = results_of_two(tmp_path, backend, "hold_parts_of_optimizers")
+    assert found == others
+    for held, plain in found:
+        for weights, expected in zip(held, plain, strict=True):
+            np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-6)
+
+
+@needs_jax
+@pytest.mark.thorough
+def test_variable_that_differs_after_the_update_does_so_by_one_step(tmp_path: Path) -> None:
+    with Job(tmp_path / "run", preload=warm.KERAS["jax"]) as job:
+        workers = job.start_world(2, call_in, "own_models", "jax", "count_after_updates")
+        assert [worker.result() for worker in workers] == [1.5, 2.5]  # three means of 0 and 1, and the own number
 
 
 def test_layers_are_matched_by_their_place_and_not_by_their_names(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from ef_common.testing.harness import Job
 from tests import warm
 from tests.horovod_built import is_built
+from tests.jax_installed import ON_JAX
 from tests.keras.launch import call
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
@@ -69,17 +70,18 @@ def check_that_all_refuse(tmp_path: Path, case: str, problem: str, remedy: str) 
     assert all(problem in message for message in messages)  # the other one may have raised first, and ended the job
 
 
-@pytest.mark.parametrize("backend", ["torch", "tensorflow"])
-def test_update_of_a_model_within_the_model_is_refused_unless_its_optimizer_is_known(
+@pytest.mark.parametrize("backend", ["torch", "tensorflow", ON_JAX])
+def test_update_with_an_optimizer_of_a_layer_is_refused_unless_the_model_holds_it_too(
     tmp_path: Path, backend: str
 ) -> None:
     with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
-        unknown, left, known, clean = job.start(call, backend, "refuse_optimizer_of_a_model_within").result()
-    assert "with the optimizer of another model within it" in unknown
-    assert unknown.startswith("UnsupportedError: the model's train_step")
-    assert unknown.endswith("self.second_optimizer = self.inner.optimizer. Received: within")
-    assert known == "nothing was raised"
-    assert left == clean == "False"
+        *refused, held, also_held = job.start(call, backend, "refuse_optimizer_of_a_model_within").result()
+    assert len(refused) == 3
+    for message in refused:
+        assert "with an optimizer of a layer or model within it" in message
+        assert message.startswith("UnsupportedError: the model's train_step")
+        assert message.endswith("self.second_optimizer = self.inner.optimizer. Received: within")
+    assert held == also_held == "nothing was raised"
 
 
 @pytest.mark.parametrize("coordinator", [True, False])
