@@ -117,6 +117,7 @@ class Fit:
             steps_per_execution=hooks.steps_per_execution(iterator),
             full_batch=full_batch,
             global_batch=self._global_batch,
+            deterministic=deterministic,
         )
         self.data.dealer.num_epochs = lambda: self._epochs
         if self._autoscaler is not None:
