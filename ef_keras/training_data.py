@@ -33,9 +33,9 @@ REMEDY = (
     "The order must be a function of keras.utils.set_random_seed(…), called with the same number in all workers before "
     "the data set is made; shuffle a tf.data.Dataset with shuffle(…, seed=…). A PyDataset may draw random numbers in "
     "on_epoch_begin() and on_epoch_end(), from random, numpy.random, keras.random, the backend, or a generator in one "
-    "of its attributes; nothing else random may decide the order of its samples. If the order is the same and random "
-    "numbers in map(…) change the samples, move them into the model, or draw from tf.random.stateless_… with seeds that "
-    "are part of the data set"
+    "of its attributes; nothing else random may decide the order of its samples. If the order is the same and map(…) "
+    "changes the samples by random numbers, do that in the model, or draw from tf.random.stateless_… with seeds that are "
+    "part of the data set"
 )
 NOISE = (
     "Random numbers in map(…) are others in each worker, as those of an augmentation are. That does no harm, but which "
