@@ -244,6 +244,33 @@ def drawn_from_key(key: Sequence[int]) -> AbstractContextManager[None]:
     return gradients_tensorflow.drawn_from_key(key)
 
 
+def adder_of(states: Sequence[Any]) -> Callable[[int], None]:
+    """A function that adds a number to the first element of each of these variables of generators, with wraparound."""
+    if check_backend() == "torch":
+        from ef_keras import gradients_torch
+
+        return gradients_torch.adder_of(states)
+    if check_backend() == "jax":
+        from ef_keras import gradients_jax
+
+        return gradients_jax.adder_of(states)
+    from ef_keras import gradients_tensorflow
+
+    return gradients_tensorflow.adder_of(states)
+
+
+def own_numbers(rank: int) -> Callable[[], None]:
+    """Let the backend's own generators draw other numbers in each rank. Returns a function that ends this.
+
+    All workers call both in the same steps, so that generators that were equal are equal after it.
+    """
+    if check_backend() == "torch":
+        from ef_keras import gradients_torch
+
+        return gradients_torch.own_numbers(rank)
+    return lambda: None
+
+
 def prepare_determinism() -> None:
     """Before any data are read: refuse a process that cannot compute deterministically, and set others up.
 

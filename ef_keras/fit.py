@@ -35,6 +35,7 @@ from ef_keras.compensation import FitCompensation
 from ef_keras.global_batch import GlobalReducer
 from ef_keras.indexed import IndexedSource
 from ef_keras.numbered_source import NumberedSource
+from ef_keras.own_numbers import OwnNumbers
 from ef_keras.rank_zero import OnRankZero, unwrapped
 from ef_keras.reducer import Reducer
 from ef_keras.rows import num_samples
@@ -123,6 +124,7 @@ class Fit:
             steps_per_execution=hooks.steps_per_execution(iterator),
             full_batch=full_batch,
             global_batch=self._global_batch,
+            deterministic=deterministic,
         )
         self.data.dealer.num_epochs = lambda: self._epochs
         if self._autoscaler is not None:
@@ -143,6 +145,7 @@ class Fit:
         self.schedules: FitSchedules | None = None
         self._workers = WorkersWatch(worker.session)
         self._global: GlobalReducer | None = None
+        self._numbers: OwnNumbers | None = None
 
     # ------------------------------------------------------------ begin and end
 
@@ -183,6 +186,9 @@ class Fit:
             self.data.on_no_update = self._reducer.reduce_nothing
         self._undo.callback(self._reducer.detach)
         self._reducer.attach()
+        if self._global is None:
+            self._numbers = OwnNumbers(session, model)
+            self._undo.callback(self._numbers.end)
         self._step = step_of(model, self._reducer, xla=self._xla)
         model.train_function = entry_of(model, self._run_step)
         self._state = FitState(
@@ -389,6 +395,7 @@ class Fit:
     def _run_step(self, batches: Iterator[Any]) -> Any:
         """Run Keras's `train_function`; turn our own errors back that the framework has converted into its own."""
         self._reducer.in_step = True
+        self._begin_numbers()
         try:
             logs = self._step(batches) if self._global is None else self._global.run(next(iter(batches)))
         except Exception:
@@ -398,10 +405,19 @@ class Fit:
             raise
         finally:
             self._reducer.in_step = False
+        self._end_numbers()
         if self.data.dealer.progress.uncommitted:
             self.data.on_no_update()
         self._settle_schedules()
         return logs
+
+    def _begin_numbers(self) -> None:
+        if self._numbers is not None:
+            self._numbers.begin()
+
+    def _end_numbers(self) -> None:
+        if self._numbers is not None:
+            self._numbers.end()
 
     def _settle_schedules(self) -> None:
         if self.schedules is not None:
@@ -416,6 +432,7 @@ class Fit:
 
     def _between_steps(self) -> None:
         """No step is running."""
+        self._end_numbers()
         self._settle_schedules()
         if self.compensation is not None:
             self.compensation.before_step()
@@ -435,6 +452,8 @@ class Fit:
         if change is not None:
             for callback in self._callbacks.callbacks:
                 hook_of(callback)(change)
+        if self._reducer.in_step:  # one of several steps that Keras makes at a time
+            self._begin_numbers()
 
     def _pad(self, begins: bool) -> None:
         """Exclude what a padding batch does to the metrics."""

@@ -11,7 +11,8 @@ is its part of the batch's samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -88,6 +89,9 @@ class GlobalReducer(Reducer):
         self._variables = list(model.trainable_variables)
         self._statistics = hooks.statistics(model)
         self._generators = hooks.seed_states(model)
+        reset = {id(variable) for variable in (*self._statistics, *self._generators)}
+        self._others = [variable for variable in hooks.state_variables(model) if id(variable) not in reset]
+        self._num_steps = 0
         shapes = [tuple(variable.shape) for variable in (*self._variables, *self._statistics)]
         kinds = {str(variable.dtype) for variable in (*self._variables, *self._statistics)}
         self._room = SumMemory(
@@ -139,6 +143,7 @@ class GlobalReducer(Reducer):
         self._seeds = [hooks.copied(state) for state in self._generators]
         self._used[:] = 0
         self._batch_loss = 0.0
+        self._num_steps += 1
         pieces.compute = partial(self._make_up, pieces)
         passes = pieces.passes()
         if not passes:
@@ -216,13 +221,35 @@ class GlobalReducer(Reducer):
         shapes = _shapes_of(batch) if self._deterministic else ()
         if shapes not in self._steps:
             self._steps[shapes] = self._make_step()
-        self._results = self._steps[shapes](batch)
+        with self._no_other_change():
+            self._results = self._steps[shapes](batch)
         if not self._variables:  # there is no update to be made
             self._target = None
         if self._target is not None:
             raise UnsupportedError(
                 "the model's train_step has made no update. It must end in self.optimizer.apply_gradients(…) or "
                 "self.optimizer.apply(…), in every step and in every worker: that is where gradients are reduced"
+            )
+
+    @contextmanager
+    def _no_other_change(self) -> Iterator[None]:
+        """Refuse a pass that changes a variable for which nobody knows what several passes would make of it.
+
+        It looks in the steps 1, 2, 4, 8, …, as a mean of the weights is the same before the first update and after it.
+        """
+        looked_at = self._others if self._num_steps & (self._num_steps - 1) == 0 else []
+        before = list(map(hooks.copied, looked_at))
+        yield
+        changed = [
+            variable.path
+            for variable, value in zip(looked_at, before, strict=True)
+            if not np.array_equal(hooks.copied(variable), value, equal_nan=True)
+        ]
+        if changed:
+            raise UnsupportedError(
+                "the model changes variables other than by the update (a mean of the weights, say, or a counter), and "
+                "would do so in each of the passes of a batch that workers share. Do that in a callback's "
+                f"on_train_batch_end(), or leave out global_batch_size. Received: {changed}"
             )
 
     def seed_sample(self, key: Sequence[int]) -> None:

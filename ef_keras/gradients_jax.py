@@ -225,6 +225,16 @@ def memory_of(value: Any) -> np.ndarray:
     return np.asarray(value)
 
 
+def adder_of(states: Sequence[Any]) -> Callable[[int], None]:
+    """See `ef_keras.backends`."""
+    added = jax.jit(lambda values, term: [value + term for value in values])
+
+    def add(number: int) -> None:
+        hold(states, added([state.value for state in states], np.array([number, 0]).astype(states[0].dtype)))
+
+    return add
+
+
 @contextmanager
 def drawn_from_key(key: Sequence[int]) -> Iterator[None]:
     """See `ef_keras.backends`. JAX has no generators but Keras's."""

@@ -328,6 +328,17 @@ def memory_of(tensor: Any) -> np.ndarray:
     return np.asarray(tensor)
 
 
+def adder_of(states: Sequence[Any]) -> Callable[[int], None]:
+    """See `ef_keras.backends`."""
+
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+    def add(term: Any) -> None:
+        for state in states:
+            state.value.assign_add(term)
+
+    return lambda number: add(tf.constant([number, 0], states[0].dtype))
+
+
 @contextmanager
 def drawn_from_key(key: Sequence[int]) -> Iterator[None]:
     """See `ef_keras.backends`."""

@@ -22,7 +22,8 @@ from torch.nn import Parameter
 
 from ef_common.collectives.gradients.reducer import GradientReducer
 from ef_common.core.view import View
-from ef_common.data.torch_determinism import Determinism, seed_everything, set_torch_states, torch_states
+from ef_common.data.seeds import numbers_of
+from ef_common.data.torch_determinism import Determinism, seed_everything, seed_torch, set_torch_states, torch_states
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.session import Session
 from ef_keras import hooks
@@ -170,6 +171,26 @@ def random_state() -> list[np.ndarray]:
 def set_random_state(states: Sequence[np.ndarray]) -> None:
     """Restore these states."""
     set_torch_states([torch.from_numpy(np.array(state)) for state in states])
+
+
+def adder_of(states: Sequence[Any]) -> Callable[[int], None]:
+    """See `ef_keras.backends`. These variables have 32 bits."""
+
+    def add(number: int) -> None:
+        wrapped = int(np.array(number).astype(np.int32))
+        with torch.no_grad():
+            for state in states:
+                state.value[0].add_(wrapped)
+
+    return add
+
+
+def own_numbers(rank: int) -> Callable[[], None]:
+    """See `ef_keras.backends`."""
+    number = int(torch.randint(1 << 31, ()))
+    before = torch_states()
+    seed_torch(numbers_of([number, rank], 1)[0])
+    return lambda: set_torch_states(before)
 
 
 @contextmanager

@@ -10,15 +10,25 @@ import keras
 from ef_common.data.dealer import ranges_of
 from ef_common.errors import UnsupportedError
 
+_REFUSAL = (
+    "workers share the samples of each batch, and these batches cannot be cut. Pass arrays, or ef_keras.dataset(…), or "
+    "leave out global_batch_size"
+)
+
 
 class Rows:
     """Several batches, one after the other.
 
     Args:
         batches: In the structure that a step takes.
+
+    Raises:
+        UnsupportedError: The parts of a batch do not have a row for each of its samples.
     """
 
     def __init__(self, batches: Sequence[Any]) -> None:
+        for batch in batches:
+            _check(batch)
         self._batches = batches
         self._sizes = [num_samples(batch) for batch in batches]
 
@@ -53,11 +63,14 @@ def num_samples(batch: Any) -> int:
     return int(next(shapes, (1,))[0])
 
 
+def _check(batch: Any) -> None:
+    shapes = [tuple(leaf.shape) for leaf in keras.tree.flatten(batch) if hasattr(leaf, "shape")]
+    if len({shape[:1] for shape in shapes}) > 1 or () in shapes:
+        raise UnsupportedError(f"{_REFUSAL}. Received: parts of the shapes {shapes}")
+
+
 def _cut(batch: Any, low: int, high: int) -> Any:
     try:
         return keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[low:high], batch)
     except TypeError as error:
-        raise UnsupportedError(
-            "workers share the samples of each batch, and these batches cannot be cut. Pass arrays, or "
-            f"ef_keras.dataset(…), or leave out global_batch_size. Received: {error}"
-        ) from error
+        raise UnsupportedError(f"{_REFUSAL}. Received: {error}") from error

@@ -33,7 +33,14 @@ REMEDY = (
     "The order must be a function of keras.utils.set_random_seed(…), called with the same number in all workers before "
     "the data set is made; shuffle a tf.data.Dataset with shuffle(…, seed=…). A PyDataset may draw random numbers in "
     "on_epoch_begin() and on_epoch_end(), from random, numpy.random, keras.random, the backend, or a generator in one "
-    "of its attributes; nothing else random may decide the order of its samples"
+    "of its attributes; nothing else random may decide the order of its samples. If the order is the same and map(…) "
+    "changes the samples by random numbers, do that in the model, or draw from tf.random.stateless_… with seeds in the "
+    "data set"
+)
+NOISE = (
+    "Random numbers in map(…) are others in each worker, as those of an augmentation are. That does no harm, but which "
+    "ones a sample gets depends on who reads it. To have the same in all workers, draw from tf.random.stateless_… with "
+    "seeds that are part of the data set"
 )
 
 
@@ -48,6 +55,7 @@ class TrainingData:
         full_batch: Samples of a full batch of these data.
         global_batch: Samples that all workers share in a step, if that is fixed; whole batches, where batches are what
             is dealt. What is handed to Keras is then the batch of this worker's first pass.
+        deterministic: What is trained on must not depend on who reads it.
 
     Attributes:
         seed: Seed of the order of the samples; the same in all workers.
@@ -74,6 +82,7 @@ class TrainingData:
         steps_per_execution: int = 1,
         full_batch: int = 1,
         global_batch: GlobalBatch | None = None,
+        deterministic: bool = False,
     ) -> None:
         self.source = source
         self._rows: Rows | None = None
@@ -85,7 +94,8 @@ class TrainingData:
         self.dealer.is_open = isinstance(source, WalkedStream) and source.is_open
         self._walk: Walk | None = None
         if isinstance(source, WalkedStream):
-            self._walk = Walk(source, self.dealer, session, log=log, remedy=REMEDY)
+            noise = None if deterministic else NOISE
+            self._walk = Walk(source, self.dealer, session, log=log, remedy=REMEDY, noise=noise)
         if isinstance(source, ShardSource):
             source.attach(self.dealer, session, log)
         self.dealer.on_returned = self._announce_length
@@ -321,7 +331,7 @@ class TrainingData:
 
     def _compare(self, found: Checksums, read: Callable[[], Checksums]) -> Checksums:
         with leaving_cleanly():
-            everybody = compare(self._session, found, read, self._log_read)
+            everybody = compare(self._session, found, lambda everybody: without_noise(found, read), self._log_read)
         if differ(everybody):
             raise UsageError(
                 f"the workers read different data at step {self.dealer.progress.steps} of epoch {self.epoch}, so that "

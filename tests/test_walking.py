@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 from ef_common.core.epochs import ENDLESS, Epochs
 from ef_common.core.view import Member, View
 from ef_common.core.watermark import Watermark
-from ef_common.data import walking
+from ef_common.data import comparison, walking
 from ef_common.data.dealer import Dealer
 from ef_common.data.walked_stream import WalkedStream
 from ef_common.data.walking import Walk
@@ -192,6 +194,96 @@ def test_newcomer_that_reads_other_data_is_refused_and_the_others_are_not() -> N
         newcomer.walk.load_state(member.walk.state(), saved=False)
 
 
+class Pair:
+    """Two workers whose batches have several parts, and which compare them. Each worker is a thread in a step."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *batches: Callable[[int], Iterator[Any]], noise: str | None):
+        self._found: dict[str, Any] = {}
+        self._barrier = threading.Barrier(2)
+        monkeypatch.setattr(comparison, "_gather", self._gather)
+        self.workers = [self.worker(name, some, noise) for name, some in zip("ab", batches, strict=True)]
+
+    @staticmethod
+    def worker(name: str, batches: Callable[[int], Iterator[Any]], noise: str | None) -> Worker:
+        stream = WalkedStream(batches, Epochs(ENDLESS), checksums=lambda batch: list(map(hash, batch)), is_open=True)
+        worker = Worker(name, batches=batches, stream=stream)
+        worker.session.rank = "ab".find(name)
+        worker.walk = Walk(
+            stream,
+            worker.dealer,
+            worker.session,  # type: ignore[arg-type]
+            log=EventLog(None, name),
+            remedy="Seed it",
+            noise=noise,
+        )
+        worker.begin(0)
+        return worker
+
+    def _gather(self, session: Session, found: Any) -> dict[str, Any]:
+        self._found[session.worker.id] = found
+        self._barrier.wait()
+        everybody = dict(self._found)
+        self._barrier.wait()
+        return everybody
+
+    def step(self) -> None:
+        """Both deal and commit a step. Raises what both have raised, which must be the same."""
+        with ThreadPoolExecutor(2) as pool:
+            errors = [
+                future.exception() for future in [pool.submit(worker.deal, ("a", "b")) for worker in self.workers]
+            ]
+        assert type(errors[0]) is type(errors[1])
+        if errors[0] is not None:
+            raise errors[0]
+        for worker in self.workers:
+            worker.dealer.commit(worker.session.completed_in)
+
+
+def augmented(worker: str, *, order: str = "", is_noisy: bool = True) -> Callable[[int], Iterator[Any]]:
+    """Batches of an augmented image, its label and a mask that is the same in all of them."""
+
+    def batches(number: int) -> Iterator[Any]:
+        for place in range(LENGTH):
+            yield (f"image {place} {order} {worker * is_noisy}", f"label {place} {order}", "mask")
+
+    return batches
+
+
+def test_random_numbers_in_a_part_of_the_batches_are_worth_a_warning_in_members_and_newcomers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair = Pair(monkeypatch, augmented("a"), augmented("b"), noise="Draw from seeds")
+    for _ in range(5):
+        pair.step()
+    assert [record.getMessage() for record in caplog.records] == [
+        "the workers read the same batches, but of their parts (numbered from 0) these differ: [0]. Draw from seeds"
+    ]
+    member, newcomer = pair.workers[0], Pair.worker("c", augmented("c"), "Draw from seeds")
+    newcomer.dealer.load_state(member.dealer.state())
+    newcomer.walk.load_state(member.walk.state(), saved=False)
+    assert len(caplog.records) == 2
+
+
+def test_newcomer_after_the_first_batch_accepts_random_numbers_in_a_part_of_it() -> None:
+    member, newcomer = (Pair.worker(name, augmented(name), "Draw from seeds") for name in "ac")
+    member.deal(("a",))
+    member.dealer.commit(member.session.completed_in)
+    newcomer.dealer.load_state(member.dealer.state())
+    newcomer.walk.load_state(member.walk.state(), saved=False)
+    assert newcomer.stream.cursor == 1
+
+
+@pytest.mark.parametrize("order", ["", "another"])
+def test_parts_that_differ_are_an_error_if_none_tells_that_the_batches_are_the_same(
+    monkeypatch: pytest.MonkeyPatch, order: str
+) -> None:
+    """The mask does not; and without the text on noise, no difference is accepted."""
+    noise = "Draw from seeds" if order else None
+    pair = Pair(monkeypatch, augmented("a"), augmented("b", order=order), noise=noise)
+    with pytest.raises(UsageError, match=r"read different data at step 1 of epoch 0.*Seed it"):
+        pair.step()
+
+
 class Shuffled:
     """Data in an order that depends on how often they have been iterated over, in all trainings of the process."""
 
@@ -255,7 +347,7 @@ def test_newcomer_with_other_data_is_refused_after_as_many_iterators() -> None:
     newcomer.dealer.load_state(member.dealer.state())
     state = member.walk.state()
     with pytest.raises(UsageError, match="reads other data in epoch 0 than the others"):
-        newcomer.walk.load_state({**state, "fingerprint": 1, "ordinal": 5}, saved=False)
+        newcomer.walk.load_state({**state, "fingerprints": [1], "ordinal": 5}, saved=False)
 
 
 def test_checkpoint_of_other_data_is_continued_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -321,6 +413,7 @@ def test_newcomer_that_prepares_its_first_step_alone_meets_the_others_where_they
         return {session.worker.id: found}
 
     monkeypatch.setattr(walking, "compare", compare)
+    monkeypatch.setattr(Session, "rank", 1, raising=False)
     for step, expected in ((0, [True]), (3, []), (99, [True])):
         member, newcomer = member_at(step, "a", "b", batches=batches_of(400)), Worker("c", batches=batches_of(400))
         newcomer.dealer.load_state(member.dealer.state())

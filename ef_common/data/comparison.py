@@ -1,13 +1,15 @@
 """Checks that all workers read the same data.
 
 Two batches are compared part by part, by checksums. A part that comes out another one each time that this worker reads
-the batch (augmented with random numbers that nobody can share, say) tells nothing, and is left out.
+the batch (augmented with random numbers that nobody can share, say) tells nothing, and is left out. Where a batch can
+only be read once, such a part is known by the others, which are alike.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -36,6 +38,43 @@ def fingerprint(before: int, found: Checksums) -> int:
     return zlib.crc32(repr(list(found)).encode(), before)
 
 
+class Fingerprints:
+    """A fingerprint of each part of a sequence of batches.
+
+    Attributes:
+        parts: The fingerprints.
+    """
+
+    def __init__(self) -> None:
+        self.parts: list[int] = []
+        self._num_batches = 0
+        self._newest: Checksums = []
+        self._varying: set[int] = set()
+
+    def add(self, found: Checksums) -> None:
+        """The next batch has these checksums."""
+        pairs = zip_longest(self._newest, found) if self._num_batches else ()
+        self._varying.update(part for part, (one, other) in enumerate(pairs) if one != other)
+        self._newest = found
+        self._num_batches += 1
+        self.parts = [fingerprint(before or 0, [value]) for before, value in zip_longest(self.parts, found)]
+
+    def without_noise(self, others: Iterable[Sequence[int | None]]) -> list[int | None]:
+        """Leave out the parts in which others differ, if they have read the same batches.
+
+        That is so if a part is alike that tells batches apart: labels do, and a mask of ones that is the same in each
+        batch does not. If none is, all parts are returned.
+        """
+        others = list(others)
+        same = {
+            part
+            for part, value in enumerate(self.parts)
+            if all(len(other) == len(self.parts) and other[part] == value for other in others)
+        }
+        tells = same if self._num_batches == 1 else same & self._varying
+        return [value if part in same or not tells else None for part, value in enumerate(self.parts)]
+
+
 def without_noise(found: Checksums, read: Callable[[], Checksums]) -> list[int | None]:
     """Leave out the parts that differ when the batch is read again a few times."""
     again = [read() for _ in range(_NUM_READS)]
@@ -45,7 +84,7 @@ def without_noise(found: Checksums, read: Callable[[], Checksums]) -> list[int |
 def compare(
     session: Session,
     found: Checksums,
-    read: Callable[[], Checksums] | None,
+    denoise: Callable[[dict[str, Checksums]], Checksums],
     note: Callable[[Checksums], object] = lambda found: None,
 ) -> dict[str, Checksums]:
     """Compare what all members have read. They call this together.
@@ -53,21 +92,20 @@ def compare(
     Args:
         session: The worker's session.
         found: Checksums of a batch that this worker has read.
-        read: Reads it again; None if it cannot be had again.
+        denoise: Leaves out what tells nothing, if the batches differ; called with what each worker has read.
         note: Takes down what this worker has read, before another one can learn from this worker that they differ: that
             one raises, and this worker may hear of its end in place of its answer.
 
     Returns:
         What each worker has read, by its id; the same in all of them. See `differ`.
     """
-    if read is not None:
-        everybody = _gather(session, found)
-        if not differ(everybody):
-            note(found)
-            return everybody
-        found = without_noise(found, read)
+    everybody = _gather(session, found)
+    if differ(everybody):
+        found = denoise(everybody)
+        note(found)
+        return _gather(session, found)
     note(found)
-    return _gather(session, found)
+    return everybody
 
 
 def differ(everybody: dict[str, Checksums]) -> bool:

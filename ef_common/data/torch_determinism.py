@@ -35,7 +35,11 @@ class Determinism:
 
 def seed_everything(key: Sequence[int]) -> None:
     """Make the random numbers of torch, NumPy and Python a function of the key from here on."""
-    seed = seed_python(key)
+    seed_torch(seed_python(key))
+
+
+def seed_torch(seed: int) -> None:
+    """Seed torch's generators: the CPU's, and those of the GPUs if they are in use."""
     # Not `torch.manual_seed`: where CUDA is not in use, it notes down a traceback each time, for when it will be.
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]

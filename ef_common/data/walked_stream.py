@@ -9,7 +9,7 @@ from ef_common.core.checksums import Checksums
 from ef_common.core.epochs import Epochs
 from ef_common.core.sharding import EpochProgress, Window
 from ef_common.core.watermark import Watermark
-from ef_common.data.comparison import fingerprint
+from ef_common.data.comparison import Fingerprints, fingerprint
 from ef_common.errors import UnsupportedError, UsageError
 
 
@@ -47,7 +47,7 @@ class WalkedStream:
         epoch: The newest that has been begun; one less than the first before that.
         cursor: Batches of it that have been read.
         ended_at: Where the data have ended in this epoch, if they have.
-        fingerprint: Of all batches of the epoch that have been read.
+        fingerprints: Of each part of all batches of the epoch that have been read.
         full_batch: Samples of the first batch that was read; 1 before that.
     """
 
@@ -78,8 +78,14 @@ class WalkedStream:
         self._sizes: dict[int, int] = {}
         self._iterator: Iterator[Any] | None = None
         self._pass = self.epoch = epochs.first - 1
-        self._start = self.cursor = self.fingerprint = 0
+        self._start = self.cursor = 0
+        self.fingerprints = Fingerprints()
         self.ended_at: int | None = None
+
+    @property
+    def fingerprint(self) -> int:
+        """Of all batches of the epoch that have been read; 0 if nothing is compared."""
+        return fingerprint(0, self.fingerprints.parts) if self.fingerprints.parts else 0
 
     def restart(self) -> None:
         """Begin with the first pass again."""
@@ -131,7 +137,7 @@ class WalkedStream:
             if self.ended_at is not None:
                 self._new_iterator(self._start)
             self._begin_reading(self._start + limit)
-        self.epoch, self.fingerprint = epoch, 0
+        self.epoch, self.fingerprints = epoch, Fingerprints()
         self._kept.clear()
         self._sizes.clear()
 
@@ -159,7 +165,7 @@ class WalkedStream:
 
     def _begin_reading(self, start: int) -> None:
         self._start = start  # of the epoch in its pass, and from there on:
-        self.cursor, self.fingerprint, self.ended_at = 0, 0, None
+        self.cursor, self.fingerprints, self.ended_at = 0, Fingerprints(), None
 
     def lag(self, watermark: Watermark) -> int:
         """Batches from here to a place; none if it is behind."""
@@ -243,7 +249,7 @@ class WalkedStream:
 
     def _note(self, batch: Any) -> None:
         if self._checksums is not None:
-            self.fingerprint = fingerprint(self.fingerprint, self._checksums(batch))
+            self.fingerprints.add(self._checksums(batch))
         size = self._num_samples(batch)
         if size is None:
             return

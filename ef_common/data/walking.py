@@ -36,14 +36,27 @@ class Walk:
         session: The worker's session.
         log: Event log.
         remedy: What users do about workers that read different data; one or more sentences without the last stop.
+        noise: What users do about batches of which some parts differ and others tell that they are the same ones
+            (images that are augmented, and their labels), which is worth a warning then; None if it is an error.
     """
 
-    def __init__(self, stream: WalkedStream, dealer: Dealer, session: Session, *, log: EventLog, remedy: str) -> None:
+    def __init__(
+        self,
+        stream: WalkedStream,
+        dealer: Dealer,
+        session: Session,
+        *,
+        log: EventLog,
+        remedy: str,
+        noise: str | None = None,
+    ) -> None:
         self.stream = stream
         self._dealer = dealer
         self._session = session
         self._log = log
         self._remedy = remedy
+        self._noise = noise
+        self._has_warned = False
         self._is_due = False
 
     def begin(self, epoch: int) -> None:
@@ -83,11 +96,28 @@ class Walk:
             self._log.write("read", epoch=progress.epoch, position=cursor, checksums=list(found))
 
         self._session.entering = False  # a newcomer has read its first window, and meets the others here
-        everybody = compare(self._session, [self.stream.fingerprint], None, note)
+        everybody = compare(self._session, self.stream.fingerprints.parts, self._denoise, note)
         if differ(everybody):
             raise UsageError(
                 f"the workers read different data at step {progress.steps} of epoch {progress.epoch}, so that "
                 f"samples would be used twice or never. {self._remedy}. Received: checksums {everybody}"
+            )
+        if self._session.rank == 0:
+            self._warn_of_noise(everybody[self._session.worker.id])
+
+    def _denoise(self, everybody: dict[str, Checksums]) -> Checksums:
+        """This worker's fingerprints, with None for parts that differ by noise, if that may be."""
+        found = self.stream.fingerprints
+        return found.parts if self._noise is None else found.without_noise(everybody.values())
+
+    def _warn_of_noise(self, found: Checksums) -> None:
+        parts = [part for part, value in enumerate(found) if value is None]
+        if parts and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "the workers read the same batches, but of their parts (numbered from 0) these differ: %s. %s",
+                parts,
+                self._noise,
             )
 
     # ------------------------------------------------------------ newcomers
@@ -128,7 +158,7 @@ class Walk:
         stream = self.stream
         return {
             "cursor": stream.cursor,
-            "fingerprint": stream.fingerprint,
+            "fingerprints": stream.fingerprints.parts,
             "due": self._is_due,
             "ordinal": stream.ordinal,
         }
@@ -155,17 +185,21 @@ class Walk:
         self._walk_to(target, keep_from=start)
         if state is None or self._has_read(state):
             return
-        if not (stream.fingerprint and state["fingerprint"]):
+        if not (stream.fingerprints.parts and state.get("fingerprints")):
             return  # one of both was alone, and has not made any
         if stream.align(state.get("ordinal", 0)):
             self._walk_to(target, keep_from=start)
             if self._has_read(state):
                 return
+        found = self._denoise({"the others": state["fingerprints"]}) if stream.cursor == state["cursor"] else ()
+        if None in found:
+            self._warn_of_noise(found)
+            return
         if not saved and stream.cursor == state["cursor"]:
             raise UsageError(
                 f"this worker reads other data in epoch {progress.epoch} than the others, so that samples would be "
-                f"used twice or never. {self._remedy}. Expected: checksum {state['fingerprint']} of the first "
-                f"{state['cursor']} batches. Received: {stream.fingerprint}"
+                f"used twice or never. {self._remedy}. Expected: checksums {state['fingerprints']} of the first "
+                f"{state['cursor']} batches. Received: {stream.fingerprints.parts}"
             )
         if saved:
             logger.warning(
@@ -183,7 +217,8 @@ class Walk:
             report(lambda: f"batch {stream.cursor} of {target} in epoch {stream.epoch}")
 
     def _has_read(self, state: dict[str, Any]) -> bool:
-        return (self.stream.cursor, self.stream.fingerprint) == (state["cursor"], state["fingerprint"])
+        found = self.stream.fingerprints.parts
+        return (self.stream.cursor, found) == (state["cursor"], state.get("fingerprints", found))
 
 
 class _Report:

@@ -12,12 +12,13 @@ from typing import Any
 NUM, NUM_VAL, SIZE = 96, 50, 4
 
 
-def program(gates: str, loses: bool = False) -> dict[str, Any]:
+def program(gates: str, loses: bool = False, is_augmented: bool = False) -> dict[str, Any]:
     """Pre-train and fine-tune. Newcomers are waited for in the second epoch of the second fit.
 
     Args:
         gates: Folder in which a file "go" ends the wait.
         loses: The last worker is killed in the last validation.
+        is_augmented: The inputs of the training are changed by random numbers that differ in each worker.
 
     Returns:
         The numbers of the samples trained on in each epoch of the second fit, and the results of its validations.
@@ -65,6 +66,8 @@ def program(gates: str, loses: bool = False) -> dict[str, Any]:
     model.compile("sgd", "mse", metrics=[Mean(name="mean")], run_eagerly=True)
     given = {"validation_data": data(NUM_VAL), "verbose": 0}
     train = data(NUM)
+    if is_augmented:
+        train = train.map(lambda x, y: (x + tf.random.uniform(tf.shape(x), seed=os.getpid()), y), tf.data.AUTOTUNE)
     model.fit(train, epochs=2, callbacks=[Gate(), *elastic], **given)
     trained.clear()
     history = model.fit(train, epochs=5, initial_epoch=2, callbacks=[Gate(), *elastic], **given).history

@@ -235,6 +235,51 @@ class DrawsItself(keras.layers.Layer):
         return x + tf.random.normal(tf.shape(x)) if training else x
 
 
+class Averages(CustomStep):
+    """Keeps a mean of its weights, which begins with them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = keras.models.clone_model(self.inner)
+        self.mean.set_weights(self.inner.get_weights())
+
+    def train_step(self, *args: Any) -> Any:
+        logs = super().train_step(*args)
+        for mean, weight in zip(self.mean.weights, self.inner.weights, strict=True):
+            mean.assign(0.5 * mean + 0.5 * weight)
+        return logs
+
+
+class Counts(keras.layers.Layer):
+    """Counts its calls."""
+
+    def build(self, shape: Any) -> None:
+        self.num = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False, name="num")
+
+    def call(self, x: Any) -> Any:
+        self.num.assign(self.num + 1)
+        return x
+
+
+class OfGraphs(keras.Model):  # type: ignore[misc, name-defined]
+    """A mean over the nodes of each graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = net()
+
+    def call(self, x: Any) -> Any:
+        return keras.ops.segment_sum(self.inner(x[0]), x[1], num_segments=8)
+
+
+def _graphs() -> Any:
+    """Batches of several graphs: the features of all nodes, the number of the graph of each, and the graphs' labels."""
+    import tensorflow as tf
+
+    x, y = data(64)
+    return tf.data.Dataset.from_tensors(((x, np.repeat(np.arange(8), 8)), y[:8])).repeat(8)
+
+
 def refuse_global_batches() -> list[str]:
     """Everything that cannot be done with a global batch."""
     import tensorflow as tf
@@ -256,6 +301,9 @@ def refuse_global_batches() -> list[str]:
         _refusal(*data(), model=compiled(net(), steps_per_execution=2)),
         _refusal(*data(), model=drawing, deterministic=True),
         _refusal(*data(), model=_with_two_optimizers()),
+        _refusal(*data(), model=compiled(Averages())),
+        _refusal(*data(), model=compiled(keras.Sequential([Counts(), *net().layers]))),
+        _refusal(_graphs(), size=64, batch_size=None, model=compiled(OfGraphs())),
     ]
 
 

@@ -122,6 +122,9 @@ GLOBAL_BATCHES = [
     ("UnsupportedError: a step on a batch that workers share is made of several passes", "steps_per_execution"),
     ("UnsupportedError: the model draws random numbers", "keras.random"),
     ("UnsupportedError: a step on a batch that workers share ends in one update", "2 optimizers"),
+    ("UnsupportedError: the model changes variables other than by the update", "/kernel"),
+    ("UnsupportedError: the model changes variables other than by the update", "/num"),
+    ("UnsupportedError: workers share the samples of each batch, and these batches cannot be cut", "(64,), (8,)]"),
 ]
 
 

@@ -15,12 +15,16 @@ from tests.waiting import is_ready, wait_until
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 
-@pytest.mark.parametrize("loses", [False, True], ids=["join", "join_and_loss_in_a_validation"])
-def test_every_sample_is_trained_and_validated_once(tmp_path: Path, loses: bool) -> None:
+@pytest.mark.parametrize(
+    ("loses", "is_augmented"),
+    [(False, True), (True, False)],
+    ids=["join_with_augmented_data", "join_and_loss_in_a_validation"],
+)
+def test_every_sample_is_trained_and_validated_once(tmp_path: Path, loses: bool, is_augmented: bool) -> None:
     with Job(tmp_path / "run", preload=warm.KERAS["tensorflow"]) as job:
-        members = job.start_world(2, program, str(tmp_path), loses)
+        members = job.start_world(2, program, str(tmp_path), loses, is_augmented)
         wait_until(job, lambda state: state.training == 2)
-        newcomer = job.start(program, str(tmp_path), loses)
+        newcomer = job.start(program, str(tmp_path), loses, is_augmented)
         wait_until(job, is_ready(2))
         (tmp_path / "go").touch()
         workers = [*members, newcomer]
@@ -28,6 +32,8 @@ def test_every_sample_is_trained_and_validated_once(tmp_path: Path, loses: bool)
         assert len(lost) == loses
         found = [worker.result() for worker in workers if worker not in lost]
         job.audit()
+        warned = [worker for worker in workers if "of their parts (numbered from 0)" in worker.output.read_text()]
+    assert warned == ([members[0], newcomer] if is_augmented else [])
     for one in found:
         assert one["means"] == pytest.approx([(NUM_VAL - 1) / 2] * len(one["means"]))
     if not loses:
