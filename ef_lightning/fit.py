@@ -221,7 +221,7 @@ class Fit:
         trainer, session, strategy = self._trainer, self._session, self._strategy
         check_optimizers(strategy.optimizers)
         self.reducer = GradientReducer(session, trainer.lightning_module, weights=self.weights)
-        self.reducer.spares_equal = not trainer.lightning_module.automatic_optimization
+        self.reducer.spares_equal = self.reducer.watches = not trainer.lightning_module.automatic_optimization
         self._measure_noise(self.reducer)
         if not self._settings.deterministic:
             with leaving_cleanly():
@@ -616,6 +616,26 @@ class Fit:
         if reducer is not None and loader is not None and loader.progress.uncommitted:
             loader.dealer.commit(self._reduced(reducer.skip) or self._session.completed_in)
 
+    def result_of(self, closure: Callable[[], Any], optimizer: Optimizer) -> Any:
+        """What the closure of an update returns, or None as for a skipped batch if no worker has gradients.
+
+        Lightning's precision plugins do not scale gradients then.
+
+        Raises:
+            UsageError: In manual optimization, a backward pass of the user's own has computed gradients for this worker
+                alone.
+        """
+        result = closure()
+        with_gradients = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        local = set() if self.reducer is None else self.reducer.local
+        if local and any(id(parameter) in local for parameter in with_gradients):
+            raise UsageError(
+                "an optimizer is about to make an update by gradients that only this worker has computed, so the "
+                "workers' weights would differ. Call self.manual_backward(loss) instead of loss.backward(): it reduces "
+                f"them over the workers. Received: {type(optimizer).__name__}"
+            )
+        return result if with_gradients else None
+
     def before_backward(self) -> None:
         """Begin to reduce gradients as they become ready, if this is the last pass of an update."""
         if self.global_step is not None:
@@ -710,16 +730,6 @@ class Fit:
 def nothing(device: torch.device) -> Tensor:
     """The loss of a skipped batch, of which no parameter has a gradient."""
     return torch.zeros((), device=device, requires_grad=True)
-
-
-def result_of(closure: Callable[[], Any], optimizer: Optimizer) -> Any:
-    """What the closure of an update returns, or None as for a skipped batch if there are no gradients in any worker.
-
-    Lightning's precision plugins do not scale gradients then.
-    """
-    result = closure()
-    has_gradients = any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
-    return result if has_gradients else None
 
 
 @contextmanager

@@ -33,7 +33,7 @@ from ef_lightning import announcements, hooks
 from ef_lightning.checkpoint_io import checkpoint_io_for, give_innermost
 from ef_lightning.checks import check_trainer
 from ef_lightning.collectives import CollectivesMixin
-from ef_lightning.fit import Fit, dropping_gradients, nothing, result_of
+from ef_lightning.fit import Fit, dropping_gradients, nothing
 from ef_lightning.host import LightningHost
 from ef_lightning.plain_checkpoint import BETWEEN_STEPS, CHECKPOINT_KEY, restore
 from ef_lightning.probe import check_hooks
@@ -507,7 +507,7 @@ class ElasticMixin(CollectivesMixin):
         update, fit = super().optimizer_step, self._fit  # type: ignore[misc]
         if fit is None or fit.in_trial:
             return update(optimizer, closure, model, **kwargs)
-        closure = partial(result_of, closure, optimizer)
+        closure = partial(fit.result_of, closure, optimizer)
         if fit.compensation is None:
             result = update(optimizer, closure, model, **kwargs)
         else:
