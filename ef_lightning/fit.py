@@ -118,6 +118,7 @@ class Fit:
         self._timed_validation: TimedValidation | None = None
         self._joining: Joining | None = None
         self._sanity_steps: float = 0
+        self._loss: Tensor | None = None  # of the backward pass, if it is a single number
         self._interval: int | None = None  # put aside while Lightning sets up the training loader
         self._has_told_of_interval = False
         with leaving_cleanly():
@@ -636,21 +637,26 @@ class Fit:
             )
         return result if with_gradients else None
 
-    def before_backward(self) -> None:
-        """Begin to reduce gradients as they become ready, if this is the last pass of an update."""
+    def before_backward(self, loss: Tensor) -> None:
+        """Begin to reduce gradients as they become ready, if this is the last pass of an update.
+
+        Args:
+            loss: As it is before a precision plugin scales it.
+        """
+        self._loss = loss.detach() if loss.numel() == 1 else None
         if self.global_step is not None:
             self.global_step.before_backward()
         elif self._strategy.syncs_gradients and self.reducer is not None:
             repetition = self.repetition
             self.reducer.before_backward(overlap=repetition is None or not repetition.in_backward)
 
-    def _finish_backward(self, loss: Tensor) -> bool:
+    def _finish_backward(self) -> bool:
         """Finish the reduction: gradients and the samples in them are then the same in all workers.
 
         Returns:
             Whether this was a backward pass that Lightning's hooks are to know of.
         """
-        step, loader = self.global_step, self.train_loader
+        step, loader, loss = self.global_step, self.train_loader, self._loss
         if step is not None:
             step.end_pass(loss)
             if step.in_extra_pass:
@@ -666,7 +672,7 @@ class Fit:
         if loader is not None:
             if self.compensation is not None:
                 self.compensation.commit(contributors, loader)
-            loader.dealer.commit(contributors, float(loss.detach()) if self._logs else None)
+            loader.dealer.commit(contributors, float(loss) if self._logs and loss is not None else None)
         return True
 
     def _reduced(self, finish: Callable[[], View | None]) -> View | None:

@@ -498,9 +498,8 @@ class ElasticMixin(CollectivesMixin):
 
     def pre_backward(self, closure_loss: Tensor) -> None:
         """Begin to reduce gradients as they become ready."""
-        fit = self._fit
-        if fit is not None and (fit.reducer is not None or fit.global_step is not None):
-            fit.before_backward()
+        if self._fit is not None:
+            self._fit.before_backward(closure_loss)
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         """Make the local update, with settings that suit the samples in it."""
