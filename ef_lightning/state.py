@@ -336,7 +336,7 @@ class TrainerState:
     def _load_running(self, state: dict[str, Any]) -> None:
         trainer, trainable, frozen = self._trainer, set(state["trainable"]), state.get("frozen")
         for name, parameter in trainer.lightning_module.named_parameters():
-            # A checkpoint may have another name for it, as `ModelPruning` appends "_orig". Older ones name no frozen ones.
+            # A checkpoint may have another name for it: `ModelPruning` appends "_orig". Older ones name no frozen ones.
             if name in trainable or frozen is None or name in frozen:
                 parameter.requires_grad_(name in trainable)
         if "modes" in state:
