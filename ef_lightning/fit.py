@@ -394,6 +394,7 @@ class Fit:
         if self.autoscaler is not None:
             self.autoscaler.close()
         if self.compensation is not None:
+            self.compensation.detach()
             hooks.hide_rates(self._trainer, self._strategy.host)
         if self.checkpoints is not None:
             self.checkpoints.job.stop()
@@ -632,8 +633,9 @@ class Fit:
         if local and any(id(parameter) in local for parameter in with_gradients):
             raise UsageError(
                 "an optimizer is about to make an update by gradients that only this worker has computed, so the "
-                "workers' weights would differ. Call self.manual_backward(loss) instead of loss.backward(): it reduces "
-                f"them over the workers. Received: {type(optimizer).__name__}"
+                "workers' weights would differ. Call self.manual_backward(loss) instead of loss.backward(), and in the "
+                "last pass without sync_grad=False: it reduces them over the workers. "
+                f"Received: {type(optimizer).__name__}"
             )
         return result if with_gradients else None
 
