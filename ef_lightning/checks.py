@@ -31,7 +31,11 @@ _ELASTIC_CALLBACKS = {
     "then set it",
     "BatchSizeFinder": "trains and takes it back again. Find the batch size with "
     '`Trainer(strategy="auto")` in one process, then set it',
+    "ModelPruning": "gives parameters other names in the middle of a training, by which a newcomer does not find them. "
+    "Prune with one worker",
 }
+# Those with which a start from a checkpoint is what it is without ElasticFlow.
+_RESTARTABLE = frozenset({"ModelPruning"})
 
 
 def check_trainer(trainer: Any, host: LightningHost, *, elastic: bool, saved: bool = False) -> None:
@@ -72,7 +76,7 @@ def check_trainer(trainer: Any, host: LightningHost, *, elastic: bool, saved: bo
     if elastic:
         _check_buffers(module)
     if elastic or saved:
-        _check_callbacks(trainer)
+        _check_callbacks(trainer, elastic=elastic)
 
 
 def callbacks_of_one(trainer: Any) -> set[str]:
@@ -81,8 +85,8 @@ def callbacks_of_one(trainer: Any) -> set[str]:
     return {cls.__name__ for cls in kinds if cls.__name__ in _ELASTIC_CALLBACKS and hosts.is_of_lightning(cls)}
 
 
-def _check_callbacks(trainer: Any) -> None:
-    for name in sorted(callbacks_of_one(trainer)):
+def _check_callbacks(trainer: Any, *, elastic: bool) -> None:
+    for name in sorted(callbacks_of_one(trainer) - (frozenset() if elastic else _RESTARTABLE)):
         raise UnsupportedError(f"the callback {name} {_ELASTIC_CALLBACKS[name]}")
 
 

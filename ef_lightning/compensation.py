@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from operator import is_
 from typing import Any
 
@@ -73,8 +74,16 @@ class TrainerCompensation:
         self._settled: tuple[View, ElasticLoader, int | None] | None = None
         self._ratio = 1.0
         self._batch_size = 0
+        self._in_step = False  # one that Lightning makes
+        self._handles: list[Any] = []
         for optimizer in trainer.optimizers:
             self._scaled_of(optimizer)
+
+    def detach(self) -> None:
+        """Leave the optimizers as they were."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
 
     def _scaled_of(self, optimizer: Optimizer) -> ScaledSettings:
         found = self._scaled.get(id(optimizer))
@@ -83,7 +92,24 @@ class TrainerCompensation:
             if optimizer.param_groups:  # Lightning's stand-in for no optimizer has none
                 rule = self.compensator.rule_for(kind_of(type(optimizer)), name=type(optimizer).__name__)
             found = self._scaled[id(optimizer)] = ScaledSettings(optimizer, rule)
+            if rule != "none":
+                with suppress(AttributeError):  # of a wrapper that is not set up as torch's optimizers are
+                    self._handles.append(optimizer.register_step_pre_hook(partial(self._before_bare_step, found)))
+                    self._handles.append(optimizer.register_step_post_hook(partial(self._after_bare_step, found)))
         return found
+
+    def _before_bare_step(self, scaled: ScaledSettings, *_: Any) -> None:
+        """User code makes a step without Lightning's wrapper (`self.optimizers(use_pl_optimizer=False)`)."""
+        if self._in_step:
+            return
+        if scaled.applied:  # the step before has failed
+            scaled.restore()
+        if self._ratio != 1.0:
+            scaled.apply(self._ratio)
+
+    def _after_bare_step(self, scaled: ScaledSettings, *_: Any) -> None:
+        if not self._in_step and scaled.applied:
+            scaled.restore()
 
     # ------------------------------------------------------------ the step
 
@@ -103,6 +129,8 @@ class TrainerCompensation:
             self._ratio = self.compensator.ratio or 1.0
             self._batch_size = num_workers * dealer.local_samples(num_workers)
             self._settled = (contributors, loader, dealer.chosen_batch) if self.compensator.settled else None
+            for optimizer in self._trainer.optimizers:
+                self._scaled_of(optimizer)  # a newcomer may have made them again
 
     def _share(self, loader: ElasticLoader, num_workers: int) -> int:
         """Samples of an update that come from one worker of so many."""
@@ -133,9 +161,11 @@ class TrainerCompensation:
                 scaled.apply(self._ratio)
             return result
 
+        self._in_step = True
         try:
             return update(optimizer, compensated, *args, **kwargs)
         finally:
+            self._in_step = False
             if scaled.applied:
                 scaled.restore()
 

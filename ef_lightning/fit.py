@@ -118,6 +118,7 @@ class Fit:
         self._timed_validation: TimedValidation | None = None
         self._joining: Joining | None = None
         self._sanity_steps: float = 0
+        self._loss: Tensor | None = None  # of the backward pass, if it is a single number
         self._interval: int | None = None  # put aside while Lightning sets up the training loader
         self._has_told_of_interval = False
         with leaving_cleanly():
@@ -221,7 +222,7 @@ class Fit:
         trainer, session, strategy = self._trainer, self._session, self._strategy
         check_optimizers(strategy.optimizers)
         self.reducer = GradientReducer(session, trainer.lightning_module, weights=self.weights)
-        self.reducer.spares_equal = not trainer.lightning_module.automatic_optimization
+        self.reducer.spares_equal = self.reducer.watches = not trainer.lightning_module.automatic_optimization
         self._measure_noise(self.reducer)
         if not self._settings.deterministic:
             with leaving_cleanly():
@@ -393,6 +394,7 @@ class Fit:
         if self.autoscaler is not None:
             self.autoscaler.close()
         if self.compensation is not None:
+            self.compensation.detach()
             hooks.hide_rates(self._trainer, self._strategy.host)
         if self.checkpoints is not None:
             self.checkpoints.job.stop()
@@ -616,21 +618,47 @@ class Fit:
         if reducer is not None and loader is not None and loader.progress.uncommitted:
             loader.dealer.commit(self._reduced(reducer.skip) or self._session.completed_in)
 
-    def before_backward(self) -> None:
-        """Begin to reduce gradients as they become ready, if this is the last pass of an update."""
+    def result_of(self, closure: Callable[[], Any], optimizer: Optimizer) -> Any:
+        """What the closure of an update returns, or None as for a skipped batch if no worker has gradients.
+
+        Lightning's precision plugins do not scale gradients then.
+
+        Raises:
+            UsageError: In manual optimization, a backward pass of the user's own has computed gradients for this worker
+                alone.
+        """
+        result = closure()
+        with_gradients = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        local = set() if self.reducer is None else self.reducer.local
+        if local and any(id(parameter) in local for parameter in with_gradients):
+            raise UsageError(
+                "an optimizer is about to make an update by gradients that only this worker has computed, so the "
+                "workers' weights would differ. Call self.manual_backward(loss) instead of loss.backward(), and in the "
+                "last pass without sync_grad=False: it reduces them over the workers. "
+                f"Received: {type(optimizer).__name__}"
+            )
+        return result if with_gradients else None
+
+    def before_backward(self, loss: Tensor) -> None:
+        """Begin to reduce gradients as they become ready, if this is the last pass of an update.
+
+        Args:
+            loss: As it is before a precision plugin scales it.
+        """
+        self._loss = loss.detach() if loss.numel() == 1 else None
         if self.global_step is not None:
             self.global_step.before_backward()
         elif self._strategy.syncs_gradients and self.reducer is not None:
             repetition = self.repetition
             self.reducer.before_backward(overlap=repetition is None or not repetition.in_backward)
 
-    def _finish_backward(self, loss: Tensor) -> bool:
+    def _finish_backward(self) -> bool:
         """Finish the reduction: gradients and the samples in them are then the same in all workers.
 
         Returns:
             Whether this was a backward pass that Lightning's hooks are to know of.
         """
-        step, loader = self.global_step, self.train_loader
+        step, loader, loss = self.global_step, self.train_loader, self._loss
         if step is not None:
             step.end_pass(loss)
             if step.in_extra_pass:
@@ -646,7 +674,7 @@ class Fit:
         if loader is not None:
             if self.compensation is not None:
                 self.compensation.commit(contributors, loader)
-            loader.dealer.commit(contributors, float(loss.detach()) if self._logs else None)
+            loader.dealer.commit(contributors, float(loss) if self._logs and loss is not None else None)
         return True
 
     def _reduced(self, finish: Callable[[], View | None]) -> View | None:
@@ -710,16 +738,6 @@ class Fit:
 def nothing(device: torch.device) -> Tensor:
     """The loss of a skipped batch, of which no parameter has a gradient."""
     return torch.zeros((), device=device, requires_grad=True)
-
-
-def result_of(closure: Callable[[], Any], optimizer: Optimizer) -> Any:
-    """What the closure of an update returns, or None as for a skipped batch if there are no gradients in any worker.
-
-    Lightning's precision plugins do not scale gradients then.
-    """
-    result = closure()
-    has_gradients = any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
-    return result if has_gradients else None
 
 
 @contextmanager

@@ -35,7 +35,7 @@ class GlobalStep:
 
     Attributes:
         share: Part of the batch that the current pass is: the weight of its loss.
-        loss: This worker's part of the loss of the batch.
+        loss: This worker's part of the loss of the batch; None if that is no single number.
         in_extra_pass: A pass runs that Lightning knows nothing of.
     """
 
@@ -49,7 +49,7 @@ class GlobalStep:
         deterministic: DeterministicReducer | None = None,
     ) -> None:
         self.share = 0.0
-        self.loss = torch.zeros(())
+        self.loss: Tensor | None = torch.zeros(())
         self.in_extra_pass = False
         self._trainer = trainer
         self._session = session
@@ -104,13 +104,13 @@ class GlobalStep:
             self._reducer.before_backward()
             self._reducing = True
 
-    def end_pass(self, loss: Tensor) -> None:
-        """The backward pass of this loss has ended."""
+    def end_pass(self, loss: Tensor | None) -> None:
+        """A backward pass has ended; its loss, if that is a single number."""
         if not self._pass:  # it only kept step; its loss and its gradient may be anything, NaN too
             for parameter in self._trainer.lightning_module.parameters():
                 parameter.grad = None
             return
-        self.loss = self.loss + loss.detach()
+        self.loss = None if self.loss is None or loss is None else self.loss + loss
         if self._deterministic is not None:
             self._deterministic.after_pass(self._pass[0], self.share)
 

@@ -1021,17 +1021,17 @@ def leave_passes(trainer: Any) -> None:
     put_back(trainer.fit_loop.epoch_loop.automatic_optimization, "_make_closure")
 
 
-def finish_before_hooks(trainer: Any, finish: Callable[[Tensor], bool]) -> None:
+def finish_before_hooks(trainer: Any, finish: Callable[[], bool]) -> None:
     """Call a function at the end of each backward pass, before the hooks `on_after_backward`.
 
     Args:
         trainer: The Trainer.
-        finish: Given the loss; whether the hooks are to be called.
+        finish: Returns whether the hooks are to be called.
     """
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def post_backward(loss: Tensor, module: Any) -> Any:
-            return original(loss, module) if finish(loss) else loss.detach()
+            return original(loss, module) if finish() else loss.detach()
 
         return post_backward
 

@@ -216,10 +216,16 @@ class Logged:
         self.adopt()
 
     def _agree_on_batch(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Agree on values by which a scheduler or a checkpoint will decide in the middle of an epoch."""
+        """Agree on values by which a scheduler or a checkpoint will decide in the middle of an epoch.
+
+        Args:
+            values: By the names in the callbacks' dict, or copies of them.
+        """
         if self._is_alone:
             return values
-        own = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        shown = hooks.metric_dicts(self._trainer)["_callback_metrics"]
+        settled = {name for name in values if self._is_common(shown.get(name))}
+        own = {name: v for name, v in values.items() if isinstance(v, Tensor) and name not in settled}
         parts, _ = self._gather(
             {"values": own, "weight": self._weight()}, "exchange of what a scheduler or a checkpoint monitors"
         )

@@ -264,6 +264,7 @@ class TrainerState:
         trainer, module = self._trainer, self._trainer.lightning_module
         return {
             "trainable": [name for name, p in module.named_parameters() if p.requires_grad],
+            "frozen": [name for name, p in module.named_parameters() if not p.requires_grad],
             "modes": hooks.module_modes(trainer),
             "groups": [groups_of(optimizer, module) for optimizer in trainer.optimizers],
             "reduced": [] if self._reducer is None else self._reducer.names(),
@@ -348,9 +349,11 @@ class TrainerState:
             self._requests.settle()  # a callback has set the accumulation
 
     def _load_running(self, state: dict[str, Any]) -> None:
-        trainer, trainable = self._trainer, set(state["trainable"])
+        trainer, trainable, frozen = self._trainer, set(state["trainable"]), state.get("frozen")
         for name, parameter in trainer.lightning_module.named_parameters():
-            parameter.requires_grad_(name in trainable)
+            # A checkpoint may have another name for it: `ModelPruning` appends "_orig". Older ones name no frozen ones.
+            if name in trainable or frozen is None or name in frozen:
+                parameter.requires_grad_(name in trainable)
         if "modes" in state:
             hooks.set_module_modes(trainer, state["modes"])
         hooks.load_loop_progress(trainer, state["loops"])

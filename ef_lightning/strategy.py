@@ -33,7 +33,7 @@ from ef_lightning import announcements, hooks
 from ef_lightning.checkpoint_io import checkpoint_io_for, give_innermost
 from ef_lightning.checks import check_trainer
 from ef_lightning.collectives import CollectivesMixin
-from ef_lightning.fit import Fit, dropping_gradients, nothing, result_of
+from ef_lightning.fit import Fit, dropping_gradients, nothing
 from ef_lightning.host import LightningHost
 from ef_lightning.plain_checkpoint import BETWEEN_STEPS, CHECKPOINT_KEY, restore
 from ef_lightning.probe import check_hooks
@@ -498,16 +498,15 @@ class ElasticMixin(CollectivesMixin):
 
     def pre_backward(self, closure_loss: Tensor) -> None:
         """Begin to reduce gradients as they become ready."""
-        fit = self._fit
-        if fit is not None and (fit.reducer is not None or fit.global_step is not None):
-            fit.before_backward()
+        if self._fit is not None:
+            self._fit.before_backward(closure_loss)
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         """Make the local update, with settings that suit the samples in it."""
         update, fit = super().optimizer_step, self._fit  # type: ignore[misc]
         if fit is None or fit.in_trial:
             return update(optimizer, closure, model, **kwargs)
-        closure = partial(result_of, closure, optimizer)
+        closure = partial(fit.result_of, closure, optimizer)
         if fit.compensation is None:
             result = update(optimizer, closure, model, **kwargs)
         else:

@@ -275,6 +275,27 @@ def test_buffers_of_every_type_become_those_of_rank_0() -> None:
     assert results[1]["scale"].tolist() == [1.0, 1.0, 1.0]
 
 
+def test_buffers_that_the_backward_pass_changes_become_those_of_rank_0() -> None:
+    def make() -> nn.Module:
+        module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        module.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        module.register_buffer("norm", torch.zeros(2))
+        return module
+
+    def loss(module: nn.Module, rank: int) -> Tensor:
+        def note(gradient: Tensor) -> None:
+            module.count += rank + 1
+            module.norm.add_(0.5 * (rank + 1))
+
+        value = mean_loss(module, rank)
+        value.register_hook(note)
+        return value
+
+    for found in reduced(make, loss, steps=3):
+        assert int(found["count"]) == 3
+        assert found["norm"].tolist() == [1.5, 1.5]
+
+
 class Replacing(nn.Module):
     """Puts other tensors in the place of its buffers, as a running mean often does."""
 

@@ -176,7 +176,10 @@ def _logging_module(pl: Any) -> Any:
 
 
 def in_steps(host: str) -> dict[str, Any]:
-    """A scheduler and a checkpoint that decide in the middle of an epoch, by what each batch logs."""
+    """A scheduler and a checkpoint that decide in the middle of an epoch, by what each batch logs.
+
+    Another checkpoint decides by a sum over the validation before.
+    """
     pl = training.use(host)
     directory = read_environment().run_dir or Path()
 
@@ -189,6 +192,9 @@ def in_steps(host: str) -> dict[str, Any]:
         def on_train_batch_end(self, *_: Any) -> None:
             self.rates = [*getattr(self, "rates", []), self.trainer.optimizers[0].param_groups[0]["lr"]]
 
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("total", batch[0].float().sum(), reduce_fx="sum")
+
         def configure_optimizers(self) -> Any:
             optimizer = super().configure_optimizers()
             plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
@@ -197,12 +203,18 @@ def in_steps(host: str) -> dict[str, Any]:
     best = pl.callbacks.ModelCheckpoint(
         directory / "ours", save_top_k=2, monitor="loss", every_n_train_steps=1, filename="{step}-{loss:.1f}"
     )
+    validated = pl.callbacks.ModelCheckpoint(
+        directory / "validated", save_top_k=-1, monitor="total", every_n_train_steps=3, filename="{step}-{total:.0f}"
+    )
     module = Stepping()
-    trainer = training.trainer(pl, callbacks=[best], enable_checkpointing=True, max_epochs=1)
-    trainer.fit(module, training.loader(32))
+    trainer = training.trainer(
+        pl, callbacks=[best, validated], enable_checkpointing=True, max_epochs=1, val_check_interval=2
+    )
+    trainer.fit(module, training.loader(32), training.loader(VAL_LENGTH))
     return {
         "rates": module.rates,
         "best": {Path(path).name: float(score) for path, score in best.best_k_models.items()},
         "files": sorted(path.name for path in (directory / "ours").iterdir()),
+        "validated": {Path(path).name: float(score) for path, score in validated.best_k_models.items()},
         "weights": training.weights(module),
     }

@@ -428,6 +428,38 @@ def steps_made(chosen: Case, settings: Checkpointing, monkeypatch: pytest.Monkey
     return len(made.seen), trainer
 
 
+class BreaksOffInSecondEpoch(pl.Callback):
+    """After its first update, which is saved, as is every one before."""
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step:
+            flush(trainer)
+        if (trainer.current_epoch, batch_idx) == (1, 1):
+            raise BreaksOffError
+
+
+@pytest.mark.parametrize("pruned", [["weight"], None])
+def test_start_trains_what_was_pruned_before(
+    pruned: list[str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Checkpointing(str(tmp_path / "store"), every_steps=1)
+    found: list[dict[str, Tensor]] = []
+
+    class Noting(pl.Callback):
+        def on_train_batch_start(self, trainer: Any, module: Any, *_: Any) -> None:
+            found.append({name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad})
+
+    def again(*callbacks: Any) -> Any:
+        pruning = pl.callbacks.ModelPruning("l1_unstructured", parameter_names=pruned, amount=0.25)
+        return start(Case(training.regression(pl), {"callbacks": [pruning]}), settings, monkeypatch, *callbacks)
+
+    again(BreaksOffInSecondEpoch())
+    trainer, module = again(Noting())
+    assert len(found) == trainer.num_training_batches - 1
+    assert sorted(found[0]) == sorted(name for name, _ in module.named_parameters())
+    assert not any(torch.equal(p, found[-1][name]) for name, p in found[0].items())
+
+
 @pytest.mark.parametrize(
     ("limits", "larger"),
     [({"max_epochs": 2}, {"max_epochs": 3}), ({"max_steps": 9, "max_epochs": -1}, {"max_steps": 12, "max_epochs": -1})],

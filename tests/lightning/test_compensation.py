@@ -288,6 +288,29 @@ def adversarial() -> Any:
     return Two()
 
 
+@pytest.mark.parametrize("bare", [lambda m: m.optimizers(use_pl_optimizer=False), lambda m: m.optimizers().optimizer])
+def test_step_without_lightnings_wrapper_is_compensated(bare: Callable[[Any], Any]) -> None:
+    base = type(module_of(pl, sgd))
+
+    class Bare(base):  # type: ignore[misc, valid-type]
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            optimizer = bare(self)
+            optimizer.zero_grad()
+            self.manual_backward(self.loss(batch))
+            optimizer.step()
+            self.rates = {*getattr(self, "rates", ()), optimizer.param_groups[0]["lr"]}
+
+    module = Bare()
+    fit(pl, module)
+    expected = closed_forms.sgd(problem(module.start), BATCHES, RATIOS, constant(0.02), momentum=0.9)
+    np.testing.assert_allclose(weights_of(module), expected, rtol=0, atol=1e-6)
+    assert module.rates == {0.02}
+
+
 def test_two_optimizers_in_a_batch_have_the_same_ratio() -> None:
     within, logger = noting(pl, "on_before_optimizer_step", rates), recorder(pl)
     # Each has a reduction of its own, so there are two updates in a batch.

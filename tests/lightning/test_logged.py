@@ -111,3 +111,5 @@ def test_decisions_in_the_middle_of_an_epoch_are_the_same_in_all_workers(run: Ca
     assert first["rates"] == [0.05, 0.05, 0.025, 0.0125]
     assert first["best"] == {"step=1-loss=1.0.ckpt": 1.0, "step=2-loss=2.0.ckpt": 2.0}
     assert first["files"] == sorted(first["best"])
+    total = VAL_LENGTH * (VAL_LENGTH - 1) / 2
+    assert first["validated"] == {f"step=3-total={total:.0f}.ckpt": total}

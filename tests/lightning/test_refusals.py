@@ -190,6 +190,7 @@ TRAINERS: dict[str, tuple[dict[str, Any], Any, str]] = {
     "weight_averaging": (callback("StochasticWeightAveraging", swa_lrs=0.1), Regression, "EMAWeightAveraging"),
     "rate_finder": (callback("LearningRateFinder"), Regression, "python train.py"),
     "batch_size_finder": (callback("BatchSizeFinder"), Regression, 'strategy="auto"'),
+    "pruning": (callback("ModelPruning", pruning_fn="l1_unstructured"), Regression, "Prune with one worker"),
 }
 
 

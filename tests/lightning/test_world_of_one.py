@@ -115,7 +115,7 @@ def test_tuner_finds_the_same_learning_rate_and_batch_size(
 
 
 @pytest.mark.parametrize("where", ["alone", "in_a_job"])
-@pytest.mark.parametrize("name", ["LearningRateFinder", "BatchSizeFinder", "StochasticWeightAveraging"])
+@pytest.mark.parametrize("name", ["LearningRateFinder", "BatchSizeFinder", "StochasticWeightAveraging", "ModelPruning"])
 def test_callback_that_wants_to_stay_alone_does_the_same(
     name: str, where: str, tmp_path: Path, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -124,6 +124,7 @@ def test_callback_that_wants_to_stay_alone_does_the_same(
         "LearningRateFinder": {"num_training_steps": 20, "early_stop_threshold": None},
         "BatchSizeFinder": {"max_trials": 2, "steps_per_trial": 2},
         "StochasticWeightAveraging": {"swa_lrs": 0.01, "swa_epoch_start": 1, "annealing_epochs": 1},
+        "ModelPruning": {"pruning_fn": "l1_unstructured", "amount": 0.25},
     }[name]
 
     def found(strategy: Any) -> Any:

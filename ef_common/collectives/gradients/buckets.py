@@ -140,7 +140,9 @@ def _is_dense(tensor: Tensor) -> bool:
 
 
 class BucketLayout:
-    """Which tensor lies in which bucket: buffers of the module first, then gradients in backward order.
+    """Which tensor lies in which bucket: gradients in backward order, the module's buffers before the last of these.
+
+    A backward pass may change buffers, so theirs are filled after it, as is the last bucket.
 
     Args:
         parameters: Parameters whose gradients are reduced.
@@ -148,6 +150,7 @@ class BucketLayout:
         sparse: Identities of the parameters whose gradients are sparse.
 
     Attributes:
+        value_buckets: Indices of the buckets that hold buffers of the module.
         double_buffered: The buckets alternate between two buffers; else a barrier has to follow each reduction.
         retired: Local gradients that have been reduced.
     """
@@ -158,14 +161,13 @@ class BucketLayout:
         self.parameters = list(parameters)
         self.sparse = [parameter for parameter in self.parameters if id(parameter) in sparse]
         self.ids = [id(parameter) for parameter in self.parameters]
-        groups = by_kind(module_buffers)
+        values = by_kind(module_buffers)
         gradients = _group_by_size(self.parameters)
-        self.num_value_buckets = len(groups)
-        groups += gradients
         num_flags = NUM_FIXED_FLAGS + len(self.parameters)
-        needs_own = len(groups) == self.num_value_buckets or groups[-1][0].dtype != torch.float32
-        if needs_own:
-            groups.append([])
+        if not gradients or gradients[-1][0].dtype != torch.float32:
+            gradients.append([])  # for the flags alone
+        self.value_buckets = range(len(gradients) - 1, len(gradients) - 1 + len(values))
+        groups = [*gradients[:-1], *values, gradients[-1]]
         self.double_buffered = sum(tensor.nbytes for group in groups for tensor in group) <= DOUBLE_BUFFER_BYTES
         self.buckets: list[Bucket] = []
         for index, group in enumerate(groups):
@@ -179,8 +181,9 @@ class BucketLayout:
         # Index of the bucket of each parameter, and its place there.
         self.place_of = {
             id(source): (index, place)
-            for index in range(self.num_value_buckets, len(self.buckets))
-            for place, source in enumerate(self.buckets[index].sources)
+            for index, bucket in enumerate(self.buckets)
+            if index not in self.value_buckets
+            for place, source in enumerate(bucket.sources)
         }
 
     def hooked(self) -> list[Parameter]:
@@ -193,8 +196,8 @@ class BucketLayout:
 
     def follow_buffers(self, module_buffers: Sequence[Tensor]) -> None:
         """The module has these buffers now: as many, in the same order, and each of the same type and shape."""
-        for bucket, group in zip(self.buckets, by_kind(module_buffers), strict=False):
-            bucket.sources = group
+        for index, group in zip(self.value_buckets, by_kind(module_buffers), strict=True):
+            self.buckets[index].sources = group
 
     def check_first_gradients(self) -> None:
         """Refuse, in a world of one, gradients that cannot be reduced; once, because it takes time.
@@ -209,7 +212,9 @@ class BucketLayout:
     def own_gradients(self) -> None:
         """Before new gradients are added, move every `param.grad` out of the buckets."""
         self.retired.clear()
-        for bucket in self.buckets[self.num_value_buckets :]:
+        for index, bucket in enumerate(self.buckets):
+            if index in self.value_buckets:
+                continue
             for parameter, view in zip(bucket.sources, bucket.views, strict=True):
                 gradient = parameter.grad
                 if gradient is not None and not gradient.is_sparse and gradient.data_ptr() == view.data_ptr():

@@ -78,6 +78,8 @@ class GradientReducer:
         num_finds: Members that had found one, in the newest reduction.
         measures: Whether the noise is measured in the next reduction; the same in all members.
         asks: What this member adds to a sum over the members, in reductions in which the noise is measured.
+        watches: Note gradients that other backward passes compute than those between the two calls; before `attach`.
+        local: Identities of the parameters whose gradients such passes have changed since the newest reduction.
         on_measured: Called with the mean of the members' squared norms of their gradients, the squared norm of the
             reduced ones, and that sum, if it was.
     """
@@ -106,6 +108,8 @@ class GradientReducer:
         self.num_finds = 0.0
         self.measures: Callable[[], bool] = lambda: False
         self.asks: Callable[[], float] = lambda: 0.0
+        self.watches = False
+        self.local: set[int] = set()
         self.on_measured: Callable[[float, float, float], None] = lambda local, reduced, asked: None
         self._layout: BucketLayout | None = None
         self._handles: list[Any] = []
@@ -168,10 +172,16 @@ class GradientReducer:
             buffers = self._buffers.tensors
         self._layout = BucketLayout(chosen, list(buffers), sparse_parameters(self._module))
         self._handles = [hook(p, self._gradient_ready) for p in self._layout.hooked()]
+        if self.watches:
+            self._handles += [hook(p, self._watch) for p in chosen]
 
     def _gradient_ready(self, parameter: Tensor) -> None:
         if self._reduction is not None:
             self._reduction.gradient_ready(parameter)
+
+    def _watch(self, parameter: Tensor) -> None:
+        if self._reduction is None:
+            self.local.add(id(parameter))
 
     def before_backward(self, *, overlap: bool = True) -> None:
         """Call before a backward pass whose gradients are to be reduced.
@@ -225,6 +235,7 @@ class GradientReducer:
         if confirmation is not None:
             self._session.run(confirmation)  # everybody has the result: the buckets may be changed
         reduction.apply(spares_equal=self.spares_equal)
+        self.local.clear()
         if reduction.measures and contributors.world_size > 1:
             local = reduction.squared_norms / contributors.world_size
             self.on_measured(local, squared_norm(reduction.layout), reduction.asked)

@@ -34,7 +34,6 @@ class Reduction(BucketRun):
             fraction=fraction,
             pieces=pieces,
             call=CALL,
-            num_ready=layout.num_value_buckets,
         )
         self.layout = layout
         self.skipped = False
@@ -71,7 +70,7 @@ class Reduction(BucketRun):
     @torch.no_grad()
     def _fill(self, index: int) -> None:
         bucket = self.layout.buckets[index]
-        if index < self.layout.num_value_buckets:
+        if index in self.layout.value_buckets:
             bucket.fill_values(own=self.rank == 0)
             return
         self._densified += [parameter for parameter in self.layout.sparse if densify(parameter)]
@@ -121,7 +120,7 @@ class Reduction(BucketRun):
             return
         used = dict(zip(self.layout.ids, self._flags[NUM_FIXED_FLAGS:], strict=True))
         for index, bucket in enumerate(self.layout.buckets):
-            if index < self.layout.num_value_buckets:
+            if index in self.layout.value_buckets:
                 bucket.write_values(spares_equal=spares_equal)
             elif self.layout.double_buffered:
                 _copy_gradients(bucket, used)
