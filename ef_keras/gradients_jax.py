@@ -107,7 +107,8 @@ class JaxReducer(Reducer):
 def _difference(mean: np.ndarray, mine: np.ndarray) -> np.ndarray:
     """Zero where they are equal, infinite values included."""
     mine = mine.astype(mean.dtype)
-    return np.subtract(mean, mine, out=np.zeros_like(mean), where=mean != mine)
+    difference: np.ndarray = np.subtract(mean, mine, out=np.zeros_like(mean), where=mean != mine)
+    return difference
 
 
 def _split(flat: Any, shapes: Sequence[Shape]) -> list[Any]:
