@@ -543,6 +543,11 @@ def metric_dicts(trainer: Any) -> dict[str, dict[str, Any]]:
     return {name: getattr(connector, name) for name in names}
 
 
+def monitored(trainer: Any) -> dict[str, Any]:
+    """The dict of logged metrics from which checkpoints and schedulers take those that they monitor."""
+    return metric_dicts(trainer)["_callback_metrics"]
+
+
 def log_state(trainer: Any) -> dict[str, Any]:
     """What training and validation have logged: keys and how each is reduced, without the values.
 

@@ -223,7 +223,7 @@ class Logged:
         """
         if self._is_alone:
             return values
-        shown = hooks.metric_dicts(self._trainer)["_callback_metrics"]
+        shown = hooks.monitored(self._trainer)
         settled = {name for name in values if self._is_common(shown.get(name))}
         own = {name: v for name, v in values.items() if isinstance(v, Tensor) and name not in settled}
         parts, _ = self._gather(
