@@ -334,7 +334,7 @@ def adder_of(states: Sequence[Any]) -> Callable[[int], None]:
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
     def add(term: Any) -> None:
         for state in states:
-            state.value.assign_add(term)
+            state.value.assign_add(term, read_value=False)
 
     return lambda number: add(tf.constant([number, 0], states[0].dtype))
 
