@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -127,7 +128,8 @@ class CollectivesMixin:
         """
         if self._alone or self.session.completed_in.world_size == 1:
             return obj
-        if self._makes_checkpoint and isinstance(obj, str) and obj == hooks.log_dir(self._trainer, self.host):
+        is_path = obj is None or isinstance(obj, (str, os.PathLike))
+        if self._makes_checkpoint and is_path and obj == hooks.log_dir(self._trainer, self.host):
             return obj
         ids = self.session.completed_in.ids
         values, view = self.gather_in_view(obj, "strategy.broadcast")

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
+from torch.utils.hooks import RemovableHandle
 
 from ef_common.collectives.gradients.deterministic import DeterministicReducer
 from ef_common.collectives.gradients.reducer import GradientReducer
@@ -119,6 +121,8 @@ class Fit:
         self._joining: Joining | None = None
         self._sanity_steps: float = 0
         self._loss: Tensor | None = None  # of the backward pass, if it is a single number
+        self._watch: RemovableHandle | None = None
+        self._in_update = False
         self._interval: int | None = None  # put aside while Lightning sets up the training loader
         self._has_told_of_interval = False
         with leaving_cleanly():
@@ -223,6 +227,8 @@ class Fit:
         check_optimizers(strategy.optimizers)
         self.reducer = GradientReducer(session, trainer.lightning_module, weights=self.weights)
         self.reducer.spares_equal = self.reducer.watches = not trainer.lightning_module.automatic_optimization
+        if self.reducer.watches:
+            self._watch = register_optimizer_step_pre_hook(self._before_step)
         self._measure_noise(self.reducer)
         if not self._settings.deterministic:
             with leaving_cleanly():
@@ -385,6 +391,8 @@ class Fit:
 
     def end(self) -> None:
         """Release the Trainer."""
+        if self._watch is not None:
+            self._watch.remove()
         if self._determinism is not None:
             self._determinism.undo()
         reducers = (self._deterministic_reducer, self.reducer)
@@ -628,16 +636,35 @@ class Fit:
                 alone.
         """
         result = closure()
-        with_gradients = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        local = set() if self.reducer is None else self.reducer.local
-        if local and any(id(parameter) in local for parameter in with_gradients):
+        self._check_reduced(optimizer)
+        has_gradients = any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+        return result if has_gradients else None
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """Lightning makes an update."""
+        self._in_update = True
+        try:
+            yield
+        finally:
+            self._in_update = False
+
+    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An optimizer makes a step, perhaps without Lightning's wrapper. What a closure computes is not known yet."""
+        if not self._in_update and not self.in_trial and not any((*args[1:], kwargs.get("closure"))):
+            self._check_reduced(optimizer)
+
+    def _check_reduced(self, optimizer: Optimizer) -> None:
+        reducer = self.reducer
+        if reducer is None or not reducer.local:
+            return
+        if any(reducer.is_local(p) for group in optimizer.param_groups for p in group["params"]):
             raise UsageError(
                 "an optimizer is about to make an update by gradients that only this worker has computed, so the "
                 "workers' weights would differ. Call self.manual_backward(loss) instead of loss.backward(), and in the "
                 "last pass without sync_grad=False: it reduces them over the workers. "
                 f"Received: {type(optimizer).__name__}"
             )
-        return result if with_gradients else None
 
     def before_backward(self, loss: Tensor) -> None:
         """Begin to reduce gradients as they become ready, if this is the last pass of an update.

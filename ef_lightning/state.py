@@ -27,7 +27,7 @@ from ef_common.data.claiming import Claiming
 from ef_common.data.compensator import Compensator
 from ef_common.data.transfer import StateTransfer
 from ef_common.data.workers import WorkersWatch
-from ef_common.errors import ElasticFlowError
+from ef_common.errors import ElasticFlowError, UnsupportedError
 from ef_lightning import hooks, own_files
 from ef_lightning.checkpoints import TrainerCheckpoints
 from ef_lightning.host import LightningHost
@@ -136,7 +136,7 @@ class TrainerState:
 
     def describe(self) -> bytes:
         """Header of this worker's state."""
-        return self._transfer.describe(self._collect)
+        return self._transfer.describe(self._collect_for_newcomers)
 
     def tensors(self, header: bytes | None) -> Sequence[Tensor]:
         """The state as few large tensors of bytes."""
@@ -201,6 +201,23 @@ class TrainerState:
 
     # ------------------------------------------------------------ collect
 
+    def _collect_for_newcomers(self) -> dict[str, Any]:
+        """What newcomers take in.
+
+        Raises:
+            UnsupportedError: A hook of checkpoints has failed. That keeps newcomers out, and ends no member.
+        """
+        try:
+            return self._collect()
+        except ElasticFlowError:
+            raise
+        except Exception as error:
+            if self._trainer.strategy.session.newcomer:  # the job starts, and none has trained yet
+                raise
+            logger.exception("a newcomer cannot join: on_save_checkpoint, or a state_dict(), has failed")
+            what = "on_save_checkpoint, or a state_dict(), has failed; see the output of rank 0"
+            raise UnsupportedError(f"{what}. Received: {error!r}") from error
+
     def _collect(self) -> dict[str, Any]:
         with self._trainer.strategy.making_checkpoint():  # in one member, while the others wait for the end of that
             checkpoint = hooks.dump_checkpoint(self._trainer)
@@ -210,7 +227,8 @@ class TrainerState:
         return {
             **self._running(),
             "checkpoint": checkpoint,
-            "weights": unsaved_weights(self._trainer.lightning_module, checkpoint["state_dict"]),
+            "weights": unsaved_weights(self._trainer.lightning_module, checkpoint.get("state_dict")),
+            "own_optimizer_states": list(map(is_own_state, self._trainer.optimizers, checkpoint["optimizer_states"])),
             **self._agreed(),
             "loader": None if loader is None else loader.state(),
             "requests": None if self._requests is None else self._requests.state(),
@@ -305,7 +323,7 @@ class TrainerState:
     def _copied_when_loaded(self, state: dict[str, Any]) -> list[Any]:
         """The leaves of a state that keep their values, whatever becomes of what is loaded from them."""
         checkpoint = state["checkpoint"]
-        weights = tree_leaves((checkpoint["state_dict"], state.get("weights")))
+        weights = tree_leaves((checkpoint.get("state_dict"), state.get("weights")))
         if self._trainer.strategy.root_device.type == "cpu":
             return weights  # torch's optimizers take over the tensors themselves
         return weights + [leaf for leaf in tree_leaves(checkpoint["optimizer_states"]) if _is_moved(leaf)]
@@ -384,8 +402,12 @@ class TrainerState:
                 f"{groups}, {len(checkpoint['lr_schedulers'])}. Received: {own}, {len(strategy.lr_scheduler_configs)}"
             )
         strategy.load_optimizer_state_dict(checkpoint)
-        for optimizer, saved in zip(trainer.optimizers, checkpoint["optimizer_states"], strict=True):
-            keep_types(optimizer, saved)
+        is_own = state.get("own_optimizer_states", ())  # not in a saved state
+        for optimizer, saved, own_state in zip(
+            trainer.optimizers, checkpoint["optimizer_states"], is_own, strict=False
+        ):
+            if own_state:
+                keep_types(optimizer, saved)
         for config, saved in zip(strategy.lr_scheduler_configs, checkpoint["lr_schedulers"], strict=True):
             config.scheduler.load_state_dict(saved)
 
@@ -430,6 +452,12 @@ def state_kinds(optimizer: Optimizer) -> list[tuple[torch.dtype, torch.Size]]:
             similar = [p for p in group["params"] if p.ndim == shape_length]
             kinds += [(value.dtype, p.shape) for p in similar for value in kept]
     return kinds
+
+
+def is_own_state(optimizer: Optimizer, saved: Mapping[str, Any]) -> bool:
+    """Whether what is saved of an optimizer are its tensors, and not what a hook of the user's has made of them."""
+    own = {id(leaf) for leaf in tree_leaves(list(optimizer.state.values()))}
+    return all(id(leaf) in own for leaf in tree_leaves(saved.get("state", ())) if isinstance(leaf, Tensor))
 
 
 def keep_types(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:

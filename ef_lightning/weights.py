@@ -14,16 +14,18 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from ef_common.collectives.gradients.module_buffers import writable
 from ef_common.errors import ElasticFlowError
 
 
-def unsaved_weights(module: Module, saved: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
+def unsaved_weights(module: Module, saved: Any) -> dict[str, dict[str, Tensor]]:
     """Those of a module that are not in a `state_dict`. They share its memory: copy them before the next step.
 
     Args:
         module: The module.
         saved: What became of its `state_dict()`. Mostly its tensors are the module's own, and nothing is unsaved.
     """
+    saved = saved if isinstance(saved, Mapping) else {}
     return {
         "parameters": _others(module.named_parameters(), saved),
         "buffers": _others(module.named_buffers(), saved),
@@ -62,4 +64,5 @@ def take_weights(module: Module, weights: Mapping[str, Mapping[str, Tensor]]) ->
         for name, tensor in weights["parameters"].items():
             own[name].copy_(tensor)
         for name, tensor in fitting.items():
-            buffers[name].copy_(tensor)
+            owner, _, entry = name.rpartition(".")
+            writable(module.get_submodule(owner)._buffers, entry, buffers[name]).copy_(tensor)

@@ -275,9 +275,10 @@ def test_buffers_of_every_type_become_those_of_rank_0() -> None:
     assert results[1]["scale"].tolist() == [1.0, 1.0, 1.0]
 
 
-def test_buffers_that_the_backward_pass_changes_become_those_of_rank_0() -> None:
+@pytest.mark.parametrize("width", [4, 600])  # one bucket of gradients, or several
+def test_buffers_that_the_backward_pass_changes_become_those_of_rank_0(width: int) -> None:
     def make() -> nn.Module:
-        module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        module = nn.Sequential(nn.Linear(4, width), nn.Linear(width, width), nn.Linear(width, width))
         module.register_buffer("count", torch.zeros((), dtype=torch.int64))
         module.register_buffer("norm", torch.zeros(2))
         return module

@@ -60,7 +60,14 @@ def plain_backward_after_a_manual_one(module: Any, batch: Any, batch_idx: int) -
     module.optimizers().zero_grad()
 
 
-@pytest.mark.parametrize("step", [plain_backward, plain_backward_after_a_manual_one])
+def step_without_a_wrapper(module: Any, batch: Any, batch_idx: int) -> None:
+    optimizer = module.optimizers(use_pl_optimizer=False)
+    optimizer.zero_grad()
+    module.loss(batch).backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("step", [plain_backward, plain_backward_after_a_manual_one, step_without_a_wrapper])
 def test_update_by_gradients_that_nothing_has_reduced_is_refused(
     step: Callable[[Any, Any, int], None], world_of_one: Path
 ) -> None:
@@ -87,7 +94,18 @@ def look_at_gradients_first(module: Any, batch: Any, batch_idx: int) -> None:
     module.optimizers().step()
 
 
-@pytest.mark.parametrize(("step", "num_updates"), [(step_before_the_next_pass, 1), (look_at_gradients_first, 4)])
+def average_gradients(module: Any, batch: Any, batch_idx: int) -> None:
+    module.optimizers().zero_grad()
+    module.loss(batch).backward()
+    for parameter in module.parameters():
+        parameter.grad = module.trainer.strategy.reduce(parameter.grad.clone())
+    module.optimizers().step()
+
+
+@pytest.mark.parametrize(
+    ("step", "num_updates"),
+    [(step_before_the_next_pass, 1), (look_at_gradients_first, 4), (average_gradients, 4)],
+)
 def test_update_by_reduced_gradients_is_made(
     step: Callable[[Any, Any, int], None], num_updates: int, world_of_one: Path
 ) -> None:

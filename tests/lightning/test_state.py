@@ -6,13 +6,14 @@ import copy
 import importlib
 import json
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from omegaconf import OmegaConf
 from torch import nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ef_common.collectives.torch_codec import TENSORS
 from ef_lightning import strategy_for
@@ -192,6 +193,52 @@ def test_state_of_optimizers_keeps_its_types_in_a_newcomer(cls: Any, precision: 
     assert len(found) == 2
 
 
+def test_state_of_optimizers_that_a_hook_has_changed_has_the_types_of_the_parameters() -> None:
+    pl = importlib.import_module(HOSTS[0])
+    found: list[Any] = []
+
+    class Own(training.regression(pl)):  # type: ignore[misc]
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.parameters(), 0.05)
+
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            for saved in checkpoint["optimizer_states"]:
+                saved["state"] = tree_map(
+                    lambda leaf: leaf.half() if isinstance(leaf, torch.Tensor) else leaf, saved["state"]
+                )
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            state = self.trainer.strategy.session.state
+            state._load_optimizers(TENSORS.loads(TENSORS.dumps(state._collect())))
+            found.extend(leaf.dtype for leaf in tree_leaves(list(self.optimizers().optimizer.state.values())))
+
+    training.trainer(pl, strategy_for(HOSTS[0])(), max_steps=2).fit(Own(), training.loader(9))
+    assert set(found) <= {torch.float32, torch.float16}
+    assert found.count(torch.float32) >= 2 * found.count(torch.float16)  # the counts of steps are never cast
+    assert len(found) == 2 * 4 * 3
+
+
+def test_hook_of_checkpoints_that_fails_keeps_newcomers_out_and_ends_no_member(
+    world_of_one: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pl = importlib.import_module(HOSTS[0])
+    told: list[Any] = []
+
+    class Own(training.regression(pl)):  # type: ignore[misc]
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            raise KeyError("adapters")
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            told.append(TENSORS.decode(self.trainer.strategy.session.state.describe(), [])["error"])
+
+    training.trainer(pl, strategy_for(HOSTS[0])(), max_steps=1, enable_checkpointing=False).fit(
+        Own(), training.loader(9)
+    )
+    assert "on_save_checkpoint, or a state_dict(), has failed" in told[0]
+    assert "KeyError('adapters')" in told[0]
+    assert "a newcomer cannot join" in caplog.text
+
+
 def test_what_start_hooks_change_in_place_is_the_others_again() -> None:
     pl = importlib.import_module(HOSTS[0])
     found: list[Any] = []
@@ -237,7 +284,9 @@ def without_frozen(saved: dict[str, Any]) -> dict[str, Any]:
     return {name: tensor for name, tensor in saved.items() if not name.startswith("teacher")}
 
 
-@pytest.mark.parametrize("save", [halved, without_frozen, lambda saved: {k: 0.5 * v for k, v in saved.items()}])
+@pytest.mark.parametrize(
+    "save", [halved, without_frozen, lambda saved: {k: 0.5 * v for k, v in saved.items()}, lambda saved: None]
+)
 def test_newcomer_has_the_others_weights_whatever_a_hook_puts_into_checkpoints(save: Any) -> None:
     pl = importlib.import_module(HOSTS[0])
     found: list[dict[str, Any]] = []
@@ -249,9 +298,18 @@ def test_newcomer_has_the_others_weights_whatever_a_hook_puts_into_checkpoints(s
             super().__init__()
             self.teacher = nn.BatchNorm1d(4).requires_grad_(False)
             self.register_buffer("table", torch.ones(2), persistent=False)
+            self.register_buffer("ones", torch.ones(1).expand(3), persistent=False)
 
         def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-            checkpoint["state_dict"] = save(checkpoint["state_dict"])
+            saved = save(checkpoint.pop("state_dict"))
+            if saved is not None:
+                checkpoint["state_dict"] = saved
+
+        def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            checkpoint.setdefault("state_dict", self.state_dict())
+
+        def tensors_in_place(self) -> list[torch.Tensor]:
+            return [tensor for tensor in (*self.parameters(), *self.buffers()) if tensor.stride() != (0,)]
 
         def tensors(self) -> dict[str, torch.Tensor]:
             return {name: t.detach().clone() for name, t in (*self.named_parameters(), *self.named_buffers())}
@@ -261,8 +319,9 @@ def test_newcomer_has_the_others_weights_whatever_a_hook_puts_into_checkpoints(s
             received = TENSORS.loads(TENSORS.dumps(state._collect()))
             found.append(self.tensors())
             with torch.no_grad():  # a newcomer begins with others
-                for tensor in (*self.parameters(), *self.buffers()):
+                for tensor in self.tensors_in_place():
                     tensor.add_(1)
+            self.ones = torch.zeros(1).expand(3)
             self.table = torch.ones(3)
             state._load_checkpoint(received)
             found.append(self.tensors())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -79,7 +80,7 @@ class GradientReducer:
         measures: Whether the noise is measured in the next reduction; the same in all members.
         asks: What this member adds to a sum over the members, in reductions in which the noise is measured.
         watches: Note gradients that other backward passes compute than those between the two calls; before `attach`.
-        local: Identities of the parameters whose gradients such passes have changed since the newest reduction.
+        local: Gradients that such passes have changed since the newest reduction, by the identities of the parameters.
         on_measured: Called with the mean of the members' squared norms of their gradients, the squared norm of the
             reduced ones, and that sum, if it was.
     """
@@ -109,7 +110,7 @@ class GradientReducer:
         self.measures: Callable[[], bool] = lambda: False
         self.asks: Callable[[], float] = lambda: 0.0
         self.watches = False
-        self.local: set[int] = set()
+        self.local: dict[int, weakref.ref[Tensor]] = {}
         self.on_measured: Callable[[float, float, float], None] = lambda local, reduced, asked: None
         self._layout: BucketLayout | None = None
         self._handles: list[Any] = []
@@ -180,8 +181,13 @@ class GradientReducer:
             self._reduction.gradient_ready(parameter)
 
     def _watch(self, parameter: Tensor) -> None:
-        if self._reduction is None:
-            self.local.add(id(parameter))
+        if self._reduction is None and parameter.grad is not None:
+            self.local[id(parameter)] = weakref.ref(parameter.grad)
+
+    def is_local(self, parameter: Tensor) -> bool:
+        """Whether the gradient of a parameter is one that only this worker has computed. The user may replace it."""
+        found = self.local.get(id(parameter))
+        return found is not None and parameter.grad is not None and found() is parameter.grad
 
     def before_backward(self, *, overlap: bool = True) -> None:
         """Call before a backward pass whose gradients are to be reduced.
