@@ -82,7 +82,8 @@ def strangers_come(seat: Seat) -> list[float]:
     """How many descriptors of this process strangers at its listeners have cost, and a sum after that."""
     group, process = seat.build(), psutil.Process()
     group.all_gather(b"")  # or a stranger could come before all members have
-    listeners = [one.laddr for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+    connections = process.net_connections if hasattr(process, "net_connections") else process.connections  # psutil < 6
+    listeners = [one.laddr for one in connections("tcp") if one.status == psutil.CONN_LISTEN]
     before = process.num_fds()
     for address in listeners * 5:
         with socket.socket() as stranger:

@@ -299,6 +299,9 @@ _OPERATIONS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
 }
 
 
+@pytest.mark.skipif(
+    torch.__version__.startswith("2.6."), reason="in torch 2.6, Gloo knows only the timeout of the whole group"
+)
 @pytest.mark.parametrize("operation", _OPERATIONS)
 def test_operation_has_its_own_timeout_and_not_that_of_connecting(
     operation: str, monkeypatch: pytest.MonkeyPatch
