@@ -140,5 +140,5 @@ class FitCompensation:
             self.compensator.load_state(state)
         self._global_batch_size = state["global_batch_size"]
         self._set_ratio()
-        for scaled, held in zip(self._scaled, state["held"], strict=True):
-            scaled.held = held
+        for scaled in self._scaled:  # all have the same, and there may be more or fewer of them now
+            scaled.held = state["held"][0] if state["held"] else 1.0

@@ -90,8 +90,11 @@ class GlobalReducer(Reducer):
         self._statistics = hooks.statistics(model)
         self._generators = hooks.seed_states(model)
         reset = {id(variable) for variable in (*self._statistics, *self._generators)}
+        if not deterministic:  # else workers with different numbers of passes would round differently
+            reset |= set(map(id, hooks.normalized_kernels(model)))
         self._others = [variable for variable in hooks.state_variables(model) if id(variable) not in reset]
         self._num_steps = 0
+        self._looks = False
         shapes = [tuple(variable.shape) for variable in (*self._variables, *self._statistics)]
         kinds = {str(variable.dtype) for variable in (*self._variables, *self._statistics)}
         self._room = SumMemory(
@@ -144,6 +147,7 @@ class GlobalReducer(Reducer):
         self._used[:] = 0
         self._batch_loss = 0.0
         self._num_steps += 1
+        self._looks = self._num_steps & (self._num_steps - 1) == 0
         pieces.compute = partial(self._make_up, pieces)
         passes = pieces.passes()
         if not passes:
@@ -235,9 +239,10 @@ class GlobalReducer(Reducer):
     def _no_other_change(self) -> Iterator[None]:
         """Refuse a pass that changes a variable for which nobody knows what several passes would make of it.
 
-        It looks in the steps 1, 2, 4, 8, …, as a mean of the weights is the same before the first update and after it.
+        It looks in the first pass of the steps 1, 2, 4, 8, …, as a mean of the weights is the same before the first
+        update and after it.
         """
-        looked_at = self._others if self._num_steps & (self._num_steps - 1) == 0 else []
+        looked_at, self._looks = self._others if self._looks else [], False
         before = list(map(hooks.copied, looked_at))
         yield
         changed = [

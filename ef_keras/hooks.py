@@ -197,6 +197,17 @@ def layers_within(model: Any, kind: type) -> list[Any]:
     return [layer for layer in model._flatten_layers(include_self=False) if isinstance(layer, kind)]
 
 
+def normalized_kernels(model: Any) -> list[Any]:
+    """Kernels that a pass replaces by themselves, normalized. Further passes change nothing in them."""
+    return [layer.kernel for layer in layers_within(model, keras.layers.SpectralNormalization)]
+
+
+def adapted_variables(model: Any) -> list[Any]:
+    """Variables of layers with LoRA, which save them merged, and load them so."""
+    layers = [layer for layer in layers_within(model, keras.layers.Layer) if getattr(layer, "lora_enabled", False)]
+    return [variable for layer in layers for variable in layer.variables]
+
+
 def metric_variables(model: Any) -> list[Any]:
     """Variables of the loss and of all metrics."""
     if _backend() == "jax":

@@ -147,14 +147,15 @@ def load_model(model: Any, path: FilePath) -> None:
 
     Args:
         model: The model, built.
-        path: The file, whose name says if it holds more than weights.
+        path: The file, in a temporary folder; its name says if it holds more than weights.
 
     Raises:
         ValueError: It is of another model.
     """
     model.load_weights(path)
-    if path.name != MODEL:
-        load_as_they_are(model, path)
+    if not hooks.adapted_variables(model):
         return
-    with zipfile.ZipFile(path) as archive, archive.open(WEIGHTS) as file:
-        load_as_they_are(model, file)
+    if path.name == MODEL:  # HDF5 goes to and fro in a file
+        with zipfile.ZipFile(path) as archive:
+            path = FilePath(archive.extract(WEIGHTS, path.parent))
+    load_as_they_are(model, path)

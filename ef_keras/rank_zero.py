@@ -108,8 +108,10 @@ class OnRankZero:
             append: The file has rows of this training.
             again_from: First epoch whose rows will be written again.
         """
-        if not self._runs or not isinstance(self.wrapped, keras.callbacks.CSVLogger):
+        is_rank_0 = self._session.rank == 0 and not self._session.newcomer
+        if not is_rank_0 or not isinstance(self.wrapped, keras.callbacks.CSVLogger):
             return
+        self._runs = True  # perhaps not yet when the training began, in a rank 0 that is lost
         if again_from is not None and not self.wrapped.append:
             _cut(self.wrapped, again_from)
         self._begin_file(self._open["on_train_begin"], append=append)

@@ -12,6 +12,7 @@ more, in a group of their own that Keras does not read.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path as FilePath
 from typing import Any
 
 import h5py
@@ -52,9 +53,10 @@ class Weights:
         with hooks.optimizers_that_hand_over_variables(model):
             hooks.save_state(model, hooks.store_that_makes(entry))
         known = {id(value) for one in entries for value in one.values()} | set(map(id, hooks.seed_states(model)))
+        merged = set(map(id, hooks.adapted_variables(model))) - known
         others = entry(_AS_THEY_ARE, None)
         for index, variable in enumerate(hooks.state_variables(model)):
-            if id(variable) not in known:
+            if id(variable) in merged:
                 others[str(index)] = variable
         return cls(entries)
 
@@ -108,12 +110,12 @@ class Weights:
                     entry.write(root.create_group(entry.path) if entry.path else root)
 
 
-def load_as_they_are(model: Any, file: Any) -> None:
+def load_as_they_are(model: Any, file: FilePath) -> None:
     """Load the variables that the layers of a model have not handed over as they were.
 
     Args:
         model: The model, built.
-        file: A file of weights, opened for reading; seekable.
+        file: Path of a file of weights.
     """
     variables = hooks.state_variables(model)
     with h5py.File(file, "r") as root:

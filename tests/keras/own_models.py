@@ -154,6 +154,21 @@ class Counts(CustomStep):
         return logs, (weights, [count], *others)
 
 
+def normalize_kernels() -> list[Any]:
+    """Weights of a model that normalizes its kernel in each pass, trained in one and in several passes for a batch."""
+    found = []
+    for batch_size in (24, 8):
+        keras.utils.set_random_seed(3)
+        layer = keras.layers.SpectralNormalization(keras.layers.Dense(2))
+        model = keras.Sequential([keras.layers.Input((3,)), layer])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        data = np.random.default_rng(0).normal(size=(48, 3)).astype("float32"), np.ones((48, 2), "float32")
+        callbacks = ef_keras.callbacks(global_batch_size=24, compensation="none")
+        model.fit(*data, batch_size=batch_size, epochs=2, shuffle=False, verbose=0, callbacks=callbacks)
+        found.append([weight.tolist() for weight in model.get_weights()])
+    return found
+
+
 def count_after_updates() -> float:
     """Make four steps with a variable that differs between the workers after each. Returns it."""
     model = compiled(Counts())

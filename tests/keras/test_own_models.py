@@ -50,6 +50,13 @@ def test_optimizer_that_is_also_held_within_another_one_updates_once(tmp_path: P
             np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-6)
 
 
+def test_kernels_that_passes_normalize_are_trained_with_a_global_batch(tmp_path: Path) -> None:
+    found, others = results_of_two(tmp_path, "tensorflow", "normalize_kernels")
+    assert found == others
+    for weights, expected in zip(*found, strict=True):
+        np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-5)
+
+
 @needs_jax
 @pytest.mark.thorough
 def test_variable_that_differs_after_the_update_does_so_by_one_step(tmp_path: Path) -> None:

@@ -84,6 +84,19 @@ def test_csv_file_of_the_next_fit_is_a_new_one(tmp_path: Path) -> None:
     assert file.read_bytes() == b"epoch,loss,val_loss\r\n0,0.75,NA\r\n"
 
 
+def test_csv_file_is_begun_by_the_rank_0_that_is_left_when_the_checkpoint_is_known(tmp_path: Path) -> None:
+    file = tmp_path / "log.csv"
+    file.write_bytes(BEFORE)
+    session: Any = SimpleNamespace(rank=1, newcomer=False)
+    callback: Any = OnRankZero(keras.callbacks.CSVLogger(file), session)
+    callback.on_train_begin()
+    session.rank = 0  # the one before it is lost
+    callback.open_file(append=False, again_from=None)
+    callback.on_epoch_end(0, {"loss": 0.75})
+    callback.on_train_end()
+    assert file.read_bytes() == b"epoch,loss,val_loss\r\n0,0.75,NA\r\n"
+
+
 def test_csv_file_is_left_to_rank_0(tmp_path: Path) -> None:
     file = tmp_path / "log.csv"
     file.write_bytes(BEFORE)
