@@ -64,5 +64,4 @@ def take_weights(module: Module, weights: Mapping[str, Mapping[str, Tensor]]) ->
         for name, tensor in weights["parameters"].items():
             own[name].copy_(tensor)
         for name, tensor in fitting.items():
-            owner, _, entry = name.rpartition(".")
-            writable(module.get_submodule(owner)._buffers, entry, buffers[name]).copy_(tensor)
+            writable(module, name).copy_(tensor)

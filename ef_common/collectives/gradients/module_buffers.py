@@ -46,7 +46,7 @@ class ModuleBuffers:
                     places.setdefault(id(tensor), (entries, name, tensor))
         self._names = [name for name, _ in module.named_buffers()]
         self._places: list[_Place] = [(entries, finder(entries), name) for entries, name, _ in places.values()]
-        self.tensors = [writable(*place) for place in places.values()]
+        self.tensors = [_writable(*place) for place in places.values()]
 
     def kinds(self) -> list[Kind]:
         """The buffers in their order."""
@@ -93,7 +93,7 @@ class ModuleBuffers:
         for index, (entries, find, name) in enumerate(self._places):
             tensor, known = find(name), self.tensors[index]
             if tensor is not known and tensor is not None and _is_alike(tensor, known):
-                self.tensors[index], found = writable(entries, name, tensor), True
+                self.tensors[index], found = _writable(entries, name, tensor), True
         return found
 
     def take_back(self) -> None:
@@ -121,7 +121,14 @@ def _is_alike(tensor: Tensor, known: Tensor) -> bool:
     return tensor.dtype == known.dtype and tensor.shape == known.shape and tensor.device == known.device
 
 
-def writable(entries: dict[str, Tensor | None], name: str, tensor: Tensor) -> Tensor:
+def writable(module: Any, name: str) -> Tensor:
+    """The buffer with this name in a module, or a copy that replaces it, if nobody can write into it."""
+    owner, _, entry = name.rpartition(".")
+    entries = module.get_submodule(owner)._buffers
+    return _writable(entries, entry, entries[entry])
+
+
+def _writable(entries: dict[str, Tensor | None], name: str, tensor: Tensor) -> Tensor:
     """The tensor in a place, or a copy that replaces it.
 
     Nobody can write into one that was made by `expand`, nor into one of an evaluation (under `inference_mode`).
