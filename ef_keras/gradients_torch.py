@@ -179,7 +179,8 @@ def adder_of(states: Sequence[Any]) -> Callable[[int], None]:
     def add(number: int) -> None:
         wrapped = int(np.array(number).astype(np.int32))
         with torch.no_grad():
-            torch._foreach_add_([state.value[0] for state in states], wrapped)
+            for state in states:
+                state.value[0].add_(wrapped)
 
     return add
 
