@@ -52,11 +52,11 @@ class StoredFile:
             KeyError, TypeError, ValueError: The value is not such a record.
         """
         if "pieces" not in plain:
-            return cls(int(plain["size"]), str(plain["checksum"]))
-        pieces = tuple((int(size), str(checksum)) for size, checksum in plain["pieces"])
-        if sum(size for size, _ in pieces) != int(plain["size"]):
+            return cls(_size(plain["size"]), str(plain["checksum"]))
+        pieces = tuple((_size(size), str(checksum)) for size, checksum in plain["pieces"])
+        if sum(size for size, _ in pieces) != _size(plain["size"]):
             raise ValueError(f"pieces of another size: {plain}")
-        return cls(int(plain["size"]), "", pieces)
+        return cls(_size(plain["size"]), "", pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +132,12 @@ class Manifest:
             raise InvalidCheckpoint(
                 f"its manifest lacks what it should say ({type(error).__name__}: {error})"
             ) from None
+
+
+def _size(value: Any) -> int:
+    if (size := int(value)) < 0:
+        raise ValueError(f"a negative size: {value}")
+    return size
 
 
 def is_file_name(name: str) -> bool:

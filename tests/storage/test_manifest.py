@@ -69,6 +69,8 @@ def test_decode_of_a_newer_format_says_so_whatever_else_is_in_it() -> None:
         {**json.loads(MANIFEST.encode())["manifest"], "files": {"../../etc/passwd": {"size": 1, "checksum": ""}}},
         {**json.loads(MANIFEST.encode())["manifest"], "id": {"run": 1}},
         {**json.loads(MANIFEST.encode())["manifest"], "created": 10**400},
+        {**json.loads(MANIFEST.encode())["manifest"], "files": {"a": {"size": -1, "checksum": ""}}},
+        {**json.loads(MANIFEST.encode())["manifest"], "files": {"a": {"size": 1, "pieces": [[2, ""], [-1, ""]]}}},
     ],
 )
 def test_decode_of_what_is_not_a_manifest_is_invalid(inner: dict[str, Any]) -> None:
