@@ -189,7 +189,7 @@ def without_missing(batch: Any) -> Any:
 
 def unbuilt_layers_within(model: Any) -> list[Any]:
     """Layers of a model that have no variables yet."""
-    return [layer for layer in model._flatten_layers(include_self=False) if not layer.built]
+    return [layer for layer in layers_within(model, keras.layers.Layer) if not layer.built]
 
 
 def layers_within(model: Any, kind: type) -> list[Any]:

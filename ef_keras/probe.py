@@ -78,7 +78,7 @@ KERAS: tuple[Part, ...] = tuple(
         ),
         listed("generator", "generator", "generated maker_of"),
         # ------------------------------------------------------------ variables and random numbers
-        listed("layer", "_flatten_layers(include_self=)", "statistics seed_states layers_within unbuilt_layers_within"),
+        listed("layer", "_flatten_layers(include_self=)", "statistics seed_states layers_within"),
         listed("layer", "_non_trainable_variables", "statistics"),
         listed("layer", "_seed_generators", "seed_states"),
         listed("keras.src.random.seed_generator", "global_seed_generator()", "seed_states"),

@@ -51,6 +51,7 @@ class TrainerCompensation:
         log: Event log.
         global_batch_size: Samples of an update, if that is fixed.
         world_size: Workers with whom the training begins.
+        in_update: Whether Lightning makes an update at the moment, by `step`.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class TrainerCompensation:
         log: EventLog,
         global_batch_size: int | None = None,
         world_size: int | None = None,
+        in_update: Callable[[], bool] = lambda: False,
     ) -> None:
         self.compensator = Compensator(
             settings, session, log=log, global_batch_size=global_batch_size, world_size=world_size
@@ -74,7 +76,7 @@ class TrainerCompensation:
         self._settled: tuple[View, ElasticLoader, int | None] | None = None
         self._ratio = 1.0
         self._batch_size = 0
-        self._in_step = False  # one that Lightning makes
+        self._in_update = in_update
         self._handles: list[Any] = []
         for optimizer in trainer.optimizers:
             self._scaled_of(optimizer)
@@ -100,7 +102,7 @@ class TrainerCompensation:
 
     def _before_bare_step(self, scaled: ScaledSettings, *_: Any) -> None:
         """User code makes a step without Lightning's wrapper (`self.optimizers(use_pl_optimizer=False)`)."""
-        if self._in_step:
+        if self._in_update():
             return
         if scaled.applied:  # the step before has failed
             scaled.restore()
@@ -108,7 +110,7 @@ class TrainerCompensation:
             scaled.apply(self._ratio)
 
     def _after_bare_step(self, scaled: ScaledSettings, *_: Any) -> None:
-        if not self._in_step and scaled.applied:
+        if not self._in_update() and scaled.applied:
             scaled.restore()
 
     # ------------------------------------------------------------ the step
@@ -161,11 +163,9 @@ class TrainerCompensation:
                 scaled.apply(self._ratio)
             return result
 
-        self._in_step = True
         try:
             return update(optimizer, compensated, *args, **kwargs)
         finally:
-            self._in_step = False
             if scaled.applied:
                 scaled.restore()
 

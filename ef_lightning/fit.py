@@ -284,6 +284,7 @@ class Fit:
             log=self._worker.log,
             global_batch_size=settings.global_batch_size,
             world_size=self._first_world_size,
+            in_update=lambda: self._in_update,
         )
         if saved is not None:
             self.compensation.compensator.resume(saved)

@@ -215,7 +215,7 @@ class TrainerState:
             if self._trainer.strategy.session.newcomer:  # the job starts, and none has trained yet
                 raise
             logger.exception("a newcomer cannot join: on_save_checkpoint, or a state_dict(), has failed")
-            what = "on_save_checkpoint, or a state_dict(), has failed; see the output of rank 0"
+            what = "on_save_checkpoint, or a state_dict(), has failed in the worker whose output has the traceback"
             raise UnsupportedError(f"{what}. Received: {error!r}") from error
 
     def _collect(self) -> dict[str, Any]:
