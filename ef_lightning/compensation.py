@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import contextmanager
 from operator import is_
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ef_common.core import compensation
 from ef_common.core.compensation import Affine, Compensation, Rule, adjustments
@@ -51,7 +51,6 @@ class TrainerCompensation:
         log: Event log.
         global_batch_size: Samples of an update, if that is fixed.
         world_size: Workers with whom the training begins.
-        in_update: Whether Lightning makes an update at the moment, by `step`.
     """
 
     def __init__(
@@ -63,7 +62,6 @@ class TrainerCompensation:
         log: EventLog,
         global_batch_size: int | None = None,
         world_size: int | None = None,
-        in_update: Callable[[], bool] = lambda: False,
     ) -> None:
         self.compensator = Compensator(
             settings, session, log=log, global_batch_size=global_batch_size, world_size=world_size
@@ -76,16 +74,17 @@ class TrainerCompensation:
         self._settled: tuple[View, ElasticLoader, int | None] | None = None
         self._ratio = 1.0
         self._batch_size = 0
-        self._in_update = in_update
-        self._handles: list[Any] = []
         for optimizer in trainer.optimizers:
             self._scaled_of(optimizer)
+        self._handles = [
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
 
     def detach(self) -> None:
         """Leave the optimizers as they were."""
         for handle in self._handles:
             handle.remove()
-        self._handles.clear()
 
     def _scaled_of(self, optimizer: Optimizer) -> ScaledSettings:
         found = self._scaled.get(id(optimizer))
@@ -94,23 +93,21 @@ class TrainerCompensation:
             if optimizer.param_groups:  # Lightning's stand-in for no optimizer has none
                 rule = self.compensator.rule_for(kind_of(type(optimizer)), name=type(optimizer).__name__)
             found = self._scaled[id(optimizer)] = ScaledSettings(optimizer, rule)
-            if rule != "none":
-                with suppress(AttributeError):  # of a wrapper that is not set up as torch's optimizers are
-                    self._handles.append(optimizer.register_step_pre_hook(partial(self._before_bare_step, found)))
-                    self._handles.append(optimizer.register_step_post_hook(partial(self._after_bare_step, found)))
         return found
 
-    def _before_bare_step(self, scaled: ScaledSettings, *_: Any) -> None:
-        """User code makes a step without Lightning's wrapper (`self.optimizers(use_pl_optimizer=False)`)."""
-        if self._in_update():
+    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
+        """An optimizer steps, perhaps without Lightning's wrapper (`self.optimizers(use_pl_optimizer=False)`)."""
+        if not any(one is optimizer for one in self._trainer.optimizers):
             return
-        if scaled.applied:  # the step before has failed
+        scaled = self._scaled_of(optimizer)
+        if scaled.applied:  # by `step`, or the step before has failed
             scaled.restore()
         if self._ratio != 1.0:
             scaled.apply(self._ratio)
 
-    def _after_bare_step(self, scaled: ScaledSettings, *_: Any) -> None:
-        if not self._in_update() and scaled.applied:
+    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        scaled = self._scaled.get(id(optimizer))
+        if scaled is not None and scaled.applied:
             scaled.restore()
 
     # ------------------------------------------------------------ the step
@@ -131,8 +128,6 @@ class TrainerCompensation:
             self._ratio = self.compensator.ratio or 1.0
             self._batch_size = num_workers * dealer.local_samples(num_workers)
             self._settled = (contributors, loader, dealer.chosen_batch) if self.compensator.settled else None
-            for optimizer in self._trainer.optimizers:
-                self._scaled_of(optimizer)  # a newcomer may have made them again
 
     def _share(self, loader: ElasticLoader, num_workers: int) -> int:
         """Samples of an update that come from one worker of so many."""

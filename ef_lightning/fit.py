@@ -122,7 +122,6 @@ class Fit:
         self._sanity_steps: float = 0
         self._loss: Tensor | None = None  # of the backward pass, if it is a single number
         self._watch: RemovableHandle | None = None
-        self._in_update = False
         self._interval: int | None = None  # put aside while Lightning sets up the training loader
         self._has_told_of_interval = False
         with leaving_cleanly():
@@ -284,7 +283,6 @@ class Fit:
             log=self._worker.log,
             global_batch_size=settings.global_batch_size,
             world_size=self._first_world_size,
-            in_update=lambda: self._in_update,
         )
         if saved is not None:
             self.compensation.compensator.resume(saved)
@@ -641,18 +639,9 @@ class Fit:
         has_gradients = any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
         return result if has_gradients else None
 
-    @contextmanager
-    def updating(self) -> Iterator[None]:
-        """Lightning makes an update."""
-        self._in_update = True
-        try:
-            yield
-        finally:
-            self._in_update = False
-
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """An optimizer makes a step, perhaps without Lightning's wrapper. What a closure computes is not known yet."""
-        if not self._in_update and not self.in_trial and not any((*args[1:], kwargs.get("closure"))):
+        """An optimizer makes a step without Lightning's wrapper, which passes a closure; see `result_of`."""
+        if not self.in_trial and not any((*args[1:], kwargs.get("closure"))):
             self._check_reduced(optimizer)
 
     def _check_reduced(self, optimizer: Optimizer) -> None:

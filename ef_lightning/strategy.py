@@ -507,11 +507,10 @@ class ElasticMixin(CollectivesMixin):
         if fit is None or fit.in_trial:
             return update(optimizer, closure, model, **kwargs)
         closure = partial(fit.result_of, closure, optimizer)
-        with fit.updating():
-            if fit.compensation is None:
-                result = update(optimizer, closure, model, **kwargs)
-            else:
-                result = fit.compensation.step(update, optimizer, closure, model, **kwargs)
+        if fit.compensation is None:
+            result = update(optimizer, closure, model, **kwargs)
+        else:
+            result = fit.compensation.step(update, optimizer, closure, model, **kwargs)
         if fit.workers_log is not None:
             fit.workers_log.write()
         return result

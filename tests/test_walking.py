@@ -253,8 +253,11 @@ def test_random_numbers_in_a_part_of_the_batches_are_worth_a_warning_in_members_
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pair = Pair(monkeypatch, augmented("a"), augmented("b"), noise="Draw from seeds")
-    for _ in range(5):
-        pair.step()
+    for epoch in range(2):
+        for worker in pair.workers:
+            worker.begin(epoch)
+        for _ in range(5):
+            pair.step()
     assert [record.getMessage() for record in caplog.records] == [
         "the workers read the same batches, but of their parts (numbered from 0) these differ: [0]. Draw from seeds"
     ]

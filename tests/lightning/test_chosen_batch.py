@@ -44,6 +44,7 @@ def test_learning_rate_follows_a_batch_that_is_chosen_after_it_has_settled(sessi
         for _ in range(settings.ramp_steps + 1):
             compensation.commit(VIEW, loader)
         found.append((compensation.scalars["global_batch_size"], compensation.scalars["lr_scale"]))
+    compensation.detach()
     assert found == [(96.0, 1.0), (48.0, pytest.approx(0.5)), (96.0, pytest.approx(1.0))]
 
 
