@@ -36,6 +36,20 @@ def test_stopped_worker_is_evicted_and_ends_with_an_error(job: TrainingJob, worl
 
 
 @in_each_framework
+@pytest.mark.thorough
+def test_stopped_worker_that_wakes_up_when_the_job_is_over_ends_with_an_error(job: TrainingJob) -> None:
+    """All whom it could wait for have ended: the other members, and the coordinator."""
+    victim, *others = job.start_world(3, job.train, job.patient)
+    job.wait_for_step(3)
+    victim.kill(signal.SIGSTOP)
+    job.view(2)
+    check_run(job, others)
+    job.coordinator.stop()
+    victim.kill(signal.SIGCONT)
+    assert victim.wait() == 1
+
+
+@in_each_framework
 def test_short_stop_is_waited_for(make_job: Callable[..., TrainingJob]) -> None:
     job = make_job()
     workers = job.start_world(2, job.train, job.patient)

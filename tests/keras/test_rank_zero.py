@@ -49,6 +49,7 @@ BEFORE = b"epoch;loss\r\n0;0.5\r\n1;0.25\r\n2;0."
         (False, False, None, b"epoch;loss;val_loss\r\n1;0.75;NA\r\n"),
         (False, True, 1, b"epoch;loss\r\n0;0.5\r\n1;0.75;NA\r\n"),
         (False, True, 0, b"epoch;loss\r\n1;0.75;NA\r\n"),
+        (False, True, 3, b"epoch;loss\r\n0;0.5\r\n1;0.25\r\n1;0.75;NA\r\n"),  # the last one was torn
         (False, True, None, BEFORE + b"1;0.75;NA\r\n"),
         (True, True, 1, BEFORE + b"1;0.75;NA\r\n"),  # there may be other rows of the user's
     ],

@@ -35,3 +35,8 @@ def test_samples_of_several_batches_are_taken_with_all_of_their_parts() -> None:
 def test_batch_whose_parts_do_not_have_a_row_for_each_sample_is_refused(other: Any) -> None:
     with pytest.raises(UnsupportedError, match=r"batches cannot be cut.*leave out global_batch_size.*\(8,\)"):
         Rows([(np.arange(8), other)])
+
+
+def test_batch_of_numbers_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"batches cannot be cut.*\[\(\)\]"):
+        Rows([(np.float32(1.0),)])

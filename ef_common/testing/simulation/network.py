@@ -2,7 +2,8 @@
 
 What is kept of the real thing: a collective completes in each member at its own time after all have
 entered, so a loss finds some with the result and others without; a member notices that a peer is lost after a
-while, or never by itself; a broken operation leaves rubbish in its tensor; sends are buffered.
+while, or never by itself, unless that was the last one; a broken operation leaves rubbish in its tensor; sends
+are buffered.
 """
 
 from __future__ import annotations
@@ -106,6 +107,12 @@ class Mesh:
         scheduler = self.network.scheduler
         scheduler.at(max(scheduler.now, self.network.cuts.among(self.view.ids)) + delay_s, act, *args)
 
+    def tell_the_last(self) -> None:
+        """Whose peers have all closed their connections notices it in any collective."""
+        left = [end for end in self.ends.values() if not end.closed]
+        if len(self.ends) == self.view.world_size and len(left) == 1 and not left[0].broken:
+            self.when_whole(NOTICE_S, left[0].break_)
+
     def lose(self, lost: End, peers: Sequence[End] | None = None) -> None:
         """The peers of a lost end notice after a while; some never do by themselves."""
         scheduler = self.network.scheduler
@@ -159,6 +166,7 @@ class End:
         self.process = process
         self.rank = rank
         self.broken = False
+        self.closed = False  # by itself, or by the end of its process
         self.connected = False
         self.flying: list[Pending] = []
         self._mark = mark
@@ -279,9 +287,13 @@ class End:
 
     def abort(self) -> None:
         """See the port."""
+        if self.closed:
+            return
+        self.closed = True
         if not self.broken:
             self.break_()
             self.mesh.lose(self)
+        self.mesh.tell_the_last()
 
 
 class Network:
