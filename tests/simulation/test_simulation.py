@@ -70,7 +70,7 @@ def check(summary: Summary, rare: dict[str, int], part: float) -> None:
     assert missed == {}, f"of all cases seen: {summary.seen}"
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 @PARTS
 def test_simulation_of_many_schedules_keeps_every_invariant(part: float) -> None:
     number = int(NUM_SCHEDULES * part)
