@@ -99,17 +99,20 @@ class FitCheckpoints:
         collected: dict[str, Any] = state["collected"]
         return collected
 
-    def resume(self) -> None:
+    def resume(self, in_epoch: bool) -> None:
         """The next step is the one before which the state was saved: it draws what it would have drawn.
 
-        What metrics had gathered in the epoch is rank 0's; what the other workers had is lost with them. If the program
-        has other metrics now, they begin with the rest of the epoch.
+        What metrics had gathered in an epoch that goes on is rank 0's; what the other workers had is lost with them. If
+        the program has other metrics now, they begin with the rest of the epoch.
+
+        Args:
+            in_epoch: The state was saved in the middle of an epoch.
         """
         found, self._found = self._found, None
         if found is None:
             return
         _set_random_state(self._model, found["random"], rank=self._session.rank)
-        if self._session.rank == 0:
+        if in_epoch and self._session.rank == 0:
             if metrics.fits(self._model, found["metrics"]):
                 metrics.set_values(self._model, found["metrics"])
             else:

@@ -255,7 +255,7 @@ class Fit:
             self._checkpoints = self._state.checkpoints = checkpoints
             save, dealer = checkpoints.job.save, self.data.dealer
             self._worker.notices.save_on_last_leave(lambda: save(dealer.num_updates))
-            self.data.on_resume = checkpoints.resume
+            self.data.on_begin = checkpoints.resume
 
     def _restore(self) -> bool:
         """Continue from a checkpoint, if there is one."""

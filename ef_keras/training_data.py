@@ -67,7 +67,7 @@ class TrainingData:
         on_boundary: Called between two steps.
         on_no_update: Called after a step that has not committed its samples; it is refused if they are not then.
         on_dealt: Called when the samples of a step have been dealt, before it begins.
-        on_resume: Called before the first batch, if that is one in the middle of an epoch.
+        on_begin: Called before an epoch is begun, or goes on; tells whether it goes on.
         on_length: Called with the number of steps of the epoch, None if unknown, when it may have changed.
         on_padding: Called before a batch that only keeps step, and when it is over.
         on_epoch_end: Called when the last step of an epoch is over.
@@ -109,7 +109,7 @@ class TrainingData:
         self.on_boundary: Callable[[], None] = lambda: None
         self.on_no_update: Callable[[], None] = lambda: None
         self.on_dealt: Callable[[], None] = lambda: None
-        self.on_resume: Callable[[], None] = lambda: None
+        self.on_begin: Callable[[bool], None] = lambda goes_on: None
         self.on_length: Callable[[int | None], None] = lambda num_steps: None
         self.on_padding: Callable[[bool], None] = lambda begins: None
         self.on_epoch_end: Callable[[], None] = lambda: None
@@ -128,10 +128,9 @@ class TrainingData:
 
     def batches(self) -> hooks.Batches:
         """An epoch, in the form that Keras needs."""
+        self.on_begin(self._resumed)
         if not self._resumed:
             self._begin_epoch()
-        else:
-            self.on_resume()
         self._resumed = False
         self._announce_length()
         try:

@@ -108,7 +108,8 @@ def run(command: Sequence[str]) -> int:
     """Run such a command to its end.
 
     Returns:
-        0 if a rank has finished the training; else 1 if one has failed, 75 if all have left, or what the launcher says.
+        0 if a rank has finished the training; else 1 if one has failed, 75 if one has left, the status of the lost
+        ranks if all are lost, or what the launcher says.
     """
     os.environ.setdefault(TOKEN, secrets.token_hex(16))
     os.environ[RANK_STATUS] = "1"
@@ -133,7 +134,10 @@ def status_of(launcher: int, ranks: Sequence[int]) -> int:
     """The exit status of a job from those of its launcher and of its ranks, as far as these have said them."""
     if not ranks:
         return 128 - launcher if launcher < 0 else launcher or 1
-    return 0 if 0 in ranks else max((one for one in ranks if one < _LEFT and one != _LOST), default=_LEFT)
+    if 0 in ranks:
+        return 0
+    gone = _LEFT if _LEFT in ranks else max(ranks)
+    return max((one for one in ranks if one < _LEFT and one != _LOST), default=gone)
 
 
 class _Ending:

@@ -281,12 +281,17 @@ def ended(folder: str) -> dict[str, Any]:
     def stopping() -> list[Any]:
         return [keras.callbacks.EarlyStopping("val_loss", patience=0, min_delta=100.0)]
 
+    def plain() -> Any:  # without averages of weights, which the end of a fit takes as its result
+        return compiled(noisy(), keras.optimizers.AdamW(0.01))
+
     def three(place: str, make: Callable[[], list[Any]], more: int = 0) -> list[Any]:
         settings = Checkpointing(f"{folder}/{place}")
-        first = start(adam, settings, make=make)
-        again = start(adam, settings, make=make, epochs=np.int64(3), num_samples=NUM_SAMPLES + more)
-        longer = start(adam, settings, make=make, epochs=np.int64(4), num_samples=NUM_SAMPLES + more)
-        return [first["steps"], again["steps"], again["weights"] == first["weights"], longer["steps"]]
+        first = start(plain, settings, make=make)
+        again = start(plain, settings, make=make, epochs=np.int64(3), num_samples=NUM_SAMPLES + more)
+        longer = start(plain, settings, make=make, epochs=np.int64(4), num_samples=NUM_SAMPLES + more)
+        undisturbed = start(plain, None, make=make, epochs=np.int64(4))
+        as_undisturbed = not off(longer, undisturbed)
+        return [first["steps"], again["steps"], again["weights"] == first["weights"], longer["steps"], as_undisturbed]
 
     results: dict[str, Any] = {"epochs": three("epochs", list), "stopped": three("stopped", stopping)}
     results["grown"] = three("grown", list, more=BATCH_SIZE)

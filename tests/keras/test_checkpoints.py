@@ -15,7 +15,7 @@ import pytest
 from ef_common.testing.harness import Job
 from tests import warm
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 STEPS = 3  # of an epoch
 
@@ -52,7 +52,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 def results(tmp_path_factory: pytest.TempPathFactory, backend: str) -> dict[str, Any]:
     """What has come of the trainings, in one process without a job."""
     folder = tmp_path_factory.mktemp(backend)
-    with Job(folder / "run", preload=warm.KERAS[backend]) as job:
+    with Job(folder / "run", preload=warm.KERAS[backend], guard_s=500.0) as job:
         found: dict[str, Any] = job.start(call, backend, str(folder)).result()
         return found
 
@@ -202,8 +202,8 @@ def test_fit_that_has_ended_goes_on_only_for_more_epochs(results: dict[str, Any]
     assert message.startswith("the checkpoints there are of another model")
     assert untouched
     assert found == {
-        "epochs": [3 * STEPS, 0, True, STEPS],
-        "stopped": [2 * STEPS, 0, True, STEPS],
-        "grown": [3 * STEPS, 0, True, STEPS + 1],
+        "epochs": [3 * STEPS, 0, True, STEPS, True],
+        "stopped": [2 * STEPS, 0, True, STEPS, False],  # an undisturbed one stops before
+        "grown": [3 * STEPS, 0, True, STEPS + 1, False],
         "two": [0, 3 * STEPS - 1, []],
     }
