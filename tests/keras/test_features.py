@@ -12,7 +12,7 @@ from ef_common.testing.harness import Job
 from tests import warm
 from tests.jax_installed import needs_jax
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(530)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(1230)]
 
 WEIGHTS = 2e-5
 TOLERANCES = {"mixed_precision": 5e-3}
@@ -133,7 +133,7 @@ def test_report_of_a_stream_of_batches_counts_samples(tmp_path: Path) -> None:
 def check_features(tmp_path: Path, backend: str, names: list[str] | None) -> list[str]:
     """Train with these features, or with all. Returns what the workers have printed."""
     target = {"tensorflow": train_tensorflow, "torch": train_torch, "jax": train_jax}[backend]
-    with Job(tmp_path / "run", preload=warm.KERAS[backend], guard_s=500.0) as job:
+    with Job(tmp_path / "run", preload=warm.KERAS[backend], guard_s=1200.0) as job:
         workers = job.start_world(2, target, names)
         first, second = (worker.result() for worker in workers)
         job.audit()

@@ -15,11 +15,11 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 BACKENDS = ["torch", pytest.param("tensorflow", marks=pytest.mark.thorough)]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_training_after_an_exception_is_one_of_plain_keras(tmp_path: Path, backend: str) -> None:
     # TensorFlow may stand still for up to a minute whenever it frees an iterator, and this frees many.
-    with Job(tmp_path / "run", preload=warm.KERAS[backend], guard_s=500.0) as job:
+    with Job(tmp_path / "run", preload=warm.KERAS[backend], guard_s=800.0) as job:
         assert job.start(call_alone, "left", backend, "leave_and_train_again").result() == {}
 
 

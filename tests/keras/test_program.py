@@ -12,7 +12,7 @@ import pytest
 from ef_common.testing.harness import Job
 from tests import warm
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(530)]
 
 WHAT = ("as_by_hand", "mixed", "dict_batches", "evaluation", "callbacks", "saved", "trained", "mistakes")
 
@@ -37,7 +37,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 def results(tmp_path_factory: pytest.TempPathFactory, backend: str) -> dict[str, Any]:
     """What has come of the trainings, in one process without a job."""
     folder = tmp_path_factory.mktemp(backend)
-    with Job(folder / "run", preload=warm.KERAS[backend], guard_s=200.0) as job:
+    with Job(folder / "run", preload=warm.KERAS[backend], guard_s=500.0) as job:
         found: dict[str, Any] = job.start(call, backend, str(folder)).result()
         return found
 

@@ -15,7 +15,7 @@ from tests.jax_installed import ON_JAX
 from tests.keras.launch import call_all, call_in
 from tests.waiting import is_ready, wait_until
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(530)]
 
 BACKENDS = ["tensorflow", pytest.param("torch", marks=pytest.mark.thorough)]
 BATCH_SIZE = 4
@@ -34,7 +34,7 @@ SCENARIOS = [
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the scenarios have found."""
     directory = tmp_path_factory.mktemp(request.param)
-    with Job(directory / "run", preload=warm.KERAS[request.param], guard_s=200.0) as job:
+    with Job(directory / "run", preload=warm.KERAS[request.param], guard_s=500.0) as job:
         results: dict[str, Any] = job.start(call_all, "scheduled", request.param, SCENARIOS).result()
     return results
 

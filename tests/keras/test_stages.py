@@ -11,14 +11,14 @@ from tests import warm
 from tests.jax_installed import needs_jax
 from tests.keras.launch import call_alone
 
-pytestmark = [pytest.mark.processes, pytest.mark.thorough, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.thorough, pytest.mark.timeout(530)]
 ON_JAX = pytest.param("jax", marks=needs_jax)
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, Any]:
     backend = getattr(request, "param", "tensorflow")
-    with Job(tmp_path_factory.mktemp(backend) / "run", preload=warm.KERAS[backend], guard_s=200.0) as job:
+    with Job(tmp_path_factory.mktemp(backend) / "run", preload=warm.KERAS[backend], guard_s=500.0) as job:
         worker = job.start(call_alone, f"staged_{backend}", backend, "run_all")
         results: dict[str, Any] = worker.result()
         return {**results, "output": worker.output.read_text()}
