@@ -36,6 +36,7 @@ from ef_keras.global_batch import GlobalReducer
 from ef_keras.indexed import IndexedSource
 from ef_keras.numbered_source import NumberedSource
 from ef_keras.own_numbers import OwnNumbers
+from ef_keras.program import Program
 from ef_keras.rank_zero import OnRankZero, unwrapped
 from ef_keras.reducer import Reducer
 from ef_keras.rows import num_samples
@@ -202,16 +203,23 @@ class Fit:
         self._set_up_checkpoints()
         hooks.replace_batches(self._iterator, self.data.batches)
         if session.newcomer:
+            self._go_on()
             self._join(batch)
         else:
             self._claiming.begin()
             restored = self._restore()
+            if restored:
+                self._go_on()
             self._agree_on_start(self.data.seed if restored else None)
             session.state = self._state
             again_from = self.data.epoch if restored and not self.data.is_over else None
             for callback in self._callbacks.callbacks:
                 if isinstance(callback, OnRankZero):
                     callback.open_file(append=restored, again_from=again_from)
+
+    def _go_on(self) -> None:
+        if isinstance(self._model, Program):
+            self._model.go_on()
 
     def _set_up_rates(self) -> None:
         """Set up learning rates; the optimizers are built, so all of their parts are known."""

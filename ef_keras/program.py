@@ -253,6 +253,10 @@ class Program(keras.Model):
             )
         self._checked = True
 
+    def go_on(self) -> None:
+        """The training has begun before, so its first step has been checked; later ones may use fewer parameters."""
+        self._checked = True
+
     # ------------------------------------------------------------ files
 
     def get_config(self) -> dict[str, Any]:

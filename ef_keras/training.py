@@ -44,7 +44,7 @@ def train(model: Model, parts: Parts, run: TrainArguments) -> Result:
 
 
 def _is_arrays(data: Any) -> bool:
-    return isinstance(data, tuple | Mapping) or hasattr(data, "shape")
+    return isinstance(data, tuple | list | Mapping) or hasattr(data, "shape")
 
 
 def _packed(data: Any) -> tuple[Any, ...]:

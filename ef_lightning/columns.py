@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ef_common.errors import UsageError
@@ -15,17 +17,17 @@ class Columns(Dataset[Any]):
     """Arrays or tensors of the same length, in a tuple or a dict; a sample has one row of each.
 
     Args:
-        columns: Arrays or tensors of shape (number of samples, …).
+        columns: Arrays, tensors, or frames and series of pandas, of shape (number of samples, …).
 
     Raises:
-        UsageError: The lengths differ, or there is no column.
+        UsageError: The lengths differ, there is no column, or one is not of numbers.
     """
 
     def __init__(self, columns: tuple[Any, ...] | Mapping[str, Any]) -> None:
         named = isinstance(columns, Mapping)
         self._names: list[str] | None = list(columns) if isinstance(columns, Mapping) else None
         found = columns.values() if isinstance(columns, Mapping) else columns
-        self._columns = [torch.as_tensor(column) for column in found]
+        self._columns = [_tensor_of(column) for column in found]
         lengths = [len(column) for column in self._columns]
         if len(set(lengths)) != 1:
             names = list(columns) if named else list(range(len(lengths)))
@@ -43,11 +45,25 @@ class Columns(Dataset[Any]):
         return tuple(rows) if self._names is None else dict(zip(self._names, rows, strict=True))
 
 
+def _tensor_of(column: Any) -> Tensor:
+    try:
+        if not isinstance(column, Tensor) and hasattr(column, "__array__"):
+            column = np.asarray(column)
+            column = column if column.flags.writeable else column.copy()  # else torch warns
+        return torch.as_tensor(column)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"the data for a model of torch must be arrays or tensors of numbers. Received: {type(column).__name__}: "
+            f"{error}"
+        ) from error
+
+
 def loader_of(data: Any, *, batch_size: int, shuffle: bool) -> DataLoader[Any]:
     """A DataLoader over data of any kind.
 
     Args:
-        data: A DataLoader, which is returned as it is; a dataset; arrays or tensors in a tuple or a dict, or one alone.
+        data: A DataLoader, which is returned as it is; a dataset; arrays, tensors or pandas objects in a tuple or a
+            dict, or one alone.
         batch_size: Samples of a batch.
         shuffle: Whether each epoch has another order.
 
@@ -58,7 +74,7 @@ def loader_of(data: Any, *, batch_size: int, shuffle: bool) -> DataLoader[Any]:
         return data
     if isinstance(data, tuple | Mapping):
         data = Columns(data)
-    elif hasattr(data, "shape") and hasattr(data, "dtype"):
+    elif hasattr(data, "shape") and not isinstance(data, Dataset):
         data = Columns((data,))
     elif not isinstance(data, Dataset) and not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         raise UsageError(

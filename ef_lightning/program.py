@@ -126,7 +126,8 @@ class ProgramMixin:
             self._refuse(loss)
         if self._unchecked:
             self._unchecked = False
-            self._check_all_used(loss)
+            if self.global_step == 0:  # a newcomer's first batch, and that of a new start, is as any later one
+                self._check_all_used(loss)
         self.log(f"{LOSS}_step", loss, prog_bar=True)
         for name, value in outcome.items():
             self.log(name, _float(value), on_step=False, on_epoch=True, sync_dist=True)
@@ -193,6 +194,8 @@ class ProgramMixin:
 
     def _check_all_used(self, loss: Tensor) -> None:
         used = _leaves_of(loss)
+        if used is None:
+            return
         unused = [name for name, p in self.named_parameters() if p.requires_grad and id(p) not in used]
         if unused:
             raise UsageError(
@@ -202,13 +205,19 @@ class ProgramMixin:
             )
 
 
-def _leaves_of(loss: Tensor) -> set[int]:
-    """Ids of the tensors that a gradient of it would reach."""
+def _leaves_of(loss: Tensor) -> set[int] | None:
+    """Ids of the tensors that a gradient of it would reach.
+
+    None if that cannot be known: a function of Python's may reach parameters that are not among its inputs, as
+    checkpointed activations do.
+    """
     found, seen, ahead = {id(loss)}, set(), [loss.grad_fn]
     while ahead:
         node = ahead.pop()
         if node is None or node in seen:
             continue
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return None
         seen.add(node)
         if hasattr(node, "variable"):
             found.add(id(node.variable))

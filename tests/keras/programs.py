@@ -15,6 +15,8 @@ import ef_keras
 import elasticflow
 from ef_common.data.meter import COLUMNS
 from ef_common.errors import UsageError
+from ef_common.launch import process
+from tests.keras.checkpoints import Steps
 from tests.keras.features import compiled, data, stream
 
 RATE = 0.1
@@ -259,11 +261,16 @@ def trained(folder: str) -> Any:
     three = (x, y, np.ones(len(x), "float32"))
     weighted = elasticflow.train(model, weighted_forward, three, validation=three, epochs=1, verbose=0)
     found["three"] = sorted(weighted.metrics)
+    settings = {**plain, "checkpoint": f"{folder}/checkpoints"}
     for epochs in (2, 4):
-        settings = {**plain, "epochs": epochs, "checkpoint": f"{folder}/checkpoints"}
-        found[f"epochs {epochs}"] = int(
-            elasticflow.train(model, forward, (x, y), **settings).model.optimizer.iterations
-        )
+        process._this = None  # as if this were another process
+        steps = Steps()
+        result = elasticflow.train(model, forward, (x, y), **settings | {"epochs": epochs, "callbacks": [steps]})
+        found[f"epochs {epochs}"] = [int(result.model.optimizer.iterations), steps.made]
+    process._this = None
+    settings["epochs"] = 5
+    found["fewer later"] = _message(lambda: elasticflow.train(model, MISTAKES["unused"], (x, y), **settings))
+    found["list"] = int(elasticflow.train(model, forward, [x, y], **plain).model.optimizer.iterations)
     found["global batch"] = int(
         elasticflow.train(model, forward, (x, y), global_batch_size=32, **plain).model.optimizer.iterations
     )

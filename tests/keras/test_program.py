@@ -118,10 +118,16 @@ def test_train_gives_what_fit_gives(results: dict[str, Any]) -> None:
     assert found["predictions"] == [200, 2]
     assert found["stream"] == 12
     assert found["three"] == ["loss", "val_loss"]
+    assert found["list"] == 26
 
 
 def test_train_goes_on_from_its_checkpoint(results: dict[str, Any]) -> None:
-    assert [results["trained"][f"epochs {epochs}"] for epochs in (2, 4)] == [26, 52]
+    updates_and_steps = [results["trained"][f"epochs {epochs}"] for epochs in (2, 4)]
+    assert updates_and_steps == [[26, 26], [52, 26]]
+
+
+def test_training_that_goes_on_may_use_fewer_parameters_in_its_first_batch(results: dict[str, Any]) -> None:
+    assert results["trained"]["fewer later"] == "nothing was raised"
 
 
 def test_train_makes_updates_of_the_global_batch(results: dict[str, Any]) -> None:

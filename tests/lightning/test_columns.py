@@ -37,6 +37,38 @@ def test_one_array_is_the_only_entry() -> None:
     assert x.tolist() == X[:4].tolist()
 
 
+def test_frame_and_series_of_pandas_give_their_rows_in_their_order() -> None:
+    pandas = pytest.importorskip("pandas")
+    index = [4, 2, 0, 3, 1]  # as after a random split
+    (x, y), (last, _) = batches((pandas.DataFrame(X, index=index), pandas.Series(Y.numpy(), index=index)))
+    assert x.tolist() == X[:4].tolist()
+    assert y.tolist() == [0, 1, 2, 3]
+    assert last.tolist() == [[8, 9]]
+    ((alone,), _) = batches(pandas.DataFrame(X, index=index))
+    assert alone.tolist() == X[:4].tolist()
+
+
+class WithLabels:
+    """What can be made an array, and is indexed by something else."""
+
+    shape = X.shape
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return X
+
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, label: Any) -> Any:
+        raise KeyError(label)
+
+
+def test_rows_are_those_of_the_array_whatever_an_index_means() -> None:
+    for data in (WithLabels(), (WithLabels(),)):
+        ((x,), _) = batches(data)
+        assert x.tolist() == X[:4].tolist()
+
+
 def test_dataset_is_shuffled_if_it_is_trained_on() -> None:
     dataset = TensorDataset(Y)
     assert isinstance(loader_of(dataset, batch_size=2, shuffle=True).sampler, RandomSampler)
@@ -52,6 +84,7 @@ MISTAKES: list[tuple[Any, str]] = [
     ((X, Y[:3]), r"as many samples. Received: \{0: 5, 1: 3\}"),
     ({"x": X, "y": Y[:3]}, r"Received: \{'x': 5, 'y': 3\}"),
     ((), r"Received: \{\}"),
+    ((X, np.array(["a"] * 5)), "arrays or tensors of numbers. Received: ndarray: "),
     (iter([1]), "must be a DataLoader, a Dataset, or arrays"),
 ]
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F  # noqa: N812
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import ef_lightning
@@ -320,6 +321,27 @@ def test_parameter_that_later_batches_do_not_use_is_no_mistake() -> None:
         return forward(x, y, params)["loss"] if len(calls) == 1 else params["net"](x).square().mean()
 
     fit(ef_lightning.module(model, cost))
+
+
+def test_parameter_that_the_first_batch_after_a_new_start_does_not_use_is_no_mistake(tmp_path: Path) -> None:
+    file = tmp_path / "epoch.ckpt"
+    fit(ef_lightning.module(model, forward), max_epochs=1).save_checkpoint(file)
+    again = trainer(pl, "auto", max_epochs=2)
+    module = ef_lightning.module(model, lambda x, y, params: params["net"](x).square().mean())
+    again.fit(module, loader(shuffle=True), ckpt_path=file)
+    assert again.current_epoch == 2
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_parameters_within_a_checkpointed_part_are_used(use_reentrant: bool) -> None:
+    def cost(x: Tensor, y: Tensor, params: Any) -> Tensor:
+        found = checkpoint(params["net"], x.requires_grad_(), use_reentrant=use_reentrant)
+        return (found * params["scale"] - y).square().mean()
+
+    module = ef_lightning.module(model, cost)
+    before = weights(module)
+    fit(module)
+    assert all(new != old for new, old in zip(weights(module), before, strict=True))
 
 
 MODELS = [
