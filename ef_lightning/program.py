@@ -89,6 +89,7 @@ class ProgramMixin:
         log: Callable[..., None]
         parameters: Callable[[], Any]
         named_parameters: Callable[[], Any]
+        global_step: int
 
     def __init__(
         self,
@@ -211,7 +212,8 @@ def _leaves_of(loss: Tensor) -> set[int] | None:
     None if that cannot be known: a function of Python's may reach parameters that are not among its inputs, as
     checkpointed activations do.
     """
-    found, seen, ahead = {id(loss)}, set(), [loss.grad_fn]
+    found, seen = {id(loss)}, set[Any]()
+    ahead: list[Any] = [loss.grad_fn]
     while ahead:
         node = ahead.pop()
         if node is None or node in seen:
