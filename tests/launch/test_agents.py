@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import atexit
 import errno
+import multiprocessing
 import os
 import shutil
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +22,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from ef_common.errors import JobFailed
 from ef_common.launch import run as module
 from ef_common.launch.rendezvous_options import BACKEND, GivenParameters, RendezvousOptions
-from ef_common.launch.run_directory import read_launcher, this_launcher
+from ef_common.launch.run_directory import order, read_launcher, this_launcher
 from ef_common.launch.signals import listening
 from ef_common.launch.torchrun_handler import ElasticFlowRendezvous
 from ef_common.session.crash_record import CrashRecord, write_failure
@@ -216,6 +218,125 @@ def test_job_whose_directory_is_lost_ends_well(
         os._exit(0)
 
     assert supervise(body) == (0, "")
+
+
+# ---------------------------------------------------------------- a job on this machine, which is scaled
+
+
+@pytest.fixture
+def local_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+    """A job of two workers. Those whose indices are in `killed` are killed at once, and the others never end."""
+    monkeypatch.setattr(module, "_START_AGAIN_S", 0.05)
+    killed: set[int] = set()
+
+    def body(args: object, device: object, records: Path, *rest: object) -> None:
+        if int(records.name) in killed:
+            os._exit(KILLED_BY)
+        signal.pause()
+
+    monkeypatch.setattr(module, "_run_agent", body)
+    options: Any = SimpleNamespace(torchrun=OURS, local=True, num_workers=2, left_status=75)
+    agents = module._Agents(options)
+    agents._max_restarts = 3
+    launcher = this_launcher(["train.py"], max_workers=8, local=True)
+    with listening() as signals:
+        supervisor = module._Supervisor(options, tmp_path, agents, launcher, signals)
+        yield SimpleNamespace(supervisor=supervisor, agents=agents, killed=killed, run_dir=tmp_path)
+    agents.__exit__()
+
+
+def look_until(job: Any, condition: Callable[[], bool]) -> None:
+    """Have the supervisor look, until this is so."""
+
+    def look() -> bool:
+        job.supervisor._look()
+        return condition()
+
+    poll_until(look)
+
+
+def failing_once(method: Any, error: OSError) -> Callable[..., Any]:
+    """The method, which raises this the first time."""
+    left = [error]
+
+    def call(*args: Any, **options: Any) -> Any:
+        if left:
+            raise left.pop()
+        return method(*args, **options)
+
+    return call
+
+
+FORK: Any = multiprocessing.get_context("fork").Process
+NO_PROCESS = BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+
+@pytest.mark.parametrize(("owner", "name"), [(FORK, "start"), (os, "fork")])
+def test_lost_worker_that_cannot_be_started_again_at_once_costs_no_other(
+    local_job: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], owner: Any, name: str
+) -> None:
+    local_job.killed.add(1)
+    agents = local_job.agents
+    for _ in range(2):
+        agents.start()
+    poll_until(lambda: agents.lost)
+    local_job.killed.clear()
+    monkeypatch.setattr(owner, name, failing_once(getattr(owner, name), NO_PROCESS))
+    before = num_files()
+    local_job.supervisor._look()
+    assert (agents.training, agents.lost) == ([0], [1])
+    assert num_files() == before
+    look_until(local_job, lambda: len(agents.training) == 2)
+    assert (agents.training, agents.lost) == ([0, 2], [])
+    assert [agents._agents[number].lives for number in agents.training] == [1, 2]
+    said = capfd.readouterr().err
+    assert said.count("no worker can be started on this machine (Resource temporarily unavailable)") == 1
+
+
+@pytest.mark.parametrize(("ordered", "left"), [(1, [0]), (2, [0, 2])])
+def test_order_for_fewer_workers_counts_those_that_wait_for_their_restart(
+    local_job: Any, ordered: int, left: list[int]
+) -> None:
+    """They are given up first; a worker that trains is not drained for one that may come."""
+    agents = local_job.agents
+    local_job.killed.add(1)
+    for _ in range(3):
+        agents.start()
+    poll_until(lambda: agents.lost)
+    agents._agents[1].due = time.monotonic() + LONG_S
+    local_job.supervisor._tell()
+    order(local_job.run_dir, ordered)
+    local_job.supervisor._look()
+    assert (agents.training, agents.lost) == (left, [])
+    assert 1 not in agents._agents
+
+
+def test_order_is_followed_when_the_machine_has_room_again(local_job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    agents = local_job.agents
+    agents.start()
+    local_job.supervisor._tell()
+    number = order(local_job.run_dir, 3).number
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(Path, "mkdir", failing_once(Path.mkdir, full))
+    local_job.supervisor._look()
+    assert (agents.training, read_launcher(local_job.run_dir).order) == ([0], number - 1)  # type: ignore[union-attr]
+    look_until(local_job, lambda: len(agents.training) == 3)
+    assert read_launcher(local_job.run_dir).order == number  # type: ignore[union-attr]
+
+
+def test_workers_are_started_after_their_directory_was_removed(local_job: Any) -> None:
+    """As systemd does with what is old in /tmp."""
+    agents = local_job.agents
+    local_job.killed.add(1)
+    for _ in range(2):
+        agents.start()
+    poll_until(lambda: agents.lost)
+    shutil.rmtree(agents._directory)
+    agents.replace_lost()
+    agents.start()
+    assert agents.training == [0, 2, 3]
+    assert agents._directory.stat().st_mode & 0o777 == 0o700
+    assert {agents._agents[number].records for number in (2, 3)} == set(agents._directory.iterdir())
 
 
 # ---------------------------------------------------------------- what an agent is, with a torchrun that does one thing
