@@ -56,6 +56,7 @@ from ef_common.launch.surroundings import local_number_in, meeting_in
 from ef_common.protocol.addresses import LOOPBACK, format_address
 from ef_common.protocol.auth import Token
 from ef_common.session.crash_record import ask_to_leave, has_left, read_failure
+from ef_common.storage.store import absolute
 from ef_common.terminal import say
 
 LAST_CALL_S = 10.0
@@ -239,6 +240,9 @@ def main(argv: list[str]) -> int:
     os.environ[environment.RUN_DIR] = str(run_dir)
     if options.checkpoint:
         os.environ[environment.CHECKPOINT] = options.checkpoint
+    for name in (environment.CHECKPOINT, environment.CLAIMS):
+        if url := os.environ.get(name, "").strip():
+            os.environ[name] = absolute(url)  # the script may change its working directory
     os.environ.update(options.variables)
     launcher = run_directory.this_launcher(script, max_workers=options.max_nodes, local=options.local)
     with listening() as signals, _Agents(options) as agents:
@@ -361,8 +365,6 @@ class _Agents:
         process = multiprocessing.get_context("fork").Process(
             target=_run_agent, args=(self._args, device, records, self._options.local, os.getpid())
         )
-        sys.stdout.flush()
-        sys.stderr.flush()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [SIGNAL])  # the agent is told nothing until it heeds it
         try:
             process.start()

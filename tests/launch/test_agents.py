@@ -9,18 +9,21 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from ef_common.errors import JobFailed
 from ef_common.launch import run as module
+from ef_common.launch.environment import CHECKPOINT, CLAIMS
 from ef_common.launch.rendezvous_options import BACKEND, GivenParameters, RendezvousOptions
 from ef_common.launch.run_directory import order, read_launcher, this_launcher
 from ef_common.launch.signals import listening
@@ -147,6 +150,14 @@ def test_node_whose_agent_was_killed_can_tell_so(agents: Any, monkeypatch: pytes
     assert agents.killed_as == KILLED_BY
 
 
+def test_agents_are_started_without_standard_output_and_error(agents: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_run_agent", end_as(0))
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    agents.start()
+    poll_until(lambda: agents.finished)
+
+
 # ---------------------------------------------------------------- the launcher waits for them
 
 LONG_S = 600.0
@@ -218,6 +229,34 @@ def test_job_whose_directory_is_lost_ends_well(
         os._exit(0)
 
     assert supervise(body) == (0, "")
+
+
+# ---------------------------------------------------------------- what the launcher tells its workers
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [("runs/one", "{here}/runs/one"), ("~/one", "/home/me/one"), ("s3://bucket/one", "s3://bucket/one")],
+)
+@pytest.mark.parametrize("as_option", [True, False])
+def test_places_are_absolute_so_that_a_script_may_change_its_working_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: str, told: str, as_option: bool
+) -> None:
+    found = {}
+
+    def run(self: Any) -> int:
+        found.update({name: os.environ[name] for name in (CHECKPOINT, CLAIMS)})
+        return 0
+
+    monkeypatch.setattr(module.command, "prepare", lambda args: None)
+    monkeypatch.setattr(module._Agents, "_prepare_local_job", lambda self: None)
+    monkeypatch.setattr(module._Supervisor, "run", run)
+    monkeypatch.chdir(tmp_path)
+    variables = {"HOME": "/home/me", CLAIMS: given, **({} if as_option else {CHECKPOINT: given})}
+    options = [f"--checkpoint={given}"] if as_option else []
+    with patch.dict(os.environ, variables):
+        assert module.main(["--standalone", "--run-dir=run", *options, "train.py"]) == 0
+    assert found == dict.fromkeys((CHECKPOINT, CLAIMS), told.format(here=tmp_path))
 
 
 # ---------------------------------------------------------------- a job on this machine, which is scaled
