@@ -205,13 +205,19 @@ def test_launcher_tells_its_workers_to_leave_as_soon_as_it_is_told(
     assert supervise(body) == (75, "stopped")
 
 
+def remove_run_directory(place: Path) -> None:
+    """In an agent: the launcher writes there just after the start, and again at the end."""
+    poll_until(lambda: read_launcher(place) is not None)
+    shutil.rmtree(place)
+
+
 def test_launcher_whose_directory_is_lost_lets_its_workers_leave_all_the_same(
     supervise: Callable[[Callable[..., None]], tuple[int, str]], tmp_path: Path
 ) -> None:
     """A full disk, or one that is gone, must not cost the checkpoint that they save when they leave."""
 
     def body(args: object, device: object, records: Path, local: bool, launcher: int) -> None:
-        shutil.rmtree(tmp_path)
+        remove_run_directory(tmp_path)
         worker = subprocess.Popen(
             ["sleep", str(LONG_S)], preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL)
         )
@@ -225,7 +231,7 @@ def test_job_whose_directory_is_lost_ends_well(
     supervise: Callable[[Callable[..., None]], tuple[int, str]], tmp_path: Path
 ) -> None:
     def body(*_: object) -> None:
-        shutil.rmtree(tmp_path)
+        remove_run_directory(tmp_path)
         os._exit(0)
 
     assert supervise(body) == (0, "")
