@@ -35,6 +35,8 @@ def say(text: str, *, color: str | None = None, **fields: Any) -> None:
         fields: The values in the line, for programs; only used in JSON lines.
     """
     stream = sys.stderr
+    if stream is None:  # it was closed when this process began
+        return
     try:
         if is_json():
             stream.write(_line_of(time.time(), _LEVELS.get(color or "", "info"), "elasticflow", text, fields))

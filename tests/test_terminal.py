@@ -68,3 +68,10 @@ def test_file_has_no_reader_to_lose() -> None:
     with open(os.devnull, "w") as nothing:
         assert not terminal._has_reader(nothing.fileno())
     assert not terminal._has_reader(1 << 20)  # it is closed
+
+
+@pytest.mark.parametrize("log_format", terminal.FORMATS)
+def test_line_is_lost_without_standard_error(monkeypatch: pytest.MonkeyPatch, log_format: str) -> None:
+    monkeypatch.setenv(terminal.LOG_FORMAT, log_format)
+    monkeypatch.setattr(terminal.sys, "stderr", None)
+    terminal.say("nobody reads this")

@@ -56,6 +56,7 @@ from ef_common.launch.surroundings import local_number_in, meeting_in
 from ef_common.protocol.addresses import LOOPBACK, format_address
 from ef_common.protocol.auth import Token
 from ef_common.session.crash_record import ask_to_leave, has_left, read_failure
+from ef_common.storage.store import absolute
 from ef_common.terminal import say
 
 LAST_CALL_S = 10.0
@@ -72,6 +73,7 @@ _OF_THE_MACHINE = frozenset(
 """Errors of the system that another machine need not have."""
 _NONE = "\0"  # stands for a script that is not named
 _LOOK_S = 0.1
+_START_AGAIN_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -238,6 +240,9 @@ def main(argv: list[str]) -> int:
     os.environ[environment.RUN_DIR] = str(run_dir)
     if options.checkpoint:
         os.environ[environment.CHECKPOINT] = options.checkpoint
+    for name in (environment.CHECKPOINT, environment.CLAIMS):
+        if url := os.environ.get(name, "").strip():
+            os.environ[name] = absolute(url)  # the script may change its working directory
     os.environ.update(options.variables)
     launcher = run_directory.this_launcher(script, max_workers=options.max_nodes, local=options.local)
     with listening() as signals, _Agents(options) as agents:
@@ -289,6 +294,8 @@ class _Agents:
         self._num_started = 0
         self._failure = ""  # what one of these has known
         self._some_left = False  # of these, without being asked by this launcher
+        self._start_again_at = 0.0  # not before
+        self._start_failed = False  # and that was said
         self._directory = Path(tempfile.mkdtemp(prefix="elasticflow-"))
         self._max_restarts = 0
         self._coordinator: psutil.Process | None = None
@@ -345,16 +352,19 @@ class _Agents:
         Args:
             lives: How many there have been in its place, with this one.
             records: Directory for its crash record.
+
+        Raises:
+            OSError: This machine has no process, memory, file or space for it now.
         """
         device = self._free_device() if self._options.local else self._device_of_rank()
-        if records is None:
+        if records is None or not records.is_dir():
+            if not self._directory.is_dir():  # some systems clean /tmp of what is old
+                self._directory = Path(tempfile.mkdtemp(prefix="elasticflow-"))
             records = self._directory / str(self._num_started)
-            records.mkdir()
+            records.mkdir(exist_ok=True)  # an attempt may have left it
         process = multiprocessing.get_context("fork").Process(
             target=_run_agent, args=(self._args, device, records, self._options.local, os.getpid())
         )
-        sys.stdout.flush()
-        sys.stderr.flush()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [SIGNAL])  # the agent is told nothing until it heeds it
         try:
             process.start()
@@ -362,6 +372,36 @@ class _Agents:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._agents[self._num_started] = _Agent(process, device, lives, records)
         self._num_started += 1
+
+    def try_to_start(self, *, lives: int = 1, records: Path | None = None) -> bool:
+        """Start one more agent beside others, which train on if that fails. It is then not tried again for 5 s.
+
+        Args:
+            lives: See `start`.
+            records: See `start`.
+
+        Returns:
+            Whether it was started.
+        """
+        if time.monotonic() < self._start_again_at:
+            return False
+        try:
+            _check_fork()
+            self.start(lives=lives, records=records)
+        except OSError as error:
+            self._start_again_at = time.monotonic() + _START_AGAIN_S
+            if not self._start_failed:
+                self._start_failed = True
+                say(
+                    f"no worker can be started on this machine ({error.strerror or error}): it is tried again every "
+                    f"{_START_AGAIN_S:g} s, and the others train on",
+                    color="yellow",
+                    event="start_failed",
+                    reason=str(error),
+                )
+            return False
+        self._start_failed = False
+        return True
 
     def replace_lost(self) -> None:
         """Start replacements for agents whose worker is lost, as often as that is allowed."""
@@ -377,9 +417,12 @@ class _Agents:
                     color="yellow",
                     event="restarting",
                 )
-            if time.monotonic() >= agent.due:
+            if time.monotonic() >= agent.due and self.try_to_start(lives=agent.lives + 1, records=agent.records):
                 self._forget(number)
-                self.start(lives=agent.lives + 1, records=agent.records)
+
+    def give_up(self, number: int) -> None:
+        """Start no replacement for an agent that is lost: the job is to have fewer workers."""
+        self._agents[number].asked = True
 
     def forget_those_that_left(self) -> None:
         """Free what is held for those that have left: a job may be scaled any number of times."""
@@ -514,6 +557,14 @@ class _Agents:
 
 def _has_left(agent: _Agent) -> bool:
     return agent.process.exitcode == 0 and has_left(agent.records)
+
+
+def _check_fork() -> None:
+    """Raise the OSError of a process that cannot be made. multiprocessing would leave four files open with each one."""
+    pid = os.fork()
+    if not pid:
+        os._exit(0)
+    os.waitpid(pid, 0)
 
 
 def _end_of(status: int | None) -> str:
@@ -658,12 +709,14 @@ class _Supervisor:
     def _follow_orders(self) -> None:
         order = self._file.order()
         if order is not None and order.number > self._launcher.order:
-            training = self._agents.training
-            for _ in range(order.num_workers - len(training) - len(self._agents.lost)):
-                self._agents.start()
+            training, lost = self._agents.training, self._agents.lost
+            missing = order.num_workers - len(training) - len(lost)
+            for number in lost[max(0, order.num_workers - len(training)) :]:
+                self._agents.give_up(number)
             for number in training[order.num_workers :]:  # the newest
                 self._agents.drain(number)
-            self._tell(order=order.number)
+            if all(self._agents.try_to_start() for _ in range(missing)):  # else the next look follows the rest of it
+                self._tell(order=order.number)
         for number in self._agents.leaving:
             self._agents.drain(number)
         self._agents.forget_those_that_left()

@@ -51,6 +51,11 @@ _T = TypeVar("_T")
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 
 
+def absolute(url: str) -> str:
+    """A URL as it is; a path from the root. A shell leaves the ``~`` of ``--checkpoint=~/run`` alone."""
+    return url if ":" in url else os.path.abspath(os.path.expanduser(url))
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """An entry of a folder.
@@ -86,10 +91,7 @@ class Store:
     """
 
     def __init__(self, url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> None:
-        self._url = os.fspath(url)
-        if ":" not in self._url:
-            # A shell leaves the ~ of `--checkpoint=~/run` alone. And the working directory may be another one later.
-            self._url = os.path.abspath(os.path.expanduser(self._url))
+        self._url = absolute(os.fspath(url))  # the working directory may be another one later
         self._options = dict(storage_options or {})
         self._secrets = secrets_of(self._options)
         self._filesystem: Any = None

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import atexit
 import errno
+import multiprocessing
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from ef_common.errors import JobFailed
 from ef_common.launch import run as module
+from ef_common.launch.environment import CHECKPOINT, CLAIMS
 from ef_common.launch.rendezvous_options import BACKEND, GivenParameters, RendezvousOptions
-from ef_common.launch.run_directory import read_launcher, this_launcher
+from ef_common.launch.run_directory import order, read_launcher, this_launcher
 from ef_common.launch.signals import listening
 from ef_common.launch.torchrun_handler import ElasticFlowRendezvous
 from ef_common.session.crash_record import CrashRecord, write_failure
@@ -145,6 +150,14 @@ def test_node_whose_agent_was_killed_can_tell_so(agents: Any, monkeypatch: pytes
     assert agents.killed_as == KILLED_BY
 
 
+def test_agents_are_started_without_standard_output_and_error(agents: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_run_agent", end_as(0))
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    agents.start()
+    poll_until(lambda: agents.finished)
+
+
 # ---------------------------------------------------------------- the launcher waits for them
 
 LONG_S = 600.0
@@ -192,13 +205,19 @@ def test_launcher_tells_its_workers_to_leave_as_soon_as_it_is_told(
     assert supervise(body) == (75, "stopped")
 
 
+def remove_run_directory(place: Path) -> None:
+    """In an agent: the launcher writes there just after the start, and again at the end."""
+    poll_until(lambda: read_launcher(place) is not None)
+    shutil.rmtree(place)
+
+
 def test_launcher_whose_directory_is_lost_lets_its_workers_leave_all_the_same(
     supervise: Callable[[Callable[..., None]], tuple[int, str]], tmp_path: Path
 ) -> None:
     """A full disk, or one that is gone, must not cost the checkpoint that they save when they leave."""
 
     def body(args: object, device: object, records: Path, local: bool, launcher: int) -> None:
-        shutil.rmtree(tmp_path)
+        remove_run_directory(tmp_path)
         worker = subprocess.Popen(
             ["sleep", str(LONG_S)], preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL)
         )
@@ -212,10 +231,157 @@ def test_job_whose_directory_is_lost_ends_well(
     supervise: Callable[[Callable[..., None]], tuple[int, str]], tmp_path: Path
 ) -> None:
     def body(*_: object) -> None:
-        shutil.rmtree(tmp_path)
+        remove_run_directory(tmp_path)
         os._exit(0)
 
     assert supervise(body) == (0, "")
+
+
+# ---------------------------------------------------------------- what the launcher tells its workers
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [("runs/one", "{here}/runs/one"), ("~/one", "/home/me/one"), ("s3://bucket/one", "s3://bucket/one")],
+)
+@pytest.mark.parametrize("as_option", [True, False])
+def test_places_are_absolute_so_that_a_script_may_change_its_working_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: str, told: str, as_option: bool
+) -> None:
+    found = {}
+
+    def run(self: Any) -> int:
+        found.update({name: os.environ[name] for name in (CHECKPOINT, CLAIMS)})
+        return 0
+
+    monkeypatch.setattr(module.command, "prepare", lambda args: None)
+    monkeypatch.setattr(module._Agents, "_prepare_local_job", lambda self: None)
+    monkeypatch.setattr(module._Supervisor, "run", run)
+    monkeypatch.chdir(tmp_path)
+    variables = {"HOME": "/home/me", CLAIMS: given, **({} if as_option else {CHECKPOINT: given})}
+    options = [f"--checkpoint={given}"] if as_option else []
+    with patch.dict(os.environ, variables):
+        assert module.main(["--standalone", "--run-dir=run", *options, "train.py"]) == 0
+    assert found == dict.fromkeys((CHECKPOINT, CLAIMS), told.format(here=tmp_path))
+
+
+# ---------------------------------------------------------------- a job on this machine, which is scaled
+
+
+@pytest.fixture
+def local_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+    """A job of two workers. Those whose indices are in `killed` are killed at once, and the others never end."""
+    monkeypatch.setattr(module, "_START_AGAIN_S", 0.05)
+    killed: set[int] = set()
+
+    def body(args: object, device: object, records: Path, *rest: object) -> None:
+        if int(records.name) in killed:
+            os._exit(KILLED_BY)
+        signal.pause()
+
+    monkeypatch.setattr(module, "_run_agent", body)
+    options: Any = SimpleNamespace(torchrun=OURS, local=True, num_workers=2, left_status=75)
+    agents = module._Agents(options)
+    agents._max_restarts = 3
+    launcher = this_launcher(["train.py"], max_workers=8, local=True)
+    with listening() as signals:
+        supervisor = module._Supervisor(options, tmp_path, agents, launcher, signals)
+        yield SimpleNamespace(supervisor=supervisor, agents=agents, killed=killed, run_dir=tmp_path)
+    agents.__exit__()
+
+
+def look_until(job: Any, condition: Callable[[], bool]) -> None:
+    """Have the supervisor look, until this is so."""
+
+    def look() -> bool:
+        job.supervisor._look()
+        return condition()
+
+    poll_until(look)
+
+
+def failing_once(method: Any, error: OSError) -> Callable[..., Any]:
+    """The method, which raises this the first time."""
+    left = [error]
+
+    def call(*args: Any, **options: Any) -> Any:
+        if left:
+            raise left.pop()
+        return method(*args, **options)
+
+    return call
+
+
+FORK: Any = multiprocessing.get_context("fork").Process
+NO_PROCESS = BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+
+@pytest.mark.parametrize(("owner", "name"), [(FORK, "start"), (os, "fork")])
+def test_lost_worker_that_cannot_be_started_again_at_once_costs_no_other(
+    local_job: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], owner: Any, name: str
+) -> None:
+    local_job.killed.add(1)
+    agents = local_job.agents
+    for _ in range(2):
+        agents.start()
+    poll_until(lambda: agents.lost)
+    local_job.killed.clear()
+    monkeypatch.setattr(owner, name, failing_once(getattr(owner, name), NO_PROCESS))
+    before = num_files()
+    local_job.supervisor._look()
+    assert (agents.training, agents.lost) == ([0], [1])
+    assert num_files() == before
+    look_until(local_job, lambda: len(agents.training) == 2)
+    assert (agents.training, agents.lost) == ([0, 2], [])
+    assert [agents._agents[number].lives for number in agents.training] == [1, 2]
+    said = capfd.readouterr().err
+    assert said.count("no worker can be started on this machine (Resource temporarily unavailable)") == 1
+
+
+@pytest.mark.parametrize(("ordered", "left"), [(1, [0]), (2, [0, 2])])
+def test_order_for_fewer_workers_counts_those_that_wait_for_their_restart(
+    local_job: Any, ordered: int, left: list[int]
+) -> None:
+    """They are given up first; a worker that trains is not drained for one that may come."""
+    agents = local_job.agents
+    local_job.killed.add(1)
+    for _ in range(3):
+        agents.start()
+    poll_until(lambda: agents.lost)
+    agents._agents[1].due = time.monotonic() + LONG_S
+    local_job.supervisor._tell()
+    order(local_job.run_dir, ordered)
+    local_job.supervisor._look()
+    assert (agents.training, agents.lost) == (left, [])
+    assert 1 not in agents._agents
+
+
+def test_order_is_followed_when_the_machine_has_room_again(local_job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    agents = local_job.agents
+    agents.start()
+    local_job.supervisor._tell()
+    number = order(local_job.run_dir, 3).number
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(Path, "mkdir", failing_once(Path.mkdir, full))
+    local_job.supervisor._look()
+    assert (agents.training, read_launcher(local_job.run_dir).order) == ([0], number - 1)  # type: ignore[union-attr]
+    look_until(local_job, lambda: len(agents.training) == 3)
+    assert read_launcher(local_job.run_dir).order == number  # type: ignore[union-attr]
+
+
+def test_workers_are_started_after_their_directory_was_removed(local_job: Any) -> None:
+    """As systemd does with what is old in /tmp."""
+    agents = local_job.agents
+    local_job.killed.add(1)
+    for _ in range(2):
+        agents.start()
+    poll_until(lambda: agents.lost)
+    shutil.rmtree(agents._directory)
+    agents.replace_lost()
+    agents.start()
+    assert agents.training == [0, 2, 3]
+    assert agents._directory.stat().st_mode & 0o777 == 0o700
+    assert {agents._agents[number].records for number in (2, 3)} == set(agents._directory.iterdir())
 
 
 # ---------------------------------------------------------------- what an agent is, with a torchrun that does one thing

@@ -97,6 +97,8 @@ class Output:
 
 
 def _write(content: bytes) -> None:
+    if sys.stdout is None:  # it was closed when this process began
+        return
     try:
         sys.stdout.flush()
         while content:

@@ -25,3 +25,9 @@ def test_nobody_waits_for_a_thread_that_can_no_longer_show_anything(monkeypatch:
     shown.show(b"and more\n")
     shown.wait_for_room()
     shown.close(lambda: False)
+
+
+def test_output_without_standard_output_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output.sys, "stdout", None)
+    monkeypatch.setattr(output.os, "write", lambda *args: 1 / 0)  # that descriptor may be another file's
+    output._write(b"nobody reads this")
