@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import linecache
 import stat
+import subprocess
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ef_common.errors import JobFailed, UsageError
+from ef_common.launch import called
 from ef_common.launch.called import CallFolder, pack
 
 
@@ -45,6 +48,48 @@ def test_source_of_a_cell_comes_along(exchange: CallFolder, monkeypatch: pytest.
     monkeypatch.setattr(linecache, "cache", {})
     exchange.take(digest)
     assert linecache.cache == {"<cell>": (20, None, lines, "<cell>")}
+
+
+PROGRAM = """
+import pickle
+
+class Base:
+    pass
+
+class Config(Base):
+    lr = 0.1
+
+def loss():
+    return 0.5
+
+def main(config):  # a name that the module of the workers has, too
+    again, *others = pickle.loads(pickle.dumps((config, loss, Base, main)))
+    return [type(again) is Config, again.lr, others == [loss, Base, main], Base is Config.__base__]
+"""
+
+
+def test_objects_of_the_programs_classes_can_be_pickled_in_workers(
+    exchange: CallFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = ModuleType("__main__")
+    exec(PROGRAM, vars(program))
+    monkeypatch.setitem(sys.modules, "__main__", program)
+    arguments = exchange.put(pack(program.main, (program.Config(),)))
+    monkeypatch.undo()
+    subprocess.run([sys.executable, "-m", called.__name__, "main", *arguments], check=True)
+    assert exchange.exceptions() == []
+    assert exchange.value() == ([True, 0.1, True, True], "")
+
+
+def test_call_brings_only_what_it_uses_of_the_program(exchange: CallFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, worker = ModuleType("__main__"), ModuleType("__main__")
+    exec("class Used: ...\nclass Unused: ...\nclass Replaced: ...\nold = Replaced()", vars(program))
+    exec("class Replaced: ...", vars(program))  # the cell was run again
+    monkeypatch.setitem(sys.modules, "__main__", program)
+    _, digest = exchange.put(pack(print, (program.Used(), program.old)))
+    monkeypatch.setitem(sys.modules, "__main__", worker)
+    exchange.take(digest)
+    assert {name for name in vars(worker) if not name.startswith("__")} == {"Used"}
 
 
 @pytest.mark.parametrize(
