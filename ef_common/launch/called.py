@@ -28,6 +28,7 @@ from typing import Any
 
 from ef_common.errors import JobFailed, UsageError
 from ef_common.files import write_whole
+from ef_common.launch.child import append_paths, paths
 
 _CALL, _RAISED, _RETURNED = "call", "raised", "returned"
 
@@ -36,6 +37,7 @@ def pack(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     """Serialize a function with its arguments, and the source of the cells in which it may be defined.
 
     The classes and functions of `__main__` that they use are listed with their names, as the workers have another one.
+    So are the places behind the standard library where this program finds modules.
 
     Raises:
         UsageError: The function or an argument cannot be serialized.
@@ -61,7 +63,7 @@ def pack(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     cells = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
     try:
         Pickler(function := io.BytesIO()).dump((fn, args, used))  # in this order: `used` is complete when it comes
-        return pickle.dumps((cells, function.getvalue()))
+        return pickle.dumps((cells, paths()[1], function.getvalue()))
     except Exception as error:  # whatever the objects raise
         raise UsageError(
             "the function cannot be sent to the workers, because something that it uses or is given cannot be "
@@ -95,8 +97,9 @@ class CallFolder:
         call = (self._folder / _CALL).read_bytes()
         if hashlib.sha256(call).hexdigest() != digest:
             raise UsageError(f"the function in this folder was changed. Received: {self._folder}")
-        cells, function = pickle.loads(call)  # noqa: S301 - of the launching process, see above
+        cells, behind, function = pickle.loads(call)  # noqa: S301 - of the launching process, see above
         linecache.cache.update(cells)
+        append_paths(behind)
         fn, args, used = pickle.loads(function)  # noqa: S301
         vars(sys.modules["__main__"]).update(used)
         return fn, args

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import os
 import stat
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 from ef_common.errors import JobFailed, UsageError
-from ef_common.launch import called
+from ef_common.launch import called, child
 from ef_common.launch.called import CallFolder, pack
 
 
@@ -79,6 +80,26 @@ def test_objects_of_the_programs_classes_can_be_pickled_in_workers(
     subprocess.run([sys.executable, "-m", called.__name__, "main", *arguments], check=True)
     assert exchange.exceptions() == []
     assert exchange.value() == ([True, 0.1, True, True], "")
+
+
+def test_worker_finds_modules_in_the_order_of_the_program(
+    exchange: CallFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    behind = tmp_path / "behind"
+    behind.mkdir()
+    for name in ("xxhash", "types", "only_there"):
+        (behind / f"{name}.py").write_text("")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(behind)])
+    source = "def found(*names): return [__import__(name).__file__ for name in names]"
+    program = ModuleType("__main__")
+    exec(source, vars(program))
+    monkeypatch.setitem(sys.modules, "__main__", program)
+    names = ("xxhash", "types", "only_there")
+    arguments = exchange.put(pack(program.found, names))
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(child.paths()[0])}
+    subprocess.run([sys.executable, "-m", called.__name__, "found", *arguments], check=True, env=environ)
+    assert exchange.value() == (program.found(*names), "")
+    assert str(behind / "only_there.py") in program.found(*names)
 
 
 def test_call_brings_only_what_it_uses_of_the_program(exchange: CallFolder, monkeypatch: pytest.MonkeyPatch) -> None:

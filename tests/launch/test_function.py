@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -44,7 +45,31 @@ def test_workers_find_the_modules_of_the_program_and_other_pythons_find_nothing_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "path", ["/program", *sys.path])
-    found = child.paths()
-    assert found[0] == "/program"
-    assert os.path.dirname(os.__file__) not in found
-    assert str(Path(pytest.__file__).parents[1]) not in found
+    before, _ = child.paths()
+    assert before[0] == "/program"
+    assert os.path.dirname(os.__file__) not in before
+    assert str(Path(pytest.__file__).parents[1]) not in before
+
+
+def test_places_of_modules_behind_the_packages_stay_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, "/behind", Path("/no-place-for-python")])
+    before, behind = child.paths()
+    assert "/behind" not in before
+    assert behind[-1] == "/behind"
+    script = (
+        "import sys; from types import SimpleNamespace; from ef_common.launch import child\n"
+        "command = SimpleNamespace(main=lambda arguments: print(arguments, sys.path[-1], sys.path.count('/behind')))\n"
+        "sys.modules['ef_common.launch.command'] = command\n"
+        "child.main()"
+    )
+    arguments = [str(os.getpid()), os.pathsep.join(behind), "--help"]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(before)}
+    said = subprocess.check_output([sys.executable, "-c", script, *arguments], env=environ, text=True)
+    assert said == "['--help'] /behind 1\n"
+
+
+def test_child_finds_us_where_only_the_program_has_looked(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = str(Path(child.__file__).parents[2])
+    monkeypatch.setattr(sys, "path", [*(path for path in sys.path if path != ours), ours])
+    monkeypatch.setattr("site.getsitepackages", list)  # it may be installed
+    assert child.paths()[0][-1] == ours
