@@ -12,7 +12,6 @@ a worker refuses a call whose digest differs from that on its command line.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import json
@@ -29,6 +28,7 @@ from typing import Any
 from ef_common.errors import JobFailed, UsageError
 from ef_common.files import write_whole
 from ef_common.launch.child import append_paths, paths
+from ef_common.terminal import say
 
 _CALL, _RAISED, _RETURNED = "call", "raised", "returned"
 
@@ -148,8 +148,10 @@ def main() -> None:
     fn, args = exchange.take(digest)
     del sys.argv[1:]  # they are none of the function's
     value = fn(*args)
-    with contextlib.suppress(FileNotFoundError):  # the process that has launched it is gone
+    try:
         exchange.returned(_rank(), value)
+    except OSError as error:  # which is no error of a training that is complete
+        say(f"the value that the function returned cannot be passed on: {error.strerror}", color="yellow")
 
 
 def _rank() -> int:

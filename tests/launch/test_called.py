@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import linecache
 import os
 import stat
@@ -147,3 +148,19 @@ def test_exceptions_are_those_of_the_function_in_the_order_of_time(
     first, last = exchange.exceptions()
     assert first.splitlines()[-1] == "ValueError: first"
     assert last.splitlines()[-1] == "KeyError: 'last'"
+
+
+def test_value_that_cannot_be_written_is_no_error_of_the_training(
+    exchange: CallFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["called", "len", *exchange.put(pack(len, ("four",)))])
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # is replaced
+
+    def write_whole(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(called, "write_whole", write_whole)
+    called.main()
+    assert capsys.readouterr().err == (
+        "elasticflow: the value that the function returned cannot be passed on: No space left on device\n"
+    )
