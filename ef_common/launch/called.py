@@ -12,8 +12,8 @@ a worker refuses a call whose digest differs from that on its command line.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
+import io
 import json
 import linecache
 import os
@@ -22,17 +22,22 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
+from types import FunctionType, TracebackType
 from typing import Any
 
 from ef_common.errors import JobFailed, UsageError
 from ef_common.files import write_whole
+from ef_common.launch.child import append_paths, paths
+from ef_common.terminal import say
 
 _CALL, _RAISED, _RETURNED = "call", "raised", "returned"
 
 
 def pack(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     """Serialize a function with its arguments, and the source of the cells in which it may be defined.
+
+    The classes and functions of `__main__` that they use are listed with their names, as the workers have another one.
+    So are the places behind the standard library where this program finds modules.
 
     Raises:
         UsageError: The function or an argument cannot be serialized.
@@ -41,10 +46,24 @@ def pack(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
         raise UsageError(f"expected a function. Received: fn={fn!r}")
     import cloudpickle
 
+    program = vars(sys.modules["__main__"])
+    used: dict[str, Any] = {}
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        """Notes what it meets of the program."""
+
+        def reducer_override(self, one: Any) -> Any:
+            if isinstance(one, (type, FunctionType)) and one.__module__ == "__main__":
+                name = one.__name__
+                if program.get(name) is one:
+                    used[name] = one
+            return super().reducer_override(one)
+
     # Of a file there is a time of modification, and in workers there is the file.
     cells = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
     try:
-        return pickle.dumps((cells, cloudpickle.dumps((fn, args))))
+        Pickler(function := io.BytesIO()).dump((fn, args, used))  # in this order: `used` is complete when it comes
+        return pickle.dumps((cells, paths()[1], function.getvalue()))
     except Exception as error:  # whatever the objects raise
         raise UsageError(
             "the function cannot be sent to the workers, because something that it uses or is given cannot be "
@@ -68,7 +87,9 @@ class CallFolder:
         return [str(self._folder), hashlib.sha256(call).hexdigest()]
 
     def take(self, digest: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """In a worker: the call to make.
+        """In a worker: the call to make. What it uses of the program's `__main__` is put into that of this process.
+
+        Pickle finds classes and functions there by their names, as in hyperparameters and `torch.save(model)`.
 
         Raises:
             UsageError: The call is not the one that was passed on.
@@ -76,10 +97,12 @@ class CallFolder:
         call = (self._folder / _CALL).read_bytes()
         if hashlib.sha256(call).hexdigest() != digest:
             raise UsageError(f"the function in this folder was changed. Received: {self._folder}")
-        cells, function = pickle.loads(call)  # noqa: S301 - of the launching process, see above
+        cells, behind, function = pickle.loads(call)  # noqa: S301 - of the launching process, see above
         linecache.cache.update(cells)
-        found: tuple[Callable[..., Any], tuple[Any, ...]] = pickle.loads(function)  # noqa: S301
-        return found
+        append_paths(behind)
+        fn, args, used = pickle.loads(function)  # noqa: S301
+        vars(sys.modules["__main__"]).update(used)
+        return fn, args
 
     def raised(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """Record the exception that has ended this worker. Fits `sys.excepthook`."""
@@ -125,8 +148,10 @@ def main() -> None:
     fn, args = exchange.take(digest)
     del sys.argv[1:]  # they are none of the function's
     value = fn(*args)
-    with contextlib.suppress(FileNotFoundError):  # the process that has launched it is gone
+    try:
         exchange.returned(_rank(), value)
+    except OSError as error:  # which is no error of a training that is complete
+        say(f"the value that the function returned cannot be passed on: {error.strerror}", color="yellow")
 
 
 def _rank() -> int:
@@ -137,4 +162,6 @@ def _rank() -> int:
 
 
 if __name__ == "__main__":
-    main()
+    from ef_common.launch import called  # the names of `__main__` are the program's
+
+    called.main()

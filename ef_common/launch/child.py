@@ -14,10 +14,12 @@ import site
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 SAFE_PATH: tuple[str, ...] = ("-P",) if hasattr(sys.flags, "safe_path") else ()
 """Keeps Python from looking for modules in the working directory: the user's `secrets.py` is not the library's."""
+_OURS = str(Path(__file__).parents[2])
 _PR_SET_PDEATHSIG = 1
 _AGAIN_S = 0.5
 
@@ -32,9 +34,10 @@ class Child:
     """
 
     def __init__(self, arguments: Sequence[str], *, output: int, environ: Mapping[str, str] | None = None) -> None:
+        before, behind = paths()
         self.process = subprocess.Popen(
-            [sys.executable, *SAFE_PATH, "-m", __name__, str(os.getpid()), *arguments],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths()), **(environ or {})},
+            [sys.executable, *SAFE_PATH, "-m", __name__, str(os.getpid()), os.pathsep.join(behind), *arguments],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(before), **(environ or {})},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -57,14 +60,26 @@ class Child:
         self.process.send_signal(signal.SIGINT)
 
 
-def paths() -> list[str]:
-    """Where this program finds modules, except the paths of its interpreter, which the child has anyway.
+def paths() -> tuple[list[str], list[str]]:
+    """Where this program finds modules: before the standard library, and from there on.
 
-    The processes that the workers start inherit them, and may be of another Python.
+    The former are for PYTHONPATH, which stands before everything else. The processes that the workers start inherit it,
+    and may be of another Python. The latter are for :func:`append_paths`: a child has most of them anyway, and no
+    package may be hidden by the others.
     """
-    names = ("stdlib", "platstdlib", "purelib", "platlib")
-    of_interpreter = (*(sysconfig.get_path(name) for name in names), site.getusersitepackages())
-    return [path for path in sys.path if path and not path.startswith(of_interpreter)]
+    found = [path for path in sys.path if path and isinstance(path, str)]
+    standard = sysconfig.get_path("stdlib")
+    number = found.index(standard) if standard in found else len(found)
+    of_packages = (*site.getsitepackages(), site.getusersitepackages())
+    before, behind = [path for path in found[:number] if path not in of_packages], found[number:]
+    if _OURS in behind and _OURS not in of_packages:
+        before.append(_OURS)  # `python -m` looks for it before we can append anything
+    return before, behind
+
+
+def append_paths(behind: Iterable[str]) -> None:
+    """Find modules in these places, too, behind those where this process looks anyway."""
+    sys.path.extend(path for path in behind if path not in sys.path)
 
 
 def end_with_parent(number: signal.Signals, parent: int) -> None:
@@ -80,13 +95,14 @@ def end_with_parent(number: signal.Signals, parent: int) -> None:
 
 
 def main() -> int:
-    """The body of the process: the parent's process id, and then the command line of `elasticflow run`."""
+    """The body of the process: the parent's process id, its paths, and then the command line of `elasticflow run`."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)  # until the launcher listens
     end_with_parent(signal.SIGHUP, int(sys.argv[1]))
+    append_paths(filter(None, sys.argv[2].split(os.pathsep)))
     from ef_common.launch.command import main as run
 
-    return run(sys.argv[2:])
+    return run(sys.argv[3:])
 
 
 if __name__ == "__main__":

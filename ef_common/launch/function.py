@@ -169,8 +169,7 @@ def _hand_on(child: Child, interrupts: list[int]) -> str:
             if not (data := os.read(descriptor, 65536)):
                 poll.unregister(descriptor)
             text = decode(data)
-            sys.stdout.write(text)
-            sys.stdout.flush()
+            _write(text)
             tail = (tail + text)[-_TAIL_CHARS:]
         if ended and not ready:
             return tail
@@ -179,12 +178,21 @@ def _hand_on(child: Child, interrupts: list[int]) -> str:
             child.interrupt()
 
 
+def _write(text: str) -> None:
+    """Write to stdout, with question marks for characters that its encoding does not have."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # what stands in for stdout may have none
+    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+    sys.stdout.flush()
+
+
 # --------------------------------------------------------------------------------------------------------- its result
 
 
 def _result(place: Path, exchange: called.CallFolder, end: _End) -> Launched:
     launcher = run_directory.read_launcher(place)
     outcome = "" if launcher is None or launcher.pid != end.pid else launcher.outcome  # not that of an earlier run
+    if not outcome and end.status == 0:  # the launcher could not write it: a job outlives the directory of its run
+        outcome = _FINISHED
     raised = exchange.exceptions()
     if not outcome.startswith((_FINISHED, _STOPPED)):
         why = outcome.partition("failed: ")[2] or _WORDS.get(outcome, f"the launcher ended with status {end.status}")

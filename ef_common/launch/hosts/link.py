@@ -55,7 +55,8 @@ def command_for(host: str, *, shell: str, python: str) -> list[str]:
         prefix = []
     if not prefix:
         raise UsageError(f"expected a command such as `ssh -p 2222`. Received: --ssh-command={shell}")
-    far_side = ["env", f"PYTHONPATH={os.pathsep.join(paths())}", python, "-u", "-m", "ef_common.launch.hosts.far_side"]
+    before, _ = paths()
+    far_side = ["env", f"PYTHONPATH={os.pathsep.join(before)}", python, "-u", "-m", "ef_common.launch.hosts.far_side"]
     if _is_here(host.strip("[]")):
         # A login shell's would name another machine: the one at which its user sits.
         return ["env", "-u", "SSH_CONNECTION", *far_side[1:]]
