@@ -24,7 +24,7 @@ METRICS_VARIABLE = "ELASTICFLOW_METRICS_PORT"
 Object = Mapping[str, Any]
 Version = tuple[str, int]
 _ENDED = ("Succeeded", "Failed")
-_MALFORMED = (AttributeError, KeyError, TypeError, ValueError)
+_MALFORMED = (ArithmeticError, AttributeError, KeyError, TypeError, ValueError)
 """Templates are not checked before a pod is made of them."""
 _CANNOT_START = (
     *("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName"),

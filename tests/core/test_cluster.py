@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
@@ -73,6 +74,16 @@ def test_job_starts_with_what_fits_and_grows() -> None:
     first = one(job("a", 1, 4), nodes(2))
     assert (first.create, first.wanted, first.why) == ((0, 1), 2, "grows from 0 to 2 pods")
     assert one(running("a", 1, 4, 2), nodes(2, 1)).create == (2,)
+
+
+def test_number_of_pods_that_a_job_may_have_costs_nothing() -> None:
+    most = 2**31 - 1
+    tracemalloc.start()
+    decision = one(job("a", 1, most, spares=most, pods=(pod(1),)), nodes(4))
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert decision.create == (0, 2, 3)
+    assert peak_bytes < 10**6
 
 
 def test_job_without_room_for_its_minimum_waits_and_takes_nothing() -> None:

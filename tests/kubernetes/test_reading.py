@@ -47,8 +47,14 @@ def test_amount_is_read_as_kubernetes_reads_it(text: str, amount: int) -> None:
     assert thousandths(text) == amount
 
 
-@pytest.mark.parametrize("text", ["", "1x", "Gi", "1 Gi", "--1"])
+@pytest.mark.parametrize("text", ["", "1x", "Gi", "1 Gi", "--1", "-1", "-500m"])
 def test_amount_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="an amount of a resource"):
+        thousandths(text)
+
+
+@pytest.mark.parametrize("text", ["1e19", "1e9999999", "1e-9999999", "9223372036854775808", "9" * 50])
+def test_amount_that_no_node_has_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="an amount of a resource"):
         thousandths(text)
 
@@ -303,6 +309,8 @@ def test_job_that_makes_no_sense_is_read_as_such(change: dict[str, Any], text: s
     "pod",
     [
         {"containers": [{"resources": {"limits": {GPU: "x"}}}]},
+        {"containers": [{"resources": {"limits": {"cpu": "1e9999999"}}}]},
+        {"containers": [{"resources": {"limits": {"cpu": "-1"}}}]},
         {"containers": [{"resources": "x"}]},
         {"containers": [{"resources": {"limits": 1}}]},
         {"containers": [{}], "priorityClassName": ["x"]},

@@ -35,6 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 
 from ef_common.core.cluster.contacts import contacts_of, seekers_of
 from ef_common.core.cluster.losses import STEADY_S, leaves_too_few, note_losses, pause_s, what_was_lost
@@ -261,11 +262,11 @@ def _decision(job: Job, share: Share | None, now: float) -> Decision:
     record = replace(job.record, leaving=leaving, lost=lost, cause=cause, why=words)
     delete = [*_dooms(job, go, why=f"shrinks from {size} to {len(kept)} pods"), *_leftovers(job, now)]
     waits = bool(_finished(job)) or now < job.record.crashed_at + pause_s(job.record)
-    create = [] if waits else _free_indexes(job)[: share.new]
+    create = _free_indexes(job, 0 if waits else share.new)
     return Decision(
         record,
         tuple(delete),
-        tuple(create),
+        create,
         wanted=share.size,
         spares=share.spares,
         why=why,
@@ -311,9 +312,11 @@ def _leftovers(job: Job, now: float) -> list[Doom]:
     return [*ended, *(Doom(pod, f"the node of {pod.name} does not answer", force=True) for pod in stuck)]
 
 
-def _free_indexes(job: Job) -> list[int]:
+def _free_indexes(job: Job, number: int) -> tuple[int, ...]:
+    """So many numbers that no pod has. A job may allow billions of pods, so nothing is made of all of them."""
     taken = {pod.index for pod in job.pods}
-    return [index for index in range(job.maximum + job.spares) if index not in taken]
+    free = (index for index in range(job.maximum + job.spares) if index not in taken)
+    return tuple(islice(free, number))
 
 
 def _lost(job: Job, share: Share, now: float) -> str:
