@@ -132,6 +132,24 @@ def test_pod_may_be_where_its_selector_and_its_tolerations_allow_it(spec: dict[s
     assert places_of(spec, [node("n1", taints=[TAINT])]) == ({"n1"} if suits else frozenset())
 
 
+@pytest.mark.parametrize(
+    ("key", "effect", "limits", "suits"),
+    [
+        (GPU, "NoSchedule", {GPU: "1"}, True),
+        (GPU, "NoSchedule", {"cpu": "1"}, False),
+        (GPU, "NoExecute", {GPU: "1"}, False),
+        ("cpu", "NoSchedule", {"cpu": "1"}, False),
+    ],
+)
+def test_nodes_of_a_resource_take_pods_that_ask_for_it(
+    key: str, effect: str, limits: dict[str, str], suits: bool
+) -> None:
+    """`ExtendedResourceToleration` lets such a pod stay, once it is created, as in Google's clusters."""
+    taint = {"key": key, "value": "present", "effect": effect}
+    spec = {"containers": [container(limits=limits)]}
+    assert places_of(spec, [node("n1", taints=[taint])]) == ({"n1"} if suits else frozenset())
+
+
 def test_taint_that_only_prefers_keeps_nobody_away() -> None:
     assert places_of({}, [node("n1", taints=[{**TAINT, "effect": "PreferNoSchedule"}])]) == {"n1"}
 
