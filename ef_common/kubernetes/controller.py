@@ -412,15 +412,17 @@ class Controller:
         namespace = thing["metadata"]["namespace"]
         for doom in decision.delete:
             self._delete(namespace, doom.pod.name, doom.pod.uid, force=doom.force)
-        if decision.create or (job.pods and not decision.record.is_over):
-            self._belongings.keep(thing)
-        for number, index in enumerate(decision.create):
-            try:
+        num_created = 0
+        try:
+            if decision.create or (job.pods and not decision.record.is_over):
+                self._belongings.keep(thing)
+            for index in decision.create:
                 self._create(thing, index, decision.contacts)
-            except ClusterRefused as error:  # a quota, or a template that is wrong: the next decision knows of it
-                refusal = refused(job, decision, number, now=time.time(), why=str(error))
-                self._refusals[reading.version_of(thing)] = refusal
-                raise
+                num_created += 1
+        except ClusterRefused as error:  # a quota, or a template that is wrong: the next decision knows of it
+            refusal = refused(job, decision, num_created, now=time.time(), why=str(error))
+            self._refusals[reading.version_of(thing)] = refusal
+            raise
         if decision.delete or decision.create:
             logger.info("%s %s", job.key, decision.why)
             self._teller.tell(thing, "Resized", decision.why)

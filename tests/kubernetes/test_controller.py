@@ -247,6 +247,24 @@ def test_refusal_is_told_and_tried_again(api: MemoryApi, acting: Acting, monkeyp
     poll_until(lambda: pods(api) == ["a-0"])
 
 
+@pytest.mark.parametrize("kind", [SERVICES, SECRETS, POLICIES, BUDGETS], ids=lambda kind: kind.plural)
+def test_job_that_is_refused_what_its_pods_need_says_so_and_leaves_the_room_to_others(
+    api: MemoryApi, kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controllers, "_PAUSES_S", (0.0, 0.0))
+    for name in ("a", "b"):
+        api.create(JOBS, job(name))
+    api.refused[f"create {kind.plural} {own_name(api)}"] = "exceeded quota"
+    controller = looking(api)
+    for _ in range(3):
+        controller._look()
+        read_all(controller)
+    assert (status(api)["reason"], status(api)["refusal"]["limit"]) == ("exceeded quota", 0)
+    (pending,) = [one for one in status(api)["conditions"] if one["type"] == "Pending"]
+    assert pending["reason"] == "PodsRefused"
+    assert pods(api) == ["b-0", "b-1", "b-2", "b-3"]
+
+
 def test_refusal_is_forgotten_when_the_job_is_changed(api: MemoryApi, acting: Acting) -> None:
     api.refused["create pods a-1"] = "exceeded quota"
     api.create(JOBS, job(high=2))

@@ -343,8 +343,13 @@ def test_template_that_cannot_be_read_is_wrong(pod: Any) -> None:
 
 
 def test_job_with_a_name_that_is_too_long_is_read_as_such() -> None:
-    assert "at most 52 characters" in job_of(job("a" * 53), [], [], priorities={}).problem
+    assert "at most 52 small letters" in job_of(job("a" * 53), [], [], priorities={}).problem
     assert job_of(job("a" * 52), [], [], priorities={}).problem == ""
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "3d-unet", "a-"])
+def test_job_after_which_no_service_can_be_named_is_read_as_such(name: str) -> None:
+    assert "begins with a letter" in job_of(job(name), [], [], priorities={}).problem
 
 
 RECORD = Record(

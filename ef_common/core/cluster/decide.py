@@ -98,7 +98,7 @@ def decide(
 
 
 def refused(job: Job, decision: Decision, num_created: int, *, now: float, why: str) -> Refusal:
-    """What is known after the API server has refused to create a pod.
+    """What is known after the API server has refused to create a pod, or what the pods of the job need.
 
     Args:
         job: The job, as it was decided upon.
