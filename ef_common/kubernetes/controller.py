@@ -118,6 +118,7 @@ class Controller:
         self._refusals: dict[Version, Refusal] = {}  # which may not be on record yet
         self._belongings = Belongings(api, namespace, wait=self._limiter.wait)
         self._teller = Teller(api, wait=self._limiter.wait)
+        self._failing: set[str] = set()  # jobs (uid) that cannot be decided on
         self._told_at: dict[str, float] = {}  # when pods (uid) were told where the others are, lately
         self._arrivals = Arrivals()
         self._reports = Reports(on_news=self._wake.set)
@@ -205,9 +206,10 @@ class Controller:
         pods, others = self._sorted_pods(things)
         self._ask(pods)
         nodes = self._copies[kinds.NODES].objects()
-        jobs = self._read(things, pods, nodes)
-        decisions = decide(list(jobs.values()), reading.nodes_of(nodes, others), now, policy=self._policy)
-        self._metrics.decided(jobs, decisions)
+        jobs, failures = self._read(things, pods, nodes)
+        decisions = self._decide(jobs, failures, pods, nodes, others, now)
+        self._metrics.decided({key: jobs[key] for key in decisions}, decisions, failing=sorted(failures))
+        self._tell_failures(things, failures)
         self._act_on_all(things, jobs, decisions, now)
         self._metrics.looked(time.time())
 
@@ -218,6 +220,53 @@ class Controller:
         new = frozenset(one["metadata"]["uid"] for one in things.values() if not one.get("status"))
         self._arrivals = arrive(self._arrivals, new, time.monotonic())
         return {key: one for key, one in things.items() if one["metadata"]["uid"] not in self._arrivals.waiting}
+
+    def _decide(
+        self,
+        jobs: Mapping[str, Job],
+        failures: dict[str, Exception],
+        pods: Mapping[str, list[Json]],
+        nodes: Collection[Json],
+        others: Sequence[Json],
+        now: float,
+    ) -> dict[str, Decision]:
+        """Decide on these jobs. If that fails, those that fail alone are left out: others must not wait for them.
+
+        Args:
+            jobs: Those that could be read.
+            failures: Why others could not be read, to which those are added that cannot be decided on.
+            pods: Those of all jobs. Where a job is left out, they keep their room.
+            nodes: All nodes.
+            others: Pods of no job.
+            now: Time in seconds.
+        """
+
+        def decided() -> dict[str, Decision]:
+            stay = [pod for key in failures for pod in pods.get(key, ())]
+            some = [job for key, job in jobs.items() if key not in failures]
+            return decide(some, reading.nodes_of(nodes, [*others, *stay]), now, policy=self._policy)
+
+        try:
+            return decided()
+        except Exception:
+            free, found = reading.nodes_of(nodes, others), len(failures)
+            for key, job in jobs.items():
+                try:
+                    decide([job], free, now, policy=self._policy)
+                except Exception as error:
+                    failures[key] = error
+            if len(failures) == found:  # none of them is to blame alone
+                raise
+            return decided()
+
+    def _tell_failures(self, things: Mapping[str, Json], failures: Mapping[str, Exception]) -> None:
+        """Tell once which jobs cannot be decided on."""
+        failing = {things[key]["metadata"]["uid"]: key for key in failures}
+        for uid in failing.keys() - self._failing:
+            error = failures[failing[uid]]
+            logger.error("%s cannot be decided on, and keeps the pods that it has", failing[uid], exc_info=error)
+            self._teller.tell(things[failing[uid]], "Refused", f"it cannot be decided on: {error!r}", kind="Warning")
+        self._failing = {*failing}
 
     def _act_on_all(
         self, things: Mapping[str, Json], jobs: Mapping[str, Job], decisions: Mapping[str, Decision], now: float
@@ -261,25 +310,29 @@ class Controller:
 
     def _read(
         self, things: Mapping[str, Json], pods: Mapping[str, list[Json]], nodes: Collection[Json]
-    ) -> dict[str, Job]:
+    ) -> tuple[dict[str, Job], dict[str, Exception]]:
+        """The jobs, and why others cannot be read."""
         priorities = self._priorities()
-        jobs = {
-            key: reading.job_of(
-                thing,
-                pods.get(key, ()),
-                nodes,
-                priorities=priorities,
-                report=self._reports.of(key),
-                seekers=self._reports.seekers_of(key),
-                idle=self._reports.idle_of(key),
-                heard_since=self._asks_since or 0.0,
-            )
-            for key, thing in things.items()
-        }
+        jobs: dict[str, Job] = {}
+        failures: dict[str, Exception] = {}
+        for key, thing in things.items():
+            try:
+                jobs[key] = reading.job_of(
+                    thing,
+                    pods.get(key, ()),
+                    nodes,
+                    priorities=priorities,
+                    report=self._reports.of(key),
+                    seekers=self._reports.seekers_of(key),
+                    idle=self._reports.idle_of(key),
+                    heard_since=self._asks_since or 0.0,
+                )
+            except Exception as error:  # it must not keep the others waiting
+                failures[key] = error
         for key, job in jobs.items():
             if refusal := self._refusals.get(reading.version_of(things[key])):
                 jobs[key] = replace(job, record=replace(job.record, refusal=refusal))
-        return jobs
+        return jobs, failures
 
     def _forget_all_but(self, things: Collection[Json], now: float) -> None:
         """Forget jobs other than these, and failures of a job that has changed since: conflicts by any change."""
@@ -359,15 +412,17 @@ class Controller:
         namespace = thing["metadata"]["namespace"]
         for doom in decision.delete:
             self._delete(namespace, doom.pod.name, doom.pod.uid, force=doom.force)
-        if decision.create or (job.pods and not decision.record.is_over):
-            self._belongings.keep(thing)
-        for number, index in enumerate(decision.create):
-            try:
+        num_created = 0
+        try:
+            if decision.create or (job.pods and not decision.record.is_over):
+                self._belongings.keep(thing)
+            for index in decision.create:
                 self._create(thing, index, decision.contacts)
-            except ClusterRefused as error:  # a quota, or a template that is wrong: the next decision knows of it
-                refusal = refused(job, decision, number, now=time.time(), why=str(error))
-                self._refusals[reading.version_of(thing)] = refusal
-                raise
+                num_created += 1
+        except ClusterRefused as error:  # a quota, or a template that is wrong: the next decision knows of it
+            refusal = refused(job, decision, num_created, now=time.time(), why=str(error))
+            self._refusals[reading.version_of(thing)] = refusal
+            raise
         if decision.delete or decision.create:
             logger.info("%s %s", job.key, decision.why)
             self._teller.tell(thing, "Resized", decision.why)

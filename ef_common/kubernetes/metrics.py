@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from http.server import HTTPServer
 
 from ef_common import threads
@@ -30,6 +30,8 @@ class Metrics:
         self._lock = threading.Lock()
         self._counts = {"pods_created": 0, "pods_deleted": 0, "looks": 0}
         self._gauges: dict[str, float] = {"leads": 0, "pods_wanted": 0, "pods_alive": 0, "jobs_waiting": 0}
+        self._gauges["jobs_failing"] = 0
+        self._failing: tuple[str, ...] = ()
         self._phases: dict[str, int] = {}
         self._answers: Counter[tuple[str, int]] = Counter()  # by verb and status; 0 for none
         self._durations: dict[str, Durations] = {}  # by verb
@@ -73,8 +75,16 @@ class Metrics:
             if self._gauges["leads"]:
                 self._lived_at = now
 
-    def decided(self, jobs: Mapping[str, Job], decisions: Mapping[str, Decision]) -> None:
-        """What is there, and what shall be."""
+    def decided(
+        self, jobs: Mapping[str, Job], decisions: Mapping[str, Decision], *, failing: Sequence[str] = ()
+    ) -> None:
+        """What is there, and what shall be.
+
+        Args:
+            jobs: By their keys.
+            decisions: By the same keys.
+            failing: Keys of the jobs that could not be decided on.
+        """
         phases = dict.fromkeys((phase.value for phase in JobPhase), 0)
         for decision in decisions.values():
             phases[decision.record.phase.value] += 1
@@ -85,11 +95,20 @@ class Metrics:
             self._gauges["pods_wanted"] = sum(wanted)
             self._gauges["pods_alive"] = sum(len(job.alive) for job in jobs.values())
             self._gauges["jobs_waiting"] = len(waiting)
+            self._gauges["jobs_failing"] = len(failing)
+            self._failing = tuple(failing)
 
     def hangs(self, now: float) -> bool:
         """Whether it acts, and has made no progress for too long."""
         with self._lock:
             return self._lived_at is not None and now > self._lived_at + ALIVE_S
+
+    @property
+    def health(self) -> str:
+        """What is wrong although it does not hang: a new start would only meet the same."""
+        with self._lock:
+            failing = self._failing
+        return f"ok, but it cannot decide on {', '.join(failing)}\n" if failing else "ok\n"
 
     def text(self) -> str:
         """All of it, as Prometheus reads it."""
@@ -148,7 +167,7 @@ class Page:
         def answer(path: str) -> tuple[int, str]:
             match path:
                 case "/healthz":
-                    return (503, "it hangs\n") if metrics.hangs(time.time()) else (200, "ok\n")
+                    return (503, "it hangs\n") if metrics.hangs(time.time()) else (200, metrics.health)
                 case "/readyz":
                     return (200, "ok\n") if is_ready() else (503, "it does not know the cluster yet\n")
                 case "/metrics":

@@ -24,7 +24,7 @@ METRICS_VARIABLE = "ELASTICFLOW_METRICS_PORT"
 Object = Mapping[str, Any]
 Version = tuple[str, int]
 _ENDED = ("Succeeded", "Failed")
-_MALFORMED = (AttributeError, KeyError, TypeError, ValueError)
+_MALFORMED = (ArithmeticError, AttributeError, KeyError, TypeError, ValueError)
 """Templates are not checked before a pod is made of them."""
 _CANNOT_START = (
     *("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName"),
@@ -251,13 +251,22 @@ def _is_usable(node: Object) -> bool:
 
 def places_of(spec: Object, nodes: Iterable[Object]) -> frozenset[str]:
     """Names of the nodes that a pod may be put on."""
-    return frozenset(node["metadata"]["name"] for node in nodes if _suits(spec, node))
+    tolerations = (*(spec.get("tolerations") or ()), *_tolerations_for_resources(spec))
+    return frozenset(node["metadata"]["name"] for node in nodes if _suits(spec, tolerations, node))
 
 
-def _suits(spec: Object, node: Object) -> bool:
+def _tolerations_for_resources(spec: Object) -> list[Object]:
+    """Those that a pod gets when it is created, for the resources that it asks for (`ExtendedResourceToleration`).
+
+    Where a cluster does not do that, the scheduler finds no such node for the pod, which is taken back.
+    """
+    names = [name for name in request_of(spec) if "/" in name]
+    return [{"key": name, "operator": "Exists", "effect": "NoSchedule"} for name in names]
+
+
+def _suits(spec: Object, tolerations: Collection[Object], node: Object) -> bool:
     labels = node["metadata"].get("labels") or {}
     taints = [one for one in (node.get("spec") or {}).get("taints") or () if one["effect"] in _KEEPS_AWAY]
-    tolerations = spec.get("tolerations") or ()
     return all(labels.get(name) == value for name, value in (spec.get("nodeSelector") or {}).items()) and all(
         any(_tolerates(toleration, taint) for toleration in tolerations) for taint in taints
     )

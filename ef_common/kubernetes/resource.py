@@ -23,6 +23,8 @@ DOORS_VOLUME = "elasticflow-doors"
 """The volume with that file. Only the container that trains has it, so it is known among those of the pod by it."""
 MAX_NAME = 52
 """A pod's name is that of its job and a number, and a label holds 63 characters."""
+NAME_FORM = f"[a-z]([a-z0-9-]{{0,{MAX_NAME - 2}}}[a-z0-9])?"
+"""What a service may be named after, for Python and for CEL."""
 DEFAULT_BACKOFF_LIMIT = 6
 UNLIMITED = 2**31 - 1
 """The default of `workers`: the largest number that the field holds, which no `maxWorkers` exceeds.
@@ -55,7 +57,10 @@ _GOALS = "autoscale with policy cost needs exactly one of valuePerHour, deadline
 _PRICE = "autoscale with valuePerHour or budget needs pricePerWorkerHour, in the same unit"
 _ONLY_COST = "autoscale has a price, a value, a deadline or a budget only with policy cost"
 _BATCH = "autoscale with minGlobalBatchSize needs a maxGlobalBatchSize that is not smaller"
-_NAME = f"the name of an ElasticJob has at most {MAX_NAME} characters"
+_NAME = (
+    f"the name of an ElasticJob has at most {MAX_NAME} small letters, digits and hyphens, begins with a letter and "
+    "does not end with a hyphen"
+)
 
 
 def problem(job: Mapping[str, Any]) -> str:
@@ -63,7 +68,7 @@ def problem(job: Mapping[str, Any]) -> str:
     spec = job.get("spec") or {}
     low, high = spec.get("minWorkers", 1), spec.get("maxWorkers")
     pod = (spec.get("template") or {}).get("spec") or {}
-    if len(job["metadata"]["name"]) > MAX_NAME:
+    if not re.fullmatch(NAME_FORM, job["metadata"]["name"]):
         return _NAME
     if not isinstance(high, int) or not isinstance(low, int) or not 1 <= low <= high:
         return f"{_SIZES}. Received: minWorkers={low}, maxWorkers={high}"
@@ -162,7 +167,7 @@ def definition() -> Json:
         "required": ["spec"],
         "properties": {"metadata": {"type": "object"}, "spec": _spec(), "status": _status()},
         "x-kubernetes-validations": [
-            {"rule": f"size(self.metadata.name) <= {MAX_NAME}", "message": _NAME},
+            {"rule": f"self.metadata.name.matches('^{NAME_FORM}$')", "message": _NAME},
             {"rule": _may_change(), "message": _SUSPENDED},
         ],
     }

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ef_common.errors import UsageError
-from ef_common.kubernetes.resource import API_VERSION, KIND, MAX_NAME, Json, autoscale_in
+from ef_common.kubernetes.resource import API_VERSION, KIND, MAX_NAME, NAME_FORM, Json, autoscale_in
 
 _AUTOSCALE, _RUN_DIR = "--autoscale=", "--run-dir="
 _GROUP = 1000
-_NAME = re.compile(rf"[a-z]([a-z0-9-]{{0,{MAX_NAME - 2}}}[a-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ class Submission:
         Raises:
             UsageError: Its name is not valid for a job, or the settings of `--autoscale` are wrong.
         """
-        if not _NAME.fullmatch(self.name):
+        if not re.fullmatch(NAME_FORM, self.name):
             raise UsageError(
                 f"the name of a job has at most {MAX_NAME} small letters, digits and hyphens, and begins with a "
                 f"letter. Received: {self.name}"

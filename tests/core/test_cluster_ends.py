@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ef_common.core.cluster import Cause, Decision, Job, JobPhase, Pod, WorkerReport
-from ef_common.core.cluster.decide import GOES_ON_S, LISTEN_S
+from ef_common.core.cluster.decide import END_S, GOES_ON_S, LISTEN_S, WORKS_S
 from ef_common.core.cluster.report import after
 from ef_common.core.cluster.state import FINISHED, LEFT
 from tests.core.cluster_model import Cluster, Served
@@ -92,6 +92,30 @@ def test_pod_that_was_only_let_go_is_replaced_once_the_training_has_gone_on_for_
     assert gone(one(ending(report=first), nodes(8), late + 1.0)) == [], "nobody was heard to train on"
     last = ending(ended(0), ended(1), report=heard(moved_at=late + 1.0))
     assert phase(last, late + 2.0) is JobPhase.SUCCEEDED
+
+
+def test_pod_that_works_on_after_the_training_ends_by_itself() -> None:
+    """The first container of rank 0 may evaluate or export what was trained."""
+    over = one(ending(at(0), ended(1), at(2, seeks="here")), nodes(8), AT)
+    assert (over.record.phase, gone(over)) == (JobPhase.SUCCEEDED, [])
+    works = ending(at(0), ended(1), at(2, seeks="here"), at(3, running=False), record=over.record, ttl_s=1.0)
+    assert gone(one(works, nodes(8), AT + END_S - 1.0)) == ["a-3"]
+    later = one(works, nodes(8), AT + END_S)
+    assert (gone(later), later.remove) == (["a-2", "a-3"], False), "whoever still looks for the job has never trained"
+    alone = replace(works, pods=(at(0), ended(1)))
+    assert gone(one(alone, nodes(8), AT + WORKS_S - 1.0)) == []
+    assert not one(alone, nodes(8), AT + WORKS_S - 1.0).remove
+    assert gone(one(alone, nodes(8), AT + WORKS_S)) == ["a-0"]
+    for last in (ended(0), ended(0, lingers=True)):
+        assert one(replace(works, pods=(last, ended(1))), nodes(8), AT + 2.0).remove
+
+
+def test_pods_of_a_training_that_has_failed_have_a_minute_to_end() -> None:
+    failed = one(ending(at(0), ended(1, status=1)), nodes(8), AT)
+    rest = ending(at(0), record=failed.record, ttl_s=1.0)
+    assert (gone(one(rest, nodes(8), AT + END_S - 1.0)), one(rest, nodes(8), AT + 2.0).remove) == ([], False)
+    assert gone(one(rest, nodes(8), AT + END_S)) == ["a-0"]
+    assert one(replace(rest, pods=()), nodes(8), AT + 2.0).remove
 
 
 def test_training_that_has_failed_is_not_waited_for() -> None:

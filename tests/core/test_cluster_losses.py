@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ef_common.core.cluster import Cause, Decision, Job, JobPhase, Pod, Record, Refusal, rests_on_pods
-from ef_common.core.cluster.losses import STEADY_S
+from ef_common.core.cluster.losses import MAX_PAUSE_S, STEADY_S, pause_s
 from tests.core.test_cluster import gone, job, nodes, one, pod, pods, running
 
 LIMIT = 2
@@ -48,6 +48,11 @@ def test_job_goes_on_with_those_that_run_and_says_why_for_as_long_as_it_is_so() 
     )
     later = one(then(losing(), first, *pods(3)), nodes(8), AT + STEADY_S - 1.0)
     assert (later.create, later.record) == ((), record)  # so it is told once
+
+
+def test_pauses_grow_up_to_the_longest_one_however_often_pods_are_lost() -> None:
+    assert [pause_s(Record(crashes=number)) for number in (1, 2, 3, 7, 8)] == [0.0, 1.0, 2.0, 32.0, MAX_PAUSE_S]
+    assert pause_s(Record(crashes=5000)) == MAX_PAUSE_S
 
 
 def test_pods_are_tried_again_once_after_a_while() -> None:

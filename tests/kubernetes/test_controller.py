@@ -12,7 +12,7 @@ from urllib.error import HTTPError
 
 import pytest
 
-from ef_common.core.cluster import Decision, Doom, Record, SharePolicy, arrivals
+from ef_common.core.cluster import Decision, Doom, Job, Record, SharePolicy, arrivals
 from ef_common.core.cluster.decide import LISTEN_S
 from ef_common.core.cluster.state import LEFT
 from ef_common.core.door_list import DoorList
@@ -245,6 +245,24 @@ def test_refusal_is_told_and_tried_again(api: MemoryApi, acting: Acting, monkeyp
     poll_until(lambda: status(api).get("reason") == "exceeded quota")
     api.refused.clear()
     poll_until(lambda: pods(api) == ["a-0"])
+
+
+@pytest.mark.parametrize("kind", [SERVICES, SECRETS, POLICIES, BUDGETS], ids=lambda kind: kind.plural)
+def test_job_that_is_refused_what_its_pods_need_says_so_and_leaves_the_room_to_others(
+    api: MemoryApi, kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controllers, "_PAUSES_S", (0.0, 0.0))
+    for name in ("a", "b"):
+        api.create(JOBS, job(name))
+    api.refused[f"create {kind.plural} {own_name(api)}"] = "exceeded quota"
+    controller = looking(api)
+    for _ in range(3):
+        controller._look()
+        read_all(controller)
+    assert (status(api)["reason"], status(api)["refusal"]["limit"]) == ("exceeded quota", 0)
+    (pending,) = [one for one in status(api)["conditions"] if one["type"] == "Pending"]
+    assert pending["reason"] == "PodsRefused"
+    assert pods(api) == ["b-0", "b-1", "b-2", "b-3"]
 
 
 def test_refusal_is_forgotten_when_the_job_is_changed(api: MemoryApi, acting: Acting) -> None:
@@ -647,6 +665,64 @@ def test_several_jobs_are_acted_on_at_a_time(api: MemoryApi, monkeypatch: pytest
     controller = looking(api)
     controller._look()
     assert pods(api) == [f"{name}-0" for name in names]
+
+
+def test_job_that_cannot_be_decided_on_keeps_its_pods_and_the_others_are_acted_on(
+    api: MemoryApi, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    api.create(JOBS, job(high=2))
+    controller = looking(api)
+    controller._look()
+    api.run_pods()
+    end_of = rules._advance
+
+    def fail(job: Job, now: float) -> Record:
+        if job.key == "here/a":
+            raise OverflowError("too many")
+        return end_of(job, now)
+
+    monkeypatch.setattr(rules, "_advance", fail)
+    api.create(JOBS, job("b"))
+    for _ in range(2):
+        read_all(controller)
+        controller._look()
+    assert pods(api) == ["a-0", "a-1", "b-0", "b-1"], "the node has room for four pods"
+    messages = [one for one in caplog.records if "cannot be decided on" in one.message]
+    assert [one.message[:6] for one in messages] == ["here/a"], "it is told once"
+    assert messages[0].exc_info
+    assert messages[0].exc_info[0] is OverflowError
+    assert controller._metrics.health == "ok, but it cannot decide on here/a\n"
+    assert "elasticflow_controller_jobs_failing 1" in controller._metrics.text()
+    assert [one for one in api.list(EVENTS)[0] if "OverflowError('too many')" in one["message"]]
+    monkeypatch.setattr(rules, "_advance", end_of)
+    controller._look()
+    assert controller._metrics.health == "ok\n"
+
+
+def test_job_whose_status_cannot_be_read_does_not_stop_the_others(api: MemoryApi) -> None:
+    for name in ("a", "b"):
+        api.create(JOBS, job(name, high=1))
+    api.change(JOBS, "here", "a", {"status": {"phase": "Nonsense"}})
+    controller = looking(api)
+    controller._look()
+    assert pods(api) == ["b-0"]
+
+
+def test_controller_that_cannot_decide_for_a_reason_of_no_single_job_says_so(
+    api: MemoryApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.create(JOBS, job())
+    api.create(JOBS, job("b"))
+    decide = controllers.decide
+
+    def fail(jobs: Any, *args: Any, **more: Any) -> Any:
+        if len(jobs) > 1:
+            raise ValueError("together")
+        return decide(jobs, *args, **more)
+
+    monkeypatch.setattr(controllers, "decide", fail)
+    with pytest.raises(ValueError, match="together"):
+        looking(api)._look()
 
 
 def test_controller_that_is_no_longer_the_one_that_acts_begins_with_no_other_job(

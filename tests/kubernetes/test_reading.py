@@ -47,8 +47,14 @@ def test_amount_is_read_as_kubernetes_reads_it(text: str, amount: int) -> None:
     assert thousandths(text) == amount
 
 
-@pytest.mark.parametrize("text", ["", "1x", "Gi", "1 Gi", "--1"])
+@pytest.mark.parametrize("text", ["", "1x", "Gi", "1 Gi", "--1", "-1", "-500m"])
 def test_amount_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="an amount of a resource"):
+        thousandths(text)
+
+
+@pytest.mark.parametrize("text", ["1e19", "1e9999999", "1e-9999999", "9223372036854775808", "9" * 50])
+def test_amount_that_no_node_has_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="an amount of a resource"):
         thousandths(text)
 
@@ -124,6 +130,24 @@ TAINT = {"key": "gpu", "value": "yes", "effect": "NoSchedule"}
 )
 def test_pod_may_be_where_its_selector_and_its_tolerations_allow_it(spec: dict[str, Any], suits: bool) -> None:
     assert places_of(spec, [node("n1", taints=[TAINT])]) == ({"n1"} if suits else frozenset())
+
+
+@pytest.mark.parametrize(
+    ("key", "effect", "limits", "suits"),
+    [
+        (GPU, "NoSchedule", {GPU: "1"}, True),
+        (GPU, "NoSchedule", {"cpu": "1"}, False),
+        (GPU, "NoExecute", {GPU: "1"}, False),
+        ("cpu", "NoSchedule", {"cpu": "1"}, False),
+    ],
+)
+def test_nodes_of_a_resource_take_pods_that_ask_for_it(
+    key: str, effect: str, limits: dict[str, str], suits: bool
+) -> None:
+    """`ExtendedResourceToleration` lets such a pod stay, once it is created, as in Google's clusters."""
+    taint = {"key": key, "value": "present", "effect": effect}
+    spec = {"containers": [container(limits=limits)]}
+    assert places_of(spec, [node("n1", taints=[taint])]) == ({"n1"} if suits else frozenset())
 
 
 def test_taint_that_only_prefers_keeps_nobody_away() -> None:
@@ -303,6 +327,8 @@ def test_job_that_makes_no_sense_is_read_as_such(change: dict[str, Any], text: s
     "pod",
     [
         {"containers": [{"resources": {"limits": {GPU: "x"}}}]},
+        {"containers": [{"resources": {"limits": {"cpu": "1e9999999"}}}]},
+        {"containers": [{"resources": {"limits": {"cpu": "-1"}}}]},
         {"containers": [{"resources": "x"}]},
         {"containers": [{"resources": {"limits": 1}}]},
         {"containers": [{}], "priorityClassName": ["x"]},
@@ -317,8 +343,13 @@ def test_template_that_cannot_be_read_is_wrong(pod: Any) -> None:
 
 
 def test_job_with_a_name_that_is_too_long_is_read_as_such() -> None:
-    assert "at most 52 characters" in job_of(job("a" * 53), [], [], priorities={}).problem
+    assert "at most 52 small letters" in job_of(job("a" * 53), [], [], priorities={}).problem
     assert job_of(job("a" * 52), [], [], priorities={}).problem == ""
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "3d-unet", "a-"])
+def test_job_after_which_no_service_can_be_named_is_read_as_such(name: str) -> None:
+    assert "begins with a letter" in job_of(job(name), [], [], priorities={}).problem
 
 
 RECORD = Record(

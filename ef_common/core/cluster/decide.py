@@ -35,6 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 
 from ef_common.core.cluster.contacts import contacts_of, seekers_of
 from ef_common.core.cluster.losses import STEADY_S, leaves_too_few, note_losses, pause_s, what_was_lost
@@ -60,7 +61,10 @@ TRY_S = 15.0
 RETRY_S = 120.0
 """After a refusal, no more pods are tried in this time."""
 END_S = 60.0
-"""How long the other pods of a job may take to end by themselves when it is over."""
+"""How long the other pods of a job that has failed may take to end by themselves, and other containers of any job."""
+WORKS_S = 86400.0
+"""How long a pod of a training that has succeeded may work on, as one that evaluates or exports what was trained. One
+that hangs holds its room so long."""
 GOES_ON_S = 60.0
 """A training that was heard to go on within this time is not over: a step of a large model may take long."""
 LISTEN_S = 10.0
@@ -94,7 +98,7 @@ def decide(
 
 
 def refused(job: Job, decision: Decision, num_created: int, *, now: float, why: str) -> Refusal:
-    """What is known after the API server has refused to create a pod.
+    """What is known after the API server has refused to create a pod, or what the pods of the job need.
 
     Args:
         job: The job, as it was decided upon.
@@ -261,11 +265,11 @@ def _decision(job: Job, share: Share | None, now: float) -> Decision:
     record = replace(job.record, leaving=leaving, lost=lost, cause=cause, why=words)
     delete = [*_dooms(job, go, why=f"shrinks from {size} to {len(kept)} pods"), *_leftovers(job, now)]
     waits = bool(_finished(job)) or now < job.record.crashed_at + pause_s(job.record)
-    create = [] if waits else _free_indexes(job)[: share.new]
+    create = _free_indexes(job, 0 if waits else share.new)
     return Decision(
         record,
         tuple(delete),
-        tuple(create),
+        create,
         wanted=share.size,
         spares=share.spares,
         why=why,
@@ -281,12 +285,21 @@ def _end(job: Job, now: float) -> Decision:
     """
     record = job.record
     cause, why = (record.cause, record.why) if record.is_over else (Cause.NONE, "its user wants no pods")
-    patient = record.is_over and now < (record.ended_at or 0.0) + END_S
-    go = [pod for pod in job.alive if not (patient and pod.running)]
+    over_s = now - (record.ended_at or 0.0)
+    patient = record.is_over and over_s < END_S
+    go = [pod for pod in job.alive if not _may_work_on(pod, record, over_s)]
     new = replace(record, leaving=record.leaving | {pod.uid for pod in go}, cause=cause, why=why)
     others = [doom for doom in _leftovers(job, now) if _is_in_the_way(doom, patient) or not record.is_over]
-    remove = record.is_over and job.ttl_s is not None and now >= (record.ended_at or 0.0) + job.ttl_s
+    works = any(pod.running for pod in job.alive)
+    remove = record.is_over and job.ttl_s is not None and over_s >= job.ttl_s and not works
     return Decision(new, (*_dooms(job, go, why=why), *others), why=why, remove=remove)
+
+
+def _may_work_on(pod: Pod, record: Record, over_s: float) -> bool:
+    """Whether a pod may still run so long after the end of its job. One that looks for the job has never trained."""
+    if not record.is_over or not pod.running:
+        return False
+    return over_s < (WORKS_S if record.phase is JobPhase.SUCCEEDED and not pod.seeks else END_S)
 
 
 def _is_in_the_way(doom: Doom, patient: bool) -> bool:
@@ -311,9 +324,11 @@ def _leftovers(job: Job, now: float) -> list[Doom]:
     return [*ended, *(Doom(pod, f"the node of {pod.name} does not answer", force=True) for pod in stuck)]
 
 
-def _free_indexes(job: Job) -> list[int]:
+def _free_indexes(job: Job, number: int) -> tuple[int, ...]:
+    """So many numbers that no pod has. A job may allow billions of pods, so nothing is made of all of them."""
     taken = {pod.index for pod in job.pods}
-    return [index for index in range(job.maximum + job.spares) if index not in taken]
+    free = (index for index in range(job.maximum + job.spares) if index not in taken)
+    return tuple(islice(free, number))
 
 
 def _lost(job: Job, share: Share, now: float) -> str:
