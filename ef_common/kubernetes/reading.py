@@ -129,6 +129,7 @@ def pod_of(
     ended = phase in _ENDED or over is not None
     address = _address_of(status)
     seeks = (seekers or {}).get(address, "") if address else ""
+    waits = "" if ended else _waits_for(status)
     told = (meta.get("annotations") or {}).get(DOORS_ANNOTATION, "") if seeks else ""  # it stays, and may be long
     return Pod(
         name=meta["name"],
@@ -145,6 +146,8 @@ def pod_of(
         unschedulable_since=_unschedulable_since(status),
         created=seconds(meta.get("creationTimestamp")),
         problem=_problem_of(status),
+        waits=waits,
+        waits_since=(seconds(status.get("startTime")) or seconds(meta.get("creationTimestamp"))) if waits else 0.0,
         slow=status.get("podIP") in slow,
         idle=address in idle,
         address=address,
@@ -209,6 +212,17 @@ def _problem_of(status: Object) -> str:
             said = f"{message[:_MAX_MESSAGE]}…" if len(message) > _MAX_MESSAGE else message
             return f"{waiting['reason']}: {said}" if said else str(waiting["reason"])
     return ""
+
+
+def _waits_for(status: Object) -> str:
+    """What the containers of a pod wait for on a node; "" if one runs, as an init container that loads data."""
+    states = [
+        container.get("state") or {}
+        for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
+    ]
+    if status.get("phase", "Pending") != "Pending" or any("running" in state for state in states):
+        return ""
+    return next((str(reason) for state in states if (reason := (state.get("waiting") or {}).get("reason"))), "")
 
 
 def _unschedulable_since(status: Object) -> float | None:

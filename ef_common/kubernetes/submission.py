@@ -12,6 +12,13 @@ from ef_common.kubernetes.resource import API_VERSION, KIND, MAX_NAME, NAME_FORM
 
 _AUTOSCALE, _RUN_DIR = "--autoscale=", "--run-dir="
 _GROUP = 1000
+_VOLUMES: dict[str, tuple[str, dict[str, str]]] = {
+    "run": ("/run/elasticflow", {}),
+    "tmp": ("/tmp", {}),
+    "shm": ("/dev/shm", {"medium": "Memory"}),
+}
+"""Where a pod may write, and what each place is. A container has 64 MiB of shared memory else, which is too little for
+the processes of a `DataLoader`; this one counts as memory of the pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +99,7 @@ class Submission:
                 "readOnlyRootFilesystem": True,
                 "capabilities": {"drop": ["ALL"]},
             },
-            "volumeMounts": [{"name": "run", "mountPath": "/run/elasticflow"}, {"name": "tmp", "mountPath": "/tmp"}],
+            "volumeMounts": [{"name": name, "mountPath": path} for name, (path, _) in _VOLUMES.items()],
         }
         if self.resources:
             container["resources"] = {"limits": dict(self.resources)}
@@ -101,7 +108,7 @@ class Submission:
         pod: Json = {
             "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
             "containers": [container],
-            "volumes": [{"name": "run", "emptyDir": {}}, {"name": "tmp", "emptyDir": {}}],
+            "volumes": [{"name": name, "emptyDir": dict(kind)} for name, (_, kind) in _VOLUMES.items()],
         }
         for number, (claim, path) in enumerate((self.claims or {}).items()):
             pod["securityContext"]["fsGroup"] = _GROUP  # else root alone may write there

@@ -26,7 +26,7 @@ from ef_common.core.cluster import (
     decide,
     refused,
 )
-from ef_common.core.cluster.decide import END_S, LOST_S, RELEASE_S, RETRY_S, STEADY_S, TRY_S
+from ef_common.core.cluster.decide import END_S, LOST_S, RELEASE_S, RETRY_S, START_S, STEADY_S, TRY_S
 from ef_common.core.cluster.state import FAILED, FINISHED, LEFT
 from tests.core import cluster_model
 from tests.core.cluster_model import EXITS, GPU, ONE, Cluster, Controller, Served
@@ -402,6 +402,19 @@ def test_pod_that_cannot_start_is_told() -> None:
     assert (record.why, record.lost) == ("a-0 cannot start: ErrImagePull: a", "a-2 was lost")
     assert record.cause is Cause.CANNOT_START
     assert one(running("a", 1, 3, 3, record=record), nodes(3), 1.0).record.why == ""
+
+
+def test_pod_that_does_not_start_for_long_is_told() -> None:
+    """As one whose volume another node has."""
+    there = (pod(0), pod(1, running=False, waits="ContainerCreating", waits_since=100.0))
+    stuck = running("a", 2, 2, 0, pods=there)
+    assert one(stuck, nodes(2), 100.0 + START_S).record.cause is Cause.NONE
+    record = one(stuck, nodes(2), 101.0 + START_S).record
+    assert record.cause is Cause.CANNOT_START
+    assert record.why == (
+        "a-1 has not started in 5 minutes (ContainerCreating): kubectl describe pod a-1 shows what it waits for"
+    )
+    assert one(replace(stuck, record=record), nodes(2), 900.0).record == record, "it is told once"
 
 
 def test_suspended_job_has_no_pods_and_goes_on_when_it_may() -> None:

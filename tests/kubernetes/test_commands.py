@@ -96,7 +96,14 @@ def test_submitted_pods_are_restricted() -> None:
         "capabilities": {"drop": ["ALL"]},
     }
     writable = {mount["mountPath"] for mount in container["volumeMounts"]}
-    assert writable == {"/run/elasticflow", "/tmp"}
+    assert writable == {"/run/elasticflow", "/tmp", "/dev/shm"}
+
+
+def test_submitted_pods_have_shared_memory_for_loaders_with_processes() -> None:
+    """The default is 64 MiB, of which images in the processes of a `DataLoader` need more."""
+    pod = submitted("train.py")["spec"]["template"]["spec"]
+    (name,) = [one["name"] for one in pod["containers"][0]["volumeMounts"] if one["mountPath"] == "/dev/shm"]
+    assert {"name": name, "emptyDir": {"medium": "Memory"}} in pod["volumes"]
 
 
 @pytest.mark.parametrize(

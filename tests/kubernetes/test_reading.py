@@ -225,6 +225,20 @@ def test_pod_without_the_file_of_addresses_trains_in_its_first_container() -> No
     assert reading.pod_of(pod).status == 0
 
 
+def test_pod_that_is_on_a_node_and_does_not_start_says_since_when() -> None:
+    raw = made_pod()
+    creating = {"name": "worker", "state": {"waiting": {"reason": "ContainerCreating"}}}
+    raw["status"]["containerStatuses"] = [creating]
+    read = reading.pod_of(raw)
+    assert (read.waits, read.waits_since) == ("ContainerCreating", 7.0)
+    raw["status"]["startTime"] = "1970-01-01T00:00:09Z"
+    assert reading.pod_of(raw).waits_since == 9.0
+    raw["status"]["initContainerStatuses"] = [{"name": "data", "state": {"running": {}}}]
+    assert reading.pod_of(raw).waits == "", "it loads data, say"
+    raw["status"].update(phase="Running", initContainerStatuses=[])
+    assert reading.pod_of(raw).waits == ""
+
+
 @pytest.mark.parametrize("where", ["initContainerStatuses", "containerStatuses"])
 @pytest.mark.parametrize(
     ("waiting", "problem"),

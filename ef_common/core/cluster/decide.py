@@ -58,6 +58,8 @@ from ef_common.core.cluster.state import (
 
 TRY_S = 15.0
 """How long a pod may be unschedulable before it is taken back."""
+START_S = 300.0
+"""A pod that does not start in this time on its node is told of: a large image may take as long."""
 RETRY_S = 120.0
 """After a refusal, no more pods are tried in this time."""
 END_S = 60.0
@@ -259,9 +261,9 @@ def _decision(job: Job, share: Share | None, now: float) -> Decision:
         return _end(job, now)
     kept = {pod.uid for pod in share.kept}
     go = [pod for pod in job.alive if pod.uid not in kept]
-    size, why = len(job.alive), _reason(job, share)
+    size, why = len(job.alive), _reason(job, share, now)
     leaving, lost = job.record.leaving | {pod.uid for pod in go}, _lost(job, share, now)
-    cause, words = _why(job, share, lost)
+    cause, words = _why(job, share, now, lost)
     record = replace(job.record, leaving=leaving, lost=lost, cause=cause, why=words)
     delete = [*_dooms(job, go, why=f"shrinks from {size} to {len(kept)} pods"), *_leftovers(job, now)]
     waits = bool(_finished(job)) or now < job.record.crashed_at + pause_s(job.record)
@@ -337,7 +339,7 @@ def _lost(job: Job, share: Share, now: float) -> str:
     return "" if is_made_up_for and job.record.cap is None else job.record.lost
 
 
-def _why(job: Job, share: Share, lost: str = "") -> tuple[Cause, str]:
+def _why(job: Job, share: Share, now: float, lost: str = "") -> tuple[Cause, str]:
     """Why a job that is not over is in its phase, in one word and in a sentence."""
     record = job.record
     if share.waits and record.refusal is not None and record.refusal.limit < job.minimum:
@@ -347,15 +349,19 @@ def _why(job: Job, share: Share, lost: str = "") -> tuple[Cause, str]:
     first = min((pod for pod in share.kept if pod.problem), key=lambda pod: pod.index, default=None)
     if first is not None:
         return Cause.CANNOT_START, f"{first.name} cannot start: {first.problem}"
+    late = next((pod for pod in share.kept if pod.waits and now > pod.waits_since + START_S), None)
+    if late is not None:
+        hint = f"kubectl describe pod {late.name} shows what it waits for"
+        return Cause.CANNOT_START, f"{late.name} has not started in {START_S / 60:.0f} minutes ({late.waits}): {hint}"
     if record.cap is not None:
         return Cause.NOT_REPLACED, f"{what_was_lost(job, record)}; no pods replace them for {STEADY_S / 60:.0f} minutes"
     return (Cause.POD_LOST if lost else Cause.NONE), lost
 
 
-def _reason(job: Job, share: Share) -> str:
+def _reason(job: Job, share: Share, now: float) -> str:
     size = len(job.alive)
     if share.waits:
-        return _why(job, share)[1]
+        return _why(job, share, now)[1]
     if share.size == size:
         return f"{size} pods, as it shall be"
     how = "grows" if share.size > size else "shrinks"

@@ -78,6 +78,8 @@ class Pod:
         unschedulable_since: Since when the scheduler finds no node for it; None if it does, or has not looked.
         created: When it was created, in seconds.
         problem: Why its containers cannot be started; "" for nothing.
+        waits: What its containers wait for on a node, in a word; "" if they run, or nothing is known.
+        waits_since: Since when it is there.
         slow: A worker of it is slower than the others of the job, which wait for it.
         idle: It was asked, and did not train.
         address: Where it is reached; "" if it has no address yet.
@@ -99,6 +101,8 @@ class Pod:
     unschedulable_since: float | None = None
     created: float = 0.0
     problem: str = ""
+    waits: str = ""
+    waits_since: float = 0.0
     slow: bool = False
     idle: bool = False
     address: str = ""
