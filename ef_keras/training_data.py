@@ -67,7 +67,7 @@ class TrainingData:
         on_boundary: Called between two steps.
         on_no_update: Called after a step that has not committed its samples; it is refused if they are not then.
         on_dealt: Called when the samples of a step have been dealt, before it begins.
-        on_begin: Called before an epoch is begun, or goes on; tells whether it goes on.
+        on_begin: Called before the first batch of an epoch; tells whether the epoch goes on.
         on_length: Called with the number of steps of the epoch, None if unknown, when it may have changed.
         on_padding: Called before a batch that only keeps step, and when it is over.
         on_epoch_end: Called when the last step of an epoch is over.
@@ -128,9 +128,10 @@ class TrainingData:
 
     def batches(self) -> hooks.Batches:
         """An epoch, in the form that Keras needs."""
-        self.on_begin(self._resumed)
-        if not self._resumed:
+        goes_on = self._resumed
+        if not goes_on:
             self._begin_epoch()
+        self.on_begin(goes_on)
         self._resumed = False
         self._announce_length()
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ef_common.errors import UsageError
+
+_CUDA = "__cuda_array_interface__"
+"""What arrays on a GPU have, such as CuPy's, which make no array of NumPy's."""
 
 
 class Columns(Dataset[Any]):
@@ -47,11 +51,12 @@ class Columns(Dataset[Any]):
 
 def _tensor_of(column: Any) -> Tensor:
     try:
-        if not isinstance(column, Tensor) and hasattr(column, "__array__"):
+        if hasattr(column, "__array__") and not isinstance(column, Tensor) and not hasattr(column, _CUDA):
             column = np.asarray(column)
-            column = column if column.flags.writeable else column.copy()  # else torch warns
-        return torch.as_tensor(column)
-    except (TypeError, ValueError) as error:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given NumPy array is not writ")  # nobody writes there
+            return torch.as_tensor(column)
+    except (RuntimeError, TypeError, ValueError) as error:
         raise UsageError(
             f"the data for a model of torch must be arrays or tensors of numbers. Received: {type(column).__name__}: "
             f"{error}"
@@ -74,7 +79,7 @@ def loader_of(data: Any, *, batch_size: int, shuffle: bool) -> DataLoader[Any]:
         return data
     if isinstance(data, tuple | Mapping):
         data = Columns(data)
-    elif hasattr(data, "shape") and not isinstance(data, Dataset):
+    elif any(hasattr(data, name) for name in ("dtype", "__array__", _CUDA)) and not isinstance(data, Dataset):
         data = Columns((data,))
     elif not isinstance(data, Dataset) and not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         raise UsageError(

@@ -209,8 +209,7 @@ class ProgramMixin:
 def _leaves_of(loss: Tensor) -> set[int] | None:
     """Ids of the tensors that a gradient of it would reach.
 
-    None if that cannot be known: a function of Python's may reach parameters that are not among its inputs, as
-    checkpointed activations do.
+    None if that cannot be known: checkpointed activations reach parameters that are not among their inputs.
     """
     found, seen = {id(loss)}, set[Any]()
     ahead: list[Any] = [loss.grad_fn]
@@ -218,8 +217,8 @@ def _leaves_of(loss: Tensor) -> set[int] | None:
         node = ahead.pop()
         if node is None or node in seen:
             continue
-        if isinstance(node, torch.autograd.function.BackwardCFunction):
-            return None
+        if isinstance(node, torch.autograd.function.BackwardCFunction) and "Checkpoint" in type(node).__name__:
+            return None  # torch's own, or DeepSpeed's
         seen.add(node)
         if hasattr(node, "variable"):
             found.add(id(node.variable))

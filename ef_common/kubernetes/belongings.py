@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Container
+import logging
+from collections.abc import Callable, Container, Iterator
 from typing import TYPE_CHECKING
 
-from ef_common.errors import ClusterExists, ClusterNotFound
+from ef_common.errors import ClusterExists, ClusterNotFound, ClusterRefused
 from ef_common.kubernetes import kinds, reading, writing
 from ef_common.kubernetes.resource import Json
 
 if TYPE_CHECKING:
     from ef_common.kubernetes.api import Api
+
+logger = logging.getLogger(__name__)
 
 _NO_BUDGET: Json = {"spec": {"minAvailable": 0}}
 
@@ -33,26 +36,36 @@ class Belongings:
         self._kept: dict[str, int] = {}
         self._budgets = kinds.BUDGETS, kinds.OLD_BUDGETS  # the version that the API server has comes first
 
-    def keep(self, thing: Json) -> None:
-        """Let the pods of this job have what they need, as its spec is now."""
+    def keep(self, thing: Json, *, had_pods: bool) -> None:
+        """Let the pods of this job have what they need, as its spec is now.
+
+        Args:
+            thing: The job.
+            had_pods: It has had pods, so all of this is there. The API server looks at quotas before it looks for what
+                there is, so it may refuse that; the job lacks nothing then, and goes on.
+
+        Raises:
+            ClusterRefused: A job that has had no pods cannot have what they need.
+        """
         uid, generation = reading.version_of(thing)
         if self._kept.get(uid) == generation:
             return
         if uid not in self._kept:
-            self._make(kinds.SERVICES, writing.service_of(thing))
-            self._make(kinds.SECRETS, writing.secret_of(thing))
+            self._make(kinds.SERVICES, writing.service_of(thing), had_pods)
+            self._make(kinds.SECRETS, writing.secret_of(thing), had_pods)
             if thing["spec"].get("networkPolicy", True):
-                self._make(kinds.POLICIES, writing.network_policy_of(thing, self._namespace))
-        self._limit_disruption(thing)
+                self._make(kinds.POLICIES, writing.network_policy_of(thing, self._namespace), had_pods)
+        with _passing(had_pods):
+            self._limit_disruption(thing)
         self._kept[uid] = generation
 
     def forget_all_but(self, uids: Container[str]) -> None:
         """Forget jobs other than these."""
         self._kept = {uid: generation for uid, generation in self._kept.items() if uid in uids}
 
-    def _make(self, kind: kinds.Kind, one: Json) -> None:
+    def _make(self, kind: kinds.Kind, one: Json, had_pods: bool) -> None:
         self._wait()
-        with contextlib.suppress(ClusterExists):  # it is there, and stays as it is
+        with contextlib.suppress(ClusterExists), _passing(had_pods):  # it is there, and stays as it is
             self._api.create(kind, one)
 
     def _limit_disruption(self, thing: Json) -> None:
@@ -76,3 +89,14 @@ class Belongings:
         else:
             meta = thing["metadata"]
             self._api.change(kind, meta["namespace"], writing.own_name(thing), _NO_BUDGET)
+
+
+@contextlib.contextmanager
+def _passing(had_pods: bool) -> Iterator[None]:
+    """Log a refusal, if the job has had pods."""
+    try:
+        yield
+    except ClusterRefused as error:
+        if not had_pods:
+            raise
+        logger.warning("refused, and probably there already: %s", error)

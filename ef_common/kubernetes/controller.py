@@ -415,7 +415,7 @@ class Controller:
         num_created = 0
         try:
             if decision.create or (job.pods and not decision.record.is_over):
-                self._belongings.keep(thing)
+                self._belongings.keep(thing, had_pods=bool(job.pods or job.record.starts))
             for index in decision.create:
                 self._create(thing, index, decision.contacts)
                 num_created += 1

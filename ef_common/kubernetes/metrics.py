@@ -63,6 +63,8 @@ class Metrics:
         with self._lock:
             self._gauges["leads"] = float(leads)
             self._lived_at = None
+            if not leads:
+                self._gauges["jobs_failing"], self._failing = 0.0, ()
 
     def looked(self, now: float) -> None:
         """It has looked at everything, and has done what could be done."""

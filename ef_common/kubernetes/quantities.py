@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from decimal import ROUND_CEILING, Decimal
 
-_FORM = re.compile(r"([+-]?[0-9]*\.?[0-9]+|[+-]?[0-9]+\.)([eE][+-]?[0-9]{1,2}|[numkMGTPE]|[KMGTPE]i)?")
+_FORM = re.compile(r"([+-]?[0-9]*\.?[0-9]+|[+-]?[0-9]+\.)([eE][+-]?[0-9]{1,3}|[numkMGTPE]|[KMGTPE]i)?")
 _POWERS = {"n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _MAX = 2**63 - 1
-"""Kubernetes knows no larger amount."""
+"""Kubernetes takes what is more for this."""
 _BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 
 
@@ -16,7 +16,7 @@ def thousandths(text: str | float) -> int:
     """An amount in thousandths, rounded up as Kubernetes does.
 
     Raises:
-        ValueError: It is none, it is negative, or larger than what Kubernetes knows.
+        ValueError: It is none, or negative.
 
     Example:
         >>> thousandths("250m"), thousandths("1.5Ki"), thousandths(2)
@@ -32,6 +32,6 @@ def thousandths(text: str | float) -> int:
         number *= Decimal(10) ** int(suffix[1:])
     elif suffix:
         number *= Decimal(10) ** _POWERS[suffix]
-    if not 0 <= number <= _MAX:
-        raise ValueError(f"an amount of a resource is at least 0 and at most {_MAX}. Received: {text}")
-    return int((number * 1000).to_integral_value(rounding=ROUND_CEILING))
+    if number < 0:
+        raise ValueError(f"an amount of a resource is not negative. Received: {text}")
+    return int((min(number, Decimal(_MAX)) * 1000).to_integral_value(rounding=ROUND_CEILING))

@@ -23,8 +23,8 @@ DOORS_VOLUME = "elasticflow-doors"
 """The volume with that file. Only the container that trains has it, so it is known among those of the pod by it."""
 MAX_NAME = 52
 """A pod's name is that of its job and a number, and a label holds 63 characters."""
-NAME_FORM = f"[a-z]([a-z0-9-]{{0,{MAX_NAME - 2}}}[a-z0-9])?"
-"""What a service may be named after, for Python and for CEL."""
+NAME_FORM = f"[a-z0-9]([a-z0-9-]{{0,{MAX_NAME - 2}}}[a-z0-9])?"
+"""What a service may be named after, for Python and for CEL. Older API servers refuse one that begins with a digit."""
 DEFAULT_BACKOFF_LIMIT = 6
 UNLIMITED = 2**31 - 1
 """The default of `workers`: the largest number that the field holds, which no `maxWorkers` exceeds.
@@ -58,8 +58,7 @@ _PRICE = "autoscale with valuePerHour or budget needs pricePerWorkerHour, in the
 _ONLY_COST = "autoscale has a price, a value, a deadline or a budget only with policy cost"
 _BATCH = "autoscale with minGlobalBatchSize needs a maxGlobalBatchSize that is not smaller"
 _NAME = (
-    f"the name of an ElasticJob has at most {MAX_NAME} small letters, digits and hyphens, begins with a letter and "
-    "does not end with a hyphen"
+    f"the name of an ElasticJob has at most {MAX_NAME} small letters, digits and hyphens, of which none is at its ends"
 )
 
 

@@ -63,7 +63,7 @@ class Submission:
         Raises:
             UsageError: Its name is not valid for a job, or the settings of `--autoscale` are wrong.
         """
-        if not re.fullmatch(NAME_FORM, self.name):
+        if not (re.fullmatch(NAME_FORM, self.name) and self.name[0].isalpha()):
             raise UsageError(
                 f"the name of a job has at most {MAX_NAME} small letters, digits and hyphens, and begins with a "
                 f"letter. Received: {self.name}"

@@ -28,7 +28,6 @@ from typing import Any
 from ef_common.errors import JobFailed, UsageError
 from ef_common.files import write_whole
 from ef_common.launch.child import append_paths, paths
-from ef_common.terminal import say
 
 _CALL, _RAISED, _RETURNED = "call", "raised", "returned"
 
@@ -151,6 +150,8 @@ def main() -> None:
     try:
         exchange.returned(_rank(), value)
     except OSError as error:  # which is no error of a training that is complete
+        from ef_common.terminal import say  # of packages that are found only behind those of Python
+
         say(f"the value that the function returned cannot be passed on: {error.strerror}", color="yellow")
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 SAFE_PATH: tuple[str, ...] = ("-P",) if hasattr(sys.flags, "safe_path") else ()
 """Keeps Python from looking for modules in the working directory: the user's `secrets.py` is not the library's."""
-_OURS = str(Path(__file__).parents[2])
+_OURS = os.path.realpath(Path(__file__).parents[2])
 _PR_SET_PDEATHSIG = 1
 _AGAIN_S = 0.5
 
@@ -72,7 +72,7 @@ def paths() -> tuple[list[str], list[str]]:
     number = found.index(standard) if standard in found else len(found)
     of_packages = (*site.getsitepackages(), site.getusersitepackages())
     before, behind = [path for path in found[:number] if path not in of_packages], found[number:]
-    if _OURS in behind and _OURS not in of_packages:
+    if _OURS not in map(os.path.realpath, (*before, *of_packages)):
         before.append(_OURS)  # `python -m` looks for it before we can append anything
     return before, behind
 

@@ -392,9 +392,10 @@ class _Agents:
             self._start_again_at = time.monotonic() + _START_AGAIN_S
             if not self._start_failed:
                 self._start_failed = True
+                others = ", and the others train on" if self.training else ""
                 say(
                     f"no worker can be started on this machine ({error.strerror or error}): it is tried again every "
-                    f"{_START_AGAIN_S:g} s, and the others train on",
+                    f"{_START_AGAIN_S:g} s{others}",
                     color="yellow",
                     event="start_failed",
                     reason=str(error),
@@ -709,7 +710,8 @@ class _Supervisor:
     def _follow_orders(self) -> None:
         order = self._file.order()
         if order is not None and order.number > self._launcher.order:
-            training, lost = self._agents.training, self._agents.lost
+            training = self._agents.training
+            lost = [number for number in self._agents.lost if number not in training]  # one may be lost meanwhile
             missing = order.num_workers - len(training) - len(lost)
             for number in lost[max(0, order.num_workers - len(training)) :]:
                 self._agents.give_up(number)

@@ -18,6 +18,7 @@ import contextlib
 import errno
 import io
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -51,9 +52,13 @@ _T = TypeVar("_T")
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 
 
+_URL = re.compile(r"[A-Za-z0-9+.-]+(?:://|::)|(?:file|local):")
+"""How what fsspec takes for a URL begins; the name of a folder may have a colon, too, as a time has."""
+
+
 def absolute(url: str) -> str:
     """A URL as it is; a path from the root. A shell leaves the ``~`` of ``--checkpoint=~/run`` alone."""
-    return url if ":" in url else os.path.abspath(os.path.expanduser(url))
+    return url if _URL.match(url) else os.path.abspath(os.path.expanduser(url))
 
 
 @dataclass(frozen=True, slots=True)

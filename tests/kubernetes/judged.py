@@ -19,7 +19,7 @@ def choices(**values: tuple[Any, ...]) -> list[Json]:
 
 
 SIZES = [job(low=low, high=high) for low, high in itertools.product((1, 2, 3), repeat=2)]
-NAMES = [job("a" * length) for length in (1, MAX_NAME, MAX_NAME + 1)] + [job("llama-3.1-8b"), job("3d-unet")]
+NAMES = [job("a" * length) for length in (1, MAX_NAME, MAX_NAME + 1)] + [job("llama-3.1-8b"), job("3d-unet"), job("a-")]
 TEMPLATES = [
     job(template={"spec": {**TEMPLATE, **given}})
     for given in choices(restartPolicy=("Never", "Always", "OnFailure"), hostNetwork=(True, False))

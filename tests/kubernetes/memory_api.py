@@ -99,10 +99,11 @@ class MemoryApi:
             if kind.api_version in self.unknown:
                 raise ClusterNotFound("the server could not find the requested resource")
             name = meta.get("name") or f"{meta['generateName']}{self._version}"
-            self._check()
+            call = f"create {kind.plural} {name}"
+            self._check(call if call in self.refused else "")  # quotas are looked at before what is there
             if self._name(kind, meta.get("namespace"), name) in self._objects:
                 raise ClusterExists(f"{name} already exists")
-            self._check(f"create {kind.plural} {name}")
+            self._check(call)
             meta.update(name=name, uid=f"uid-{self._version}", generation=1)
             return self._put("ADDED", kind, made)
 

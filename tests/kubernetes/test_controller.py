@@ -265,6 +265,22 @@ def test_job_that_is_refused_what_its_pods_need_says_so_and_leaves_the_room_to_o
     assert pods(api) == ["b-0", "b-1", "b-2", "b-3"]
 
 
+@pytest.mark.parametrize("kind", [SERVICES, SECRETS, POLICIES], ids=lambda kind: kind.plural)
+def test_job_that_has_had_pods_goes_on_although_what_they_need_is_refused(api: MemoryApi, kind: Kind) -> None:
+    api.create(JOBS, job(high=2))
+    controller = looking(api)
+    controller._look()
+    assert pods(api) == ["a-0", "a-1"]
+    api.refused[f"create {kind.plural} {own_name(api)}"] = "exceeded quota"
+    api.delete(PODS, "here", "a-1")
+    controller._belongings.forget_all_but(())  # as another one, which has made nothing yet
+    for _ in range(3):
+        read_all(controller)
+        controller._look()
+    assert pods(api) == ["a-0", "a-1"]
+    assert "refusal" not in status(api)
+
+
 def test_refusal_is_forgotten_when_the_job_is_changed(api: MemoryApi, acting: Acting) -> None:
     api.refused["create pods a-1"] = "exceeded quota"
     api.create(JOBS, job(high=2))

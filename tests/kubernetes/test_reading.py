@@ -13,6 +13,7 @@ from ef_common.core.autoscale import Autoscale
 from ef_common.core.cluster import Cause, Decision, JobPhase, Pod, Record, Refusal, WorkerReport
 from ef_common.core.door_list import DoorList
 from ef_common.kubernetes import reading, writing
+from ef_common.kubernetes.excerpts import of_pod
 from ef_common.kubernetes.installation import manifests
 from ef_common.kubernetes.quantities import thousandths
 from ef_common.kubernetes.reading import job_of, nodes_of, places_of, pod_of, request_of
@@ -53,10 +54,22 @@ def test_amount_that_is_none_is_refused(text: str) -> None:
         thousandths(text)
 
 
-@pytest.mark.parametrize("text", ["1e19", "1e9999999", "1e-9999999", "9223372036854775808", "9" * 50])
-def test_amount_that_no_node_has_is_refused(text: str) -> None:
+@pytest.mark.parametrize("text", ["1e19", "1e999", "9223372036854775808", "9" * 50])
+def test_amount_that_is_larger_than_any_is_the_largest(text: str) -> None:
+    assert thousandths(text) == (2**63 - 1) * 1000
+
+
+@pytest.mark.parametrize("text", ["1e9999999", "1e-9999999"])
+def test_amount_without_bounds_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="an amount of a resource"):
         thousandths(text)
+
+
+def test_pod_that_asks_for_more_than_all_nodes_have_is_no_error() -> None:
+    largest = {"resources": {"requests": {"memory": str(2**63 - 1)}}}
+    excerpt = of_pod({"metadata": {"name": "x"}, "spec": {"nodeName": "n", "containers": [largest, largest]}})
+    assert excerpt is not None
+    assert nodes_of([node()], [excerpt])
 
 
 OURS = {JOB_LABEL: "a", UID_LABEL: "uid-of-a"}
@@ -361,9 +374,13 @@ def test_job_with_a_name_that_is_too_long_is_read_as_such() -> None:
     assert job_of(job("a" * 52), [], [], priorities={}).problem == ""
 
 
-@pytest.mark.parametrize("name", ["llama-3.1-8b", "3d-unet", "a-"])
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "a-"])
 def test_job_after_which_no_service_can_be_named_is_read_as_such(name: str) -> None:
-    assert "begins with a letter" in job_of(job(name), [], [], priorities={}).problem
+    assert "hyphens, of which none is" in job_of(job(name), [], [], priorities={}).problem
+
+
+def test_job_whose_name_begins_with_a_digit_is_for_the_api_server_to_judge() -> None:
+    assert job_of(job("3d-unet"), [], [], priorities={}).problem == ""
 
 
 RECORD = Record(

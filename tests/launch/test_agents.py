@@ -356,6 +356,23 @@ def test_order_for_fewer_workers_counts_those_that_wait_for_their_restart(
     assert 1 not in agents._agents
 
 
+def test_worker_that_is_lost_while_an_order_is_read_is_restarted(
+    local_job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agents = local_job.agents
+    local_job.killed.add(1)
+    for _ in range(2):
+        agents.start()
+    poll_until(lambda: agents.lost)
+    agents._agents[1].due = time.monotonic() + LONG_S
+    local_job.supervisor._tell()
+    order(local_job.run_dir, 2)
+    with monkeypatch.context() as context:
+        context.setattr(type(agents), "training", [0, 1])  # as it was when it was looked up
+        local_job.supervisor._follow_orders()
+    assert agents.lost == [1]
+
+
 def test_order_is_followed_when_the_machine_has_room_again(local_job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     agents = local_job.agents
     agents.start()

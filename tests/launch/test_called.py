@@ -103,6 +103,11 @@ def test_worker_finds_modules_in_the_order_of_the_program(
     assert str(behind / "only_there.py") in program.found(*names)
 
 
+def test_worker_needs_no_package_before_it_knows_where_the_program_finds_packages() -> None:
+    found = f"import sys, {called.__name__}; sys.exit('click' in sys.modules)"
+    subprocess.run([sys.executable, "-c", found], check=True)
+
+
 def test_call_brings_only_what_it_uses_of_the_program(exchange: CallFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     program, worker = ModuleType("__main__"), ModuleType("__main__")
     exec("class Used: ...\nclass Unused: ...\nclass Replaced: ...\nold = Replaced()", vars(program))

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -71,9 +72,13 @@ def test_places_of_modules_behind_the_packages_stay_behind_them(monkeypatch: pyt
     assert said == "['--help'] /behind 1\n"
 
 
-def test_child_finds_us_where_only_the_program_has_looked(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = str(Path(child.__file__).parents[2])
-    monkeypatch.setattr(sys, "path", [*(path for path in sys.path if path != ours), ours])
+@pytest.mark.parametrize("spelled", [str, os.path.relpath, "{}/".format])
+def test_child_finds_us_where_only_the_program_has_looked(
+    spelled: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = os.path.realpath(Path(child.__file__).parents[2])
+    others = [path for path in sys.path if os.path.realpath(path or ".") != ours]
+    monkeypatch.setattr(sys, "path", [*others, spelled(ours)])
     monkeypatch.setattr("site.getsitepackages", list)  # it may be installed
     assert child.paths()[0][-1] == ours
 

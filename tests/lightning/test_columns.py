@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, TensorDataset
 
 from ef_common.errors import UsageError
-from ef_lightning.columns import loader_of
+from ef_lightning.columns import Columns, loader_of
 
 X, Y = np.arange(10, dtype=np.float32).reshape(5, 2), torch.arange(5)
 
@@ -67,6 +68,31 @@ def test_rows_are_those_of_the_array_whatever_an_index_means() -> None:
     for data in (WithLabels(), (WithLabels(),)):
         ((x,), _) = batches(data)
         assert x.tolist() == X[:4].tolist()
+
+
+class Table:
+    """A data set with columns, as Hugging Face's."""
+
+    shape = (5, 2)
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> Any:
+        return {"x": X[index], "y": int(Y[index])}
+
+
+def test_data_set_that_has_a_shape_is_read_by_its_numbers() -> None:
+    first, _ = batches(Table())
+    assert first["y"].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.filterwarnings("error")
+def test_array_in_a_file_is_not_copied(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", X)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    (column,) = Columns((mapped,))._columns
+    assert np.shares_memory(column.numpy(), mapped)
 
 
 def test_dataset_is_shuffled_if_it_is_trained_on() -> None:

@@ -344,6 +344,24 @@ def test_parameters_within_a_checkpointed_part_are_used(use_reentrant: bool) -> 
     assert all(new != old for new, old in zip(weights(module), before, strict=True))
 
 
+class Straight(torch.autograd.Function):
+    """Rounds, with the gradient of what it rounds."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient
+
+
+def test_function_of_the_users_hides_no_parameter_that_is_not_used() -> None:
+    module = ef_lightning.module(model, lambda x, y, params: Straight.apply(params["net"](x)).square().mean())
+    with pytest.raises(UsageError, match=r"does not depend on these parameters.*Received: params\.scale"):
+        fit(module)
+
+
 MODELS = [
     ({"size": torch.zeros(1)}, "no parameters to train"),
     ({"net": nn.Linear(1, 1).requires_grad_(False)}, "no parameters to train"),
