@@ -119,6 +119,7 @@ class Controller:
         self._belongings = Belongings(api, namespace, wait=self._limiter.wait)
         self._teller = Teller(api, wait=self._limiter.wait)
         self._failing: set[str] = set()  # jobs (uid) that cannot be decided on
+        self._are_tolerations_added = True  # until a pod that was created lacks them
         self._told_at: dict[str, float] = {}  # when pods (uid) were told where the others are, lately
         self._arrivals = Arrivals()
         self._reports = Reports(on_news=self._wake.set)
@@ -326,6 +327,7 @@ class Controller:
                     seekers=self._reports.seekers_of(key),
                     idle=self._reports.idle_of(key),
                     heard_since=self._asks_since or 0.0,
+                    are_tolerations_added=self._are_tolerations_added,
                 )
             except Exception as error:  # it must not keep the others waiting
                 failures[key] = error
@@ -495,6 +497,9 @@ class Controller:
             return
         self._metrics.created()
         self._copies[kinds.PODS].update(made)
+        if self._are_tolerations_added and reading.lacks_tolerations(made["spec"]):
+            self._are_tolerations_added = False
+            logger.info("pods get no tolerations here for the resources that they ask for (ExtendedResourceToleration)")
 
     # ------------------------------------------------------------ what people are told
 

@@ -147,7 +147,7 @@ def pod_of(
         created=seconds(meta.get("creationTimestamp")),
         problem=_problem_of(status),
         waits=waits,
-        waits_since=(seconds(status.get("startTime")) or seconds(meta.get("creationTimestamp"))) if waits else 0.0,
+        waits_since=_waits_since(pod) if waits else 0.0,
         slow=status.get("podIP") in slow,
         idle=address in idle,
         address=address,
@@ -225,6 +225,15 @@ def _waits_for(status: Object) -> str:
     return next((str(reason) for state in states if (reason := (state.get("waiting") or {}).get("reason"))), "")
 
 
+def _waits_since(pod: Object) -> float:
+    """Since when a pod waits on its node: since it came there, or since the last of its init containers has ended."""
+    status = pod.get("status") or {}
+    came = seconds(status.get("startTime")) or seconds(pod["metadata"].get("creationTimestamp"))
+    states = [container.get("state") or {} for container in status.get("initContainerStatuses") or ()]
+    ends = [seconds((state.get("terminated") or {}).get("finishedAt")) for state in states]
+    return max([came, *ends])
+
+
 def _unschedulable_since(status: Object) -> float | None:
     for condition in status.get("conditions") or ():
         if condition["type"] == "PodScheduled" and condition.get("reason") == "Unschedulable":
@@ -263,19 +272,34 @@ def _is_usable(node: Object) -> bool:
     return is_ready and not bool((node.get("spec") or {}).get("unschedulable"))
 
 
-def places_of(spec: Object, nodes: Iterable[Object]) -> frozenset[str]:
-    """Names of the nodes that a pod may be put on."""
-    tolerations = (*(spec.get("tolerations") or ()), *_tolerations_for_resources(spec))
+def places_of(spec: Object, nodes: Iterable[Object], *, are_added: bool = True) -> frozenset[str]:
+    """Names of the nodes that a pod may be put on.
+
+    Args:
+        spec: What its template says.
+        nodes: The nodes.
+        are_added: It gets tolerations for the resources that it asks for when it is created.
+    """
+    added = _tolerations_for_resources(spec) if are_added else ()
+    tolerations = (*(spec.get("tolerations") or ()), *added)
     return frozenset(node["metadata"]["name"] for node in nodes if _suits(spec, tolerations, node))
 
 
 def _tolerations_for_resources(spec: Object) -> list[Object]:
     """Those that a pod gets when it is created, for the resources that it asks for (`ExtendedResourceToleration`).
 
-    Where a cluster does not do that, the scheduler finds no such node for the pod, which is taken back.
+    Not all clusters do that: :func:`lacks_tolerations` tells it of a pod that was created. None is for a resource of
+    Kubernetes itself.
     """
-    names = [name for name in request_of(spec) if "/" in name]
+    names = [name for name in request_of(spec) if "/" in name and "kubernetes.io/" not in name]
     return [{"key": name, "operator": "Exists", "effect": "NoSchedule"} for name in names]
+
+
+def lacks_tolerations(spec: Object) -> bool:
+    """Whether a pod, as it was created, has not got a toleration for each resource that it asks for."""
+    given = spec.get("tolerations") or ()
+    taints = [{"key": added["key"], "effect": added["effect"]} for added in _tolerations_for_resources(spec)]
+    return not all(any(_tolerates(toleration, taint) for toleration in given) for taint in taints)
 
 
 def _suits(spec: Object, tolerations: Collection[Object], node: Object) -> bool:
@@ -307,6 +331,7 @@ def job_of(
     seekers: Mapping[str, str] | None = None,
     idle: Collection[str] = (),
     heard_since: float = -inf,
+    are_tolerations_added: bool = True,
 ) -> Job:
     """A job.
 
@@ -319,12 +344,14 @@ def job_of(
         seekers: What those have shown that look for their job, by their addresses; None for nobody.
         idle: Addresses of pods that did not train when they were asked.
         heard_since: Since when workers are asked.
+        are_tolerations_added: Its pods get tolerations for the resources that they ask for when they are created.
     """
     spec = job["spec"]
     try:
         wrong = problem(job)
         template: Object = {} if wrong else spec["template"]["spec"]
-        request, places = request_of(template), places_of(template, nodes)
+        request = request_of(template)
+        places = places_of(template, nodes, are_added=are_tolerations_added)
         priority = priorities.get(_class_of(spec, template), 0)
     except _MALFORMED as error:
         wrong, request, places, priority = f"the template cannot be read: {error!r}", {}, frozenset(), 0

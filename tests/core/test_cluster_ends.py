@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ef_common.core.cluster import Cause, Decision, Job, JobPhase, Pod, WorkerReport
+from ef_common.core.cluster import Cause, Decision, Job, JobPhase, Pod, WorkerReport, decide
 from ef_common.core.cluster.decide import END_S, GOES_ON_S, LISTEN_S, WORKS_S
 from ef_common.core.cluster.report import after
 from ef_common.core.cluster.state import FINISHED, LEFT
@@ -108,6 +108,31 @@ def test_pod_that_works_on_after_the_training_ends_by_itself() -> None:
     assert gone(one(alone, nodes(8), AT + WORKS_S)) == ["a-0"]
     for last in (ended(0), ended(0, lingers=True)):
         assert one(replace(works, pods=(last, ended(1))), nodes(8), AT + 2.0).remove
+
+
+def evaluating() -> Job:
+    """A job that has succeeded, with two pods that work on."""
+    over = one(ending(at(0), at(1, node="n1"), ended(2)), nodes(1, 1, 1, 1), AT)
+    return ending(at(0), at(1, node="n1"), record=over.record)
+
+
+def test_room_of_pods_that_work_on_is_promised_to_no_job_that_waits() -> None:
+    waits = [evaluating(), job("b", 3, 3, created=1.0), job("c", 1, 1, created=2.0)]
+    soon = decide(waits, nodes(1, 1, 1, 1), AT + END_S - 1.0)
+    assert (soon["b"].create, soon["b"].wanted, soon["c"].create) == ((0, 1), 3, ()), (
+        "pods that end by themselves do it"
+    )
+    later = decide(waits, nodes(1, 1, 1, 1), AT + END_S)
+    assert (later["b"].create, later["b"].record.cause, later["c"].create) == ((), Cause.NO_ROOM, (0,))
+    assert gone(later["a"]) == []
+
+
+def test_job_gives_up_pods_for_one_that_waits_although_pods_of_a_job_that_is_over_work_on() -> None:
+    runs = running("c", 1, 2, 0, pods=(pod(0, "n2", key="c"), pod(1, "n3", key="c")))
+    found = decide([evaluating(), runs, job("b", 1, 2, created=1.0)], nodes(1, 1, 1, 1), AT + END_S)
+    assert (gone(found["c"]), found["b"].wanted) == (["c-1"], 1)
+    found = decide([evaluating(), runs, job("b", 2, 2, created=1.0)], nodes(1, 1, 1, 1), AT + END_S)
+    assert (gone(found["c"]), found["b"].wanted, found["b"].record.cause) == ([], 0, Cause.NO_ROOM)
 
 
 def test_pods_of_a_training_that_has_failed_have_a_minute_to_end() -> None:

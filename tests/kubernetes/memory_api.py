@@ -34,6 +34,7 @@ class MemoryApi:
         contended: What it does not do once, as in `calls`, because others change a quota at the same time.
         num_failed: How many changes it has failed to make, also while it was down.
         unknown: Versions of groups that it does not have.
+        adds_tolerations: Pods get a toleration for each resource that they ask for (`ExtendedResourceToleration`).
     """
 
     namespace = "here"
@@ -46,6 +47,7 @@ class MemoryApi:
         self.contended: set[str] = set()
         self.num_failed = 0
         self.unknown: set[str] = set()
+        self.adds_tolerations = False
         self._objects: dict[_Name, Json] = {}
         self._version = 0
         self._lock = threading.RLock()
@@ -105,6 +107,8 @@ class MemoryApi:
                 raise ClusterExists(f"{name} already exists")
             self._check(call)
             meta.update(name=name, uid=f"uid-{self._version}", generation=1)
+            if self.adds_tolerations and kind.plural == "pods":
+                _tolerate_resources(made["spec"])
             return self._put("ADDED", kind, made)
 
     def replace(self, kind: Kind, thing: Mapping[str, Any], *, sub: str = "") -> Json:
@@ -236,6 +240,12 @@ class MemoryApi:
         for watched, events in self._watches:
             if watched.plural == kind.plural:
                 events.put((what, copy.deepcopy(thing)))
+
+
+def _tolerate_resources(spec: Json) -> None:
+    names = {name for one in spec["containers"] for name in (one.get("resources") or {}).get("limits") or {}}
+    added = [{"key": name, "operator": "Exists", "effect": "NoSchedule"} for name in sorted(names) if "/" in name]
+    spec["tolerations"] = [*(spec.get("tolerations") or ()), *added]
 
 
 def _merge(thing: Json, patch: Mapping[str, Any]) -> None:

@@ -26,7 +26,7 @@ from ef_common.kubernetes.metrics import ALIVE_S, Metrics, Page
 from ef_common.kubernetes.resource import CONTROLLER, DOORS_ANNOTATION, INDEX_LABEL, JOB_LABEL, METRICS_PORT, UID_LABEL
 from ef_common.kubernetes.watching import Copy
 from tests.kubernetes.memory_api import MemoryApi
-from tests.kubernetes.objects import job, node
+from tests.kubernetes.objects import GPU, job, node
 from tests.waiting import poll_until
 
 rules = import_module("ef_common.core.cluster.decide")
@@ -184,6 +184,41 @@ def test_job_that_grows_costs_a_call_for_each_pod_alone(api: MemoryApi, acting: 
         "create pods a-2",
         "create pods a-3",
     ]
+
+
+@pytest.mark.parametrize("added", [False, True])
+def test_job_takes_room_once_at_most_for_pods_that_tolerate_no_node(api: MemoryApi, added: bool) -> None:
+    """Clusters differ in whether pods get tolerations for the resources that they ask for."""
+    api.adds_tolerations = added
+    taint = {"key": GPU, "value": "present", "effect": "NoSchedule"}
+    api.change(NODES, None, "n1", {"spec": {"taints": [taint]}, "status": {"allocatable": {GPU: "2"}}})
+    tolerant = job("k", high=2)
+    tolerant["spec"]["template"]["spec"]["tolerations"] = [{"key": GPU, "operator": "Exists", "effect": "NoSchedule"}]
+    api.create(JOBS, tolerant)
+    controller = looking(api)
+
+    def look_twice() -> None:
+        for _ in range(2):
+            read_all(controller)
+            controller._look()
+        for name in pods(api):
+            if name.startswith("k"):
+                api.end_pod(name, None)
+        for pod in api.list(PODS)[0]:
+            if "deletionTimestamp" in pod["metadata"]:
+                api.remove(PODS, "here", pod["metadata"]["name"])
+
+    look_twice()
+    assert pods(api) == ["k-0", "k-1"]
+    api.create(JOBS, job("j", high=1))
+    seen = []
+    for _ in range(4):
+        look_twice()
+        seen.append(pods(api))
+    expected = ["j-0", "k-0"] if added else ["k-0", "k-1"]
+    assert seen[-1] == expected, seen
+    assert api.calls.count("delete pods k-1") == 1
+    assert api.calls.count("create pods j-0") == 1
 
 
 def test_list_that_is_older_than_the_answer_to_a_call_does_not_undo_it(api: MemoryApi) -> None:

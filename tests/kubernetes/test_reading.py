@@ -163,6 +163,25 @@ def test_nodes_of_a_resource_take_pods_that_ask_for_it(
     assert places_of(spec, [node("n1", taints=[taint])]) == ({"n1"} if suits else frozenset())
 
 
+@pytest.mark.parametrize(
+    ("limits", "tolerations", "lacks"),
+    [
+        ({GPU: "1"}, [], True),
+        ({GPU: "1"}, [{"key": GPU, "operator": "Equal", "value": "present", "effect": "NoSchedule"}], True),
+        ({GPU: "1"}, [{"key": GPU, "operator": "Exists", "effect": "NoSchedule"}], False),
+        ({"cpu": "1", "a.kubernetes.io/b": "1"}, [], False),
+    ],
+)
+def test_pod_that_was_created_without_the_toleration_for_its_resource_says_so(
+    limits: dict[str, str], tolerations: list[dict[str, str]], lacks: bool
+) -> None:
+    spec = {"containers": [container(limits=limits)], "tolerations": tolerations}
+    assert reading.lacks_tolerations(spec) is lacks
+    taint = {"key": GPU, "value": "present", "effect": "NoSchedule"}
+    without = {"containers": [container(limits={GPU: "1"})]}
+    assert places_of(without, [node("n1", taints=[taint])], are_added=False) == frozenset()
+
+
 def test_taint_that_only_prefers_keeps_nobody_away() -> None:
     assert places_of({}, [node("n1", taints=[{**TAINT, "effect": "PreferNoSchedule"}])]) == {"n1"}
 
@@ -250,6 +269,19 @@ def test_pod_that_is_on_a_node_and_does_not_start_says_since_when() -> None:
     assert reading.pod_of(raw).waits == "", "it loads data, say"
     raw["status"].update(phase="Running", initContainerStatuses=[])
     assert reading.pod_of(raw).waits == ""
+
+
+def test_time_of_init_containers_does_not_count_as_waiting() -> None:
+    raw = made_pod()
+    raw["status"]["startTime"] = "1970-01-01T00:00:09Z"
+    raw["status"]["containerStatuses"] = [{"name": "worker", "state": {"waiting": {"reason": "PodInitializing"}}}]
+    ends = ["1970-01-01T00:20:00Z", "1970-01-01T00:10:00Z", None]
+    loaded = [{"name": f"data{n}", "state": {"terminated": {"finishedAt": end}}} for n, end in enumerate(ends)]
+    raw["status"]["initContainerStatuses"] = loaded
+    read = reading.pod_of(raw)
+    assert (read.waits, read.waits_since) == ("PodInitializing", 1200.0)
+    raw["status"]["initContainerStatuses"] = loaded[2:]
+    assert reading.pod_of(raw).waits_since == 9.0
 
 
 @pytest.mark.parametrize("where", ["initContainerStatuses", "containerStatuses"])

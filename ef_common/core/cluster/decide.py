@@ -39,6 +39,7 @@ from itertools import islice
 
 from ef_common.core.cluster.contacts import contacts_of, seekers_of
 from ef_common.core.cluster.losses import STEADY_S, leaves_too_few, note_losses, pause_s, what_was_lost
+from ef_common.core.cluster.placement import without
 from ef_common.core.cluster.policy import SharePolicy
 from ef_common.core.cluster.shares import Share, shares
 from ef_common.core.cluster.state import (
@@ -91,10 +92,12 @@ def decide(
     told = map(policy.told_of, jobs)
     read = [replace(job, record=_advance(job, now)) for job in told]
     open_jobs = [job for job in read if not job.record.is_over and not job.suspended]
-    taking = [pod for job in read for pod in job.pods if pod.takes_room]
+    stay = {pod.uid: pod for job in read if job.record.is_over for pod in job.alive if _works_on(pod, job.record, now)}
+    taking = [pod for job in read for pod in job.pods if pod.takes_room and pod.uid not in stay]
     limits = {job.key: _limit(job, now) for job in open_jobs}
     spares = {job.key: _spares(job, limits[job.key]) for job in open_jobs}
-    found = shares(open_jobs, nodes, taking=taking, limits=limits, spares=spares, policy=policy)
+    rest = without(nodes, stay.values())
+    found = shares(open_jobs, rest, taking=taking, limits=limits, spares=spares, policy=policy)
     dealt = {share.job.key: share for share in found}
     return {job.key: _decision(job, dealt.get(job.key), now) for job in read}
 
@@ -302,6 +305,12 @@ def _may_work_on(pod: Pod, record: Record, over_s: float) -> bool:
     if not record.is_over or not pod.running:
         return False
     return over_s < (WORKS_S if record.phase is JobPhase.SUCCEEDED and not pod.seeks else END_S)
+
+
+def _works_on(pod: Pod, record: Record, now: float) -> bool:
+    """Whether a pod of a job that is over may stay for long. Nobody is promised its room, as with pods of others."""
+    over_s = now - (record.ended_at or 0.0)
+    return over_s >= END_S and _may_work_on(pod, record, over_s)
 
 
 def _is_in_the_way(doom: Doom, patient: bool) -> bool:

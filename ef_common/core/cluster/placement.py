@@ -107,6 +107,15 @@ def fits(request: Resources, left: Resources) -> bool:
     return all(left.get(name, 0) >= amount for name, amount in request.items() if amount)
 
 
+def without(nodes: Iterable[Node], pods: Iterable[Pod]) -> list[Node]:
+    """The nodes, less what these pods take of them. Cost: O(nodes + pods)."""
+    left = {node.name: dict(node.free) for node in nodes}
+    for pod in pods:
+        if pod.node in left:
+            _take(left[pod.node], pod.request)
+    return [Node(name, free) for name, free in left.items()]
+
+
 def _take(left: dict[str, int], request: Resources) -> None:
     for name, amount in request.items():
         left[name] = left.get(name, 0) - amount
