@@ -70,7 +70,7 @@ def train(
         pl,
         strategy(**elastic),
         callbacks=callbacks,
-        enable_checkpointing=True,
+        enable_checkpointing=saves is not None,
         max_epochs=options.pop("max_epochs", 1),
         max_steps=options.pop("max_steps", -1),
     )
