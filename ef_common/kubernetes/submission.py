@@ -89,6 +89,8 @@ class Submission:
     def _pod(self) -> Json:
         """A pod that the strictest standard for pods allows."""
         run = [option for option in self.run if not option.startswith(_AUTOSCALE)]
+        claimed = {path.rstrip("/") for path in (self.claims or {}).values()}
+        volumes = {name: (path, kind) for name, (path, kind) in _VOLUMES.items() if path not in claimed}
         container: Json = {
             "name": "worker",
             "image": self.image,
@@ -99,7 +101,7 @@ class Submission:
                 "readOnlyRootFilesystem": True,
                 "capabilities": {"drop": ["ALL"]},
             },
-            "volumeMounts": [{"name": name, "mountPath": path} for name, (path, _) in _VOLUMES.items()],
+            "volumeMounts": [{"name": name, "mountPath": path} for name, (path, _) in volumes.items()],
         }
         if self.resources:
             container["resources"] = {"limits": dict(self.resources)}
@@ -108,7 +110,7 @@ class Submission:
         pod: Json = {
             "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
             "containers": [container],
-            "volumes": [{"name": name, "emptyDir": dict(kind)} for name, (_, kind) in _VOLUMES.items()],
+            "volumes": [{"name": name, "emptyDir": dict(kind)} for name, (_, kind) in volumes.items()],
         }
         for number, (claim, path) in enumerate((self.claims or {}).items()):
             pod["securityContext"]["fsGroup"] = _GROUP  # else root alone may write there

@@ -106,6 +106,13 @@ def test_submitted_pods_have_shared_memory_for_loaders_with_processes() -> None:
     assert {"name": name, "emptyDir": {"medium": "Memory"}} in pod["volumes"]
 
 
+def test_volume_of_the_users_takes_the_place_of_one_of_ours() -> None:
+    pod = submitted("--volume=runs=/dev/shm/", "train.py")["spec"]["template"]["spec"]
+    places = [one["mountPath"].rstrip("/") for one in pod["containers"][0]["volumeMounts"]]
+    assert sorted(places) == ["/dev/shm", "/run/elasticflow", "/tmp"]
+    assert len(pod["volumes"]) == 3
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
