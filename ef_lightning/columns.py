@@ -49,6 +49,11 @@ class Columns(Dataset[Any]):
         return tuple(rows) if self._names is None else dict(zip(self._names, rows, strict=True))
 
 
+def _is_array(data: Any) -> bool:
+    """Whether it is one array. A data set may have a shape, or a type, too."""
+    return hasattr(data, "shape") and any(hasattr(data, name) for name in ("dtype", "__array__", _CUDA))
+
+
 def _tensor_of(column: Any) -> Tensor:
     try:
         if hasattr(column, "__array__") and not isinstance(column, Tensor) and not hasattr(column, _CUDA):
@@ -79,7 +84,7 @@ def loader_of(data: Any, *, batch_size: int, shuffle: bool) -> DataLoader[Any]:
         return data
     if isinstance(data, tuple | Mapping):
         data = Columns(data)
-    elif any(hasattr(data, name) for name in ("dtype", "__array__", _CUDA)) and not isinstance(data, Dataset):
+    elif _is_array(data) and not isinstance(data, Dataset):
         data = Columns((data,))
     elif not isinstance(data, Dataset) and not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         raise UsageError(

@@ -30,7 +30,6 @@ class Metrics:
         self._lock = threading.Lock()
         self._counts = {"pods_created": 0, "pods_deleted": 0, "looks": 0}
         self._gauges: dict[str, float] = {"leads": 0, "pods_wanted": 0, "pods_alive": 0, "jobs_waiting": 0}
-        self._gauges["jobs_failing"] = 0
         self._failing: tuple[str, ...] = ()
         self._phases: dict[str, int] = {}
         self._answers: Counter[tuple[str, int]] = Counter()  # by verb and status; 0 for none
@@ -64,7 +63,7 @@ class Metrics:
             self._gauges["leads"] = float(leads)
             self._lived_at = None
             if not leads:
-                self._gauges["jobs_failing"], self._failing = 0.0, ()
+                self._failing = ()
 
     def looked(self, now: float) -> None:
         """It has looked at everything, and has done what could be done."""
@@ -97,7 +96,6 @@ class Metrics:
             self._gauges["pods_wanted"] = sum(wanted)
             self._gauges["pods_alive"] = sum(len(job.alive) for job in jobs.values())
             self._gauges["jobs_waiting"] = len(waiting)
-            self._gauges["jobs_failing"] = len(failing)
             self._failing = tuple(failing)
 
     def hangs(self, now: float) -> bool:
@@ -117,6 +115,7 @@ class Metrics:
         with self._lock:
             lines = [f"elasticflow_controller_{name}_total {value}" for name, value in self._counts.items()]
             lines += [f"elasticflow_controller_{name} {value:g}" for name, value in self._gauges.items()]
+            lines.append(f"elasticflow_controller_jobs_failing {len(self._failing)}")
             lines += [f'elasticflow_controller_jobs{{phase="{name}"}} {value}' for name, value in self._phases.items()]
             lines += [
                 f'elasticflow_controller_api_answers_total{{verb="{verb}",code="{code}"}} {value}'

@@ -103,6 +103,29 @@ class ManyPositions(Positions):
     batch_size = 4
 
 
+class Drawing(Positions):
+    """Draws random numbers when an epoch begins, as data do that are read from their beginning."""
+
+    def __init__(self, done: list[str]) -> None:
+        super().__init__()
+        self._done = done
+
+    def begin(self, epoch: int, *, seed: int, cursor: int = 0) -> None:
+        self._done.append(f"begins {epoch}")
+
+    def batch(self, positions: Any) -> list[int]:
+        self._done.append("batch")
+        return super().batch(positions)
+
+
+def test_state_of_random_numbers_is_that_of_the_first_step_whatever_the_source_draws_before() -> None:
+    done: list[str] = []
+    data = TrainingData(Drawing(done), World("a"), log=EventLog(None, "a"))  # type: ignore[arg-type]
+    data.on_begin = lambda goes_on: done.append(f"goes on: {goes_on}")
+    take(next(data.batches()))
+    assert done == ["begins 0", "goes on: False", "batch"]
+
+
 def test_batch_that_the_job_chooses_is_dealt_and_told_in_the_middle_of_an_epoch() -> None:
     world = World("a", "b")
     data = TrainingData(ManyPositions(), world, log=EventLog(None, "a"))  # type: ignore[arg-type]

@@ -744,6 +744,8 @@ def test_job_that_cannot_be_decided_on_keeps_its_pods_and_the_others_are_acted_o
     assert messages[0].exc_info[0] is OverflowError
     assert controller._metrics.health == "ok, but it cannot decide on here/a\n"
     assert "elasticflow_controller_jobs_failing 1" in controller._metrics.text()
+    controller._metrics.leads(False)
+    assert controller._metrics.health == "ok\n", "another controller acts, and tells of it"
     assert [one for one in api.list(EVENTS)[0] if "OverflowError('too many')" in one["message"]]
     monkeypatch.setattr(rules, "_advance", end_of)
     controller._look()

@@ -242,7 +242,13 @@ def test_job_whose_directory_is_lost_ends_well(
 
 @pytest.mark.parametrize(
     ("given", "told"),
-    [("runs/one", "{here}/runs/one"), ("~/one", "/home/me/one"), ("s3://bucket/one", "s3://bucket/one")],
+    [
+        ("runs/one", "{here}/runs/one"),
+        ("runs/11:30", "{here}/runs/11:30"),
+        ("~/one", "/home/me/one"),
+        ("s3://bucket/one", "s3://bucket/one"),
+        ("file:one", "file:one"),
+    ],
 )
 @pytest.mark.parametrize("as_option", [True, False])
 def test_places_are_absolute_so_that_a_script_may_change_its_working_directory(

@@ -82,8 +82,19 @@ class Table:
         return {"x": X[index], "y": int(Y[index])}
 
 
-def test_data_set_that_has_a_shape_is_read_by_its_numbers() -> None:
-    first, _ = batches(Table())
+class Typed(Table):
+    """One that is told which type it makes."""
+
+    dtype = torch.float32
+
+    @property
+    def shape(self) -> Any:  # type: ignore[override]
+        raise AttributeError
+
+
+@pytest.mark.parametrize("data_set", [Table(), Typed()])
+def test_data_set_that_has_a_shape_or_a_type_is_read_by_its_numbers(data_set: Table) -> None:
+    first, _ = batches(data_set)
     assert first["y"].tolist() == [0, 1, 2, 3]
 
 

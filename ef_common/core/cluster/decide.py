@@ -290,9 +290,9 @@ def _end(job: Job, now: float) -> Decision:
     """
     record = job.record
     cause, why = (record.cause, record.why) if record.is_over else (Cause.NONE, "its user wants no pods")
-    over_s = now - (record.ended_at or 0.0)
+    over_s = _over_s(record, now)
     patient = record.is_over and over_s < END_S
-    go = [pod for pod in job.alive if not _may_work_on(pod, record, over_s)]
+    go = [pod for pod in job.alive if not _may_work_on(pod, record, now)]
     new = replace(record, leaving=record.leaving | {pod.uid for pod in go}, cause=cause, why=why)
     others = [doom for doom in _leftovers(job, now) if _is_in_the_way(doom, patient) or not record.is_over]
     works = any(pod.running for pod in job.alive)
@@ -300,17 +300,21 @@ def _end(job: Job, now: float) -> Decision:
     return Decision(new, (*_dooms(job, go, why=why), *others), why=why, remove=remove)
 
 
-def _may_work_on(pod: Pod, record: Record, over_s: float) -> bool:
-    """Whether a pod may still run so long after the end of its job. One that looks for the job has never trained."""
+def _over_s(record: Record, now: float) -> float:
+    """How long ago a job has ended."""
+    return now - (record.ended_at or 0.0)
+
+
+def _may_work_on(pod: Pod, record: Record, now: float) -> bool:
+    """Whether a pod may still run after the end of its job. One that looks for the job has never trained."""
     if not record.is_over or not pod.running:
         return False
-    return over_s < (WORKS_S if record.phase is JobPhase.SUCCEEDED and not pod.seeks else END_S)
+    return _over_s(record, now) < (WORKS_S if record.phase is JobPhase.SUCCEEDED and not pod.seeks else END_S)
 
 
 def _works_on(pod: Pod, record: Record, now: float) -> bool:
     """Whether a pod of a job that is over may stay for long. Nobody is promised its room, as with pods of others."""
-    over_s = now - (record.ended_at or 0.0)
-    return over_s >= END_S and _may_work_on(pod, record, over_s)
+    return _over_s(record, now) >= END_S and _may_work_on(pod, record, now)
 
 
 def _is_in_the_way(doom: Doom, patient: bool) -> bool:
