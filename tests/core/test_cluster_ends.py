@@ -127,6 +127,12 @@ def test_room_of_pods_that_work_on_is_promised_to_no_job_that_waits() -> None:
     assert gone(later["a"]) == []
 
 
+def test_pod_that_works_on_takes_its_room_once() -> None:
+    over = one(ending(at(0), ended(1)), nodes(2), AT)
+    found = decide([ending(at(0), record=over.record), job("b", 1, 1, created=1.0)], nodes(2), AT + END_S)
+    assert found["b"].create == (0,)
+
+
 def test_job_gives_up_pods_for_one_that_waits_although_pods_of_a_job_that_is_over_work_on() -> None:
     runs = running("c", 1, 2, 0, pods=(pod(0, "n2", key="c"), pod(1, "n3", key="c")))
     found = decide([evaluating(), runs, job("b", 1, 2, created=1.0)], nodes(1, 1, 1, 1), AT + END_S)
