@@ -173,14 +173,26 @@ def test_throughput_of_each_size_is_measured_and_told(make: Any, heard: Heard) -
     assert policy.seen[-1].batch_size == 96
 
 
-def test_pauses_and_long_steps_do_not_count(make: Any) -> None:
+def test_rare_steps_that_take_long_do_not_count(make: Any) -> None:
     job = Job(2)
     scaler, _, _ = make(job)
     for _ in range(6):
-        job.train(scaler, 9)
+        job.train(scaler, 49)
         job.train(scaler, 1, took_s=30.0)  # with a validation, say
-    assert scaler.history.measures
-    assert all(150 < measure.throughput < 250 for measure in scaler.history.measures)
+    assert [round(measure.throughput) for measure in scaler.history.measures] == [200]
+
+
+def test_steps_that_wait_for_data_count(make: Any, heard: Heard) -> None:
+    """Eight batches come at once, and then the training waits for the next eight: it is not as quick as in between."""
+    job = Job(2)
+    scaler, _, _ = make(job)
+    for _ in range(24):
+        job.train(scaler, 7)
+        job.train(scaler, 1, took_s=30.0)
+    measured = [record for record in heard.records if record["kind"] == "throughput"]
+    num_samples = sum(one["samples_per_s"] * one["seconds"] for one in measured[2:])
+    seconds = sum(one["seconds"] for one in measured[2:])
+    assert num_samples / seconds == pytest.approx(8 * 64 / (7 * 0.32 + 30.0), rel=0.1)
 
 
 def test_cost_of_a_change_is_learned_and_told(make: Any, heard: Heard) -> None:

@@ -397,7 +397,6 @@ def _without_old_refusal(job: Object, record: Record) -> Record:
 
 def record_of(status: Object) -> Record:
     """What is on record of a job."""
-    refusal = status.get("refusal")
     return Record(
         phase=JobPhase(status.get("phase") or "Pending"),
         starts=status.get("starts", 0),
@@ -407,13 +406,17 @@ def record_of(status: Object) -> Record:
         crashed_at=seconds(status.get("crashedAt")),
         lost=status.get("lost", ""),
         cap=status.get("cap"),
-        refusal=Refusal(refusal["limit"], seconds(refusal["until"]), refusal["why"]) if refusal else None,
+        refusal=_refusal_of(status["refusal"]) if status.get("refusal") else None,
         asked=status.get("asked", 0),
         asked_at=seconds(status.get("askedAt")),
         ended_at=seconds(status["endedAt"]) if status.get("endedAt") else None,
         cause=_cause_of(status),
         why=status.get("reason", ""),
     )
+
+
+def _refusal_of(refusal: Object) -> Refusal:
+    return Refusal(refusal["limit"], seconds(refusal["until"]), refusal["why"], refusal.get("tries", 1))
 
 
 def _cause_of(status: Object) -> Cause:

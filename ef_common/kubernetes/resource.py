@@ -365,7 +365,7 @@ def _status() -> Json:
         "required": ["type", "status"],
         "properties": dict.fromkeys(("type", "status", "reason", "message", "lastTransitionTime"), text),
     }
-    refusal = {"type": "object", "properties": {"limit": number, "until": text, "why": text}}
+    refusal = {"type": "object", "properties": {"limit": number, "until": text, "why": text, "tries": number}}
     long = {"type": "integer", "format": "int64"}
     change = {"type": "object", "properties": {"time": text, "training": number, "generation": long, "step": long}}
     return {

@@ -82,7 +82,8 @@ def status_of(thing: Object, job: Job, decision: Decision, *, now: float, told: 
         status["endedAt"] = time_of(record.ended_at)
     if record.refusal is not None:
         refusal = record.refusal
-        status["refusal"] = {"limit": refusal.limit, "until": time_of(refusal.until), "why": refusal.why}
+        until = time_of(refusal.until)
+        status["refusal"] = {"limit": refusal.limit, "until": until, "why": refusal.why, "tries": refusal.tries}
     before = (thing.get("status") or {}).get("conditions") or ()
     training = None if job.report is None or told is None or told.workers is None else job.report.nodes
     resizing = _resizing(decision, status["running"], training, _said_by_workers(told, before))

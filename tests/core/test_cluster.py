@@ -26,7 +26,7 @@ from ef_common.core.cluster import (
     decide,
     refused,
 )
-from ef_common.core.cluster.decide import END_S, LOST_S, RELEASE_S, RETRY_S, START_S, STEADY_S, TRY_S
+from ef_common.core.cluster.decide import END_S, LOST_S, MOST_RETRY_S, RELEASE_S, RETRY_S, START_S, STEADY_S, TRY_S
 from ef_common.core.cluster.state import FAILED, FINISHED, LEFT
 from tests.core import cluster_model
 from tests.core.cluster_model import EXITS, GPU, ONE, Cluster, Controller, Served
@@ -447,6 +447,53 @@ def test_pods_that_the_scheduler_places_nowhere_are_taken_back_and_tried_again_l
     assert one(rest, nodes(4), TRY_S + 1 + RETRY_S).create == (2, 3)
 
 
+def test_each_refusal_in_a_row_doubles_the_time_until_room_is_taken_from_others_again() -> None:
+    """A job that cannot use more room: each try takes a pod from another job, in vain."""
+    a, b, now = running("a", 1, 4, 2), running("b", 1, 4, 4), 0.0
+    late = pod(2, "", unschedulable_since=0.0, running=False)
+    pauses = []
+    for _ in range(6):
+        refused_at = decide([replace(a, pods=(*pods(2), late)), b], nodes(6), now + TRY_S + 1)["a"]
+        refusal = refused_at.record.refusal
+        assert refusal is not None
+        pauses.append(refusal.until - now - TRY_S - 1)
+        a = replace(a, record=refused_at.record)
+        found = decide([a, b], nodes(6), refusal.until - 1)
+        assert (found["a"].wanted, gone(found["b"])) == (2, [])
+        a, now = replace(a, record=found["a"].record), refusal.until
+        found = decide([a, b], nodes(6), now)
+        assert (found["a"].wanted, gone(found["b"])) == (3, ["b-3"])
+        assert found["a"].record.cause is Cause.NONE, "it is tried again"
+        a, late = replace(a, record=found["a"].record), replace(late, unschedulable_since=now)
+    assert pauses == [RETRY_S, 2 * RETRY_S, 4 * RETRY_S, 8 * RETRY_S, MOST_RETRY_S, MOST_RETRY_S]
+
+
+def test_refusals_are_no_row_once_a_pod_has_found_a_node_or_none_was_refused_for_long() -> None:
+    record = Record(JobPhase.RUNNING, refusal=Refusal(2, 100.0, "quota", tries=5))
+
+    def after(num_pods: int, now: float) -> Refusal | None:
+        return one(running("a", 1, 4, num_pods, record=record), nodes(8), now).record.refusal
+
+    assert after(2, 101.0) == after(1, 101.0) == record.refusal
+    assert after(3, 99.0) == record.refusal
+    assert after(3, 101.0) is None
+    assert after(2, 99.0 + MOST_RETRY_S) == record.refusal
+    assert after(2, 100.0 + MOST_RETRY_S) is None
+
+
+def test_pod_that_is_refused_while_nothing_more_is_tried_lengthens_no_pause() -> None:
+    """It was to replace one that was lost meanwhile."""
+    record = Record(JobPhase.RUNNING, refusal=Refusal(3, 500.0, "quota", tries=2))
+    there = (*pods(2), pod(2, "", unschedulable_since=100.0, running=False))
+    now = 101.0 + TRY_S
+    found = one(running("a", 1, 4, 0, pods=there, record=record), nodes(8), now).record.refusal
+    assert found == Refusal(2, now + 2 * RETRY_S, "the scheduler finds no node for more pods", tries=2)
+    said = refused(job(pods=there), Decision(record), 0, now=500.0, why="quota")
+    assert said == Refusal(3, 500.0 + 4 * RETRY_S, "quota", tries=3)
+    many = refused(job(), Decision(replace(record, refusal=Refusal(0, 0.0, "", tries=2**31))), 0, now=0.0, why="quota")
+    assert many.until == MOST_RETRY_S
+
+
 def test_job_that_was_refused_a_pod_has_no_more_than_it_has_then() -> None:
     there = (*pods(4), pod(4, gone_by=9.0), pod(5, ended=True))
     decision = Decision(Record(leaving=frozenset({"a0", "a4"})))
@@ -723,14 +770,18 @@ def settle(cluster: Cluster, *, rounds: int = 60, num_quiet: int = 4) -> None:
 
     Args:
         cluster: The cluster.
-        rounds: How many minutes that takes at most.
-        num_quiet: How many of them nothing happens: longer than a refusal lasts.
+        rounds: How many minutes that takes at most, beside those in which everybody waits for the end of a refusal.
+        num_quiet: How many of them nothing happens.
     """
     cluster.mend()
     quiet = 0
     for _ in range(rounds):
         acts = [cluster.turn(controller) for controller in cluster.controllers]
         cluster.now += 61.0
+        if not any(acts):
+            refusals = [served.job.record.refusal for served in cluster.jobs.values()]
+            refusals += [one for controller in cluster.controllers for one in controller.refusals.values()]
+            cluster.now = max([cluster.now, *(one.until for one in refusals if one is not None)])
         quiet = 0 if any(acts) else quiet + 1
         if quiet > num_quiet:
             return

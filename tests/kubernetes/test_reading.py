@@ -424,7 +424,7 @@ RECORD = Record(
     crashed_at=1e9 + 0.25,
     lost="a-1 ended with status 137",
     cap=2,
-    refusal=Refusal(2, 1e9 + 7.5, "no node"),
+    refusal=Refusal(2, 1e9 + 7.5, "no node", tries=3),
     asked=3,
     asked_at=1e9 + 0.5,
     ended_at=1e9,

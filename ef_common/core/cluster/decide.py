@@ -62,7 +62,9 @@ TRY_S = 15.0
 START_S = 300.0
 """A pod that does not start in this time on its node is told of: a large image may take as long."""
 RETRY_S = 120.0
-"""After a refusal, no more pods are tried in this time."""
+"""After a refusal, no more pods are tried in this time; after the next one in a row in twice that time, and so on."""
+MOST_RETRY_S = 1800.0
+"""Nor longer than this. Each try may take room from other jobs, in vain."""
 END_S = 60.0
 """How long the other pods of a job that has failed may take to end by themselves, and other containers of any job."""
 WORKS_S = 86400.0
@@ -95,7 +97,7 @@ def decide(
     stay = {pod.uid: pod for job in read if job.record.is_over for pod in job.alive if _works_on(pod, job.record, now)}
     taking = [pod for job in read for pod in job.pods if pod.takes_room and pod.uid not in stay]
     limits = {job.key: _limit(job, now) for job in open_jobs}
-    spares = {job.key: _spares(job, limits[job.key]) for job in open_jobs}
+    spares = {job.key: _spares(job, limits[job.key], now) for job in open_jobs}
     rest = without(nodes, stay.values())
     found = shares(open_jobs, rest, taking=taking, limits=limits, spares=spares, policy=policy)
     dealt = {share.job.key: share for share in found}
@@ -113,7 +115,14 @@ def refused(job: Job, decision: Decision, num_created: int, *, now: float, why: 
         why: In words.
     """
     alive = sum(pod.alive and pod.uid not in decision.record.leaving for pod in job.pods)
-    return Refusal(alive + num_created, now + RETRY_S, why)
+    return _next_refusal(decision.record, alive + num_created, now, why)
+
+
+def _next_refusal(record: Record, limit: int, now: float, why: str) -> Refusal:
+    """A refusal, after that on record. One while nothing more is tried is no new one: a pod was to replace another."""
+    before = record.refusal
+    tries = 1 if before is None else before.tries + (now >= before.until)
+    return Refusal(limit, now + min(RETRY_S * 2.0 ** min(tries - 1, 60), MOST_RETRY_S), why, tries)
 
 
 def rests_on_pods(before: Record, after: Record) -> bool:
@@ -201,12 +210,17 @@ def _goes_on(job: Job, now: float) -> bool:
 
 
 def _refusal(job: Job, record: Record, now: float) -> Refusal | None:
-    """Whether the scheduler finds no node for pods of this job, by rules that the shares do not know."""
-    alive = [pod for pod in job.alive if pod.uid not in record.leaving]
+    """Whether the scheduler finds no node for pods of this job, by rules that the shares do not know.
+
+    A refusal is forgotten once more pods have found a node than were there, and if none has followed for long.
+    """
+    alive, before = [pod for pod in job.alive if pod.uid not in record.leaving], record.refusal
+    placed = sum(bool(pod.node) for pod in alive)
     if any(pod.unschedulable_since is not None and now - pod.unschedulable_since > TRY_S for pod in alive):
-        placed = sum(bool(pod.node) for pod in alive)
-        return Refusal(placed, now + RETRY_S, "the scheduler finds no node for more pods")
-    return record.refusal if record.refusal is not None and now < record.refusal.until else None
+        return _next_refusal(record, placed, now, "the scheduler finds no node for more pods")
+    if before is None or now < before.until:
+        return before
+    return before if placed <= before.limit and now < before.until + MOST_RETRY_S else None
 
 
 def _hear(job: Job, record: Record, now: float) -> Record:
@@ -230,7 +244,7 @@ def _has_left(pod: Pod) -> bool:
 
 
 def _limit(job: Job, now: float) -> int:
-    record, limits = job.record, [job.maximum, *_caps(job)]
+    record, limits = job.record, [job.maximum, *_caps(job, now)]
     if job.autoscales:
         has = len(job.alive)
         is_new = now < record.asked_at + RELEASE_S
@@ -238,21 +252,27 @@ def _limit(job: Job, now: float) -> int:
     return min(limits)
 
 
-def _caps(job: Job) -> list[int]:
+def _caps(job: Job, now: float) -> list[int]:
     """Up to how many pods it may grow, spares included. It keeps those that are on nodes: nobody has refused these."""
     record, has = job.record, sum(bool(pod.node) for pod in job.alive)
-    not_refused = None if record.refusal is None else record.refusal.limit
+    refusal = _refusal_at(record, now)
+    not_refused = None if refusal is None else refusal.limit
     return [max(limit, has) for limit in (not_refused, record.cap) if limit is not None]
 
 
-def _spares(job: Job, limit: int) -> int:
+def _refusal_at(record: Record, now: float) -> Refusal | None:
+    """The refusal for which no more pods are tried now; None if they are."""
+    return record.refusal if record.refusal is not None and now < record.refusal.until else None
+
+
+def _spares(job: Job, limit: int, now: float) -> int:
     """How many pods it may have beyond the limit. If the training takes more than that, they would be no spares."""
     takes = job.takes or job.maximum
     if job.autoscales:
         if not job.record.asked:
             return 0
         takes = max(job.minimum, min(takes, job.record.asked))
-    most = min([takes + job.spares, *_caps(job)])
+    most = min([takes + job.spares, *_caps(job, now)])
     return max(0, most - limit) if limit >= takes else 0
 
 
@@ -354,9 +374,9 @@ def _lost(job: Job, share: Share, now: float) -> str:
 
 def _why(job: Job, share: Share, now: float, lost: str = "") -> tuple[Cause, str]:
     """Why a job that is not over is in its phase, in one word and in a sentence."""
-    record = job.record
-    if share.waits and record.refusal is not None and record.refusal.limit < job.minimum:
-        return Cause.REFUSED, record.refusal.why
+    record, refusal = job.record, _refusal_at(job.record, now)
+    if share.waits and refusal is not None and refusal.limit < job.minimum:
+        return Cause.REFUSED, refusal.why
     if share.waits and (record.cap is None or record.cap >= job.minimum):
         return Cause.NO_ROOM, f"there is no room for {job.minimum} pods, the minimum"
     first = min((pod for pod in share.kept if pod.problem), key=lambda pod: pod.index, default=None)

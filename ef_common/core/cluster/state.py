@@ -128,11 +128,13 @@ class Refusal:
         limit: How many the job has had then, and has at most.
         until: When more are tried again.
         why: In words.
+        tries: How often in a row more pods were refused. It stays on record for a while after `until`.
     """
 
     limit: int
     until: float
     why: str
+    tries: int = 1
 
 
 @dataclass(frozen=True, slots=True)
