@@ -16,7 +16,7 @@ import numpy as np
 from torch.utils.data import DataLoader
 
 from ef_common.data.torch_loader import Plan
-from ef_common.data.torch_order import batch_size_of, compact, is_computed, num_drawn, num_samples, order_of
+from ef_common.data.torch_order import batch_size_of, compact, data_of, is_computed, num_drawn, num_samples, order_of
 from ef_common.session import Session
 from ef_lightning.data_workers import itself, planned_for
 from ef_lightning.reading import Places, Planned
@@ -71,7 +71,7 @@ class JointReading:
     def __init__(self, joint: JointLoader) -> None:
         loaders: list[DataLoader[Any]] = joint.loaders
         self.given = joint.several.iterables
-        self.data: Sequence[Any] = [loader.dataset for loader in loaders]
+        self.data: Sequence[Any] = [data_of(loader) for loader in loaders]
         self.planned: Planned = _JointPlanned(loaders, joint.unflatten)
         self.batch_size = 1
         self.num_samples = sum(batch_size_of(loader) for loader in loaders)

@@ -12,7 +12,7 @@ import numpy as np
 from torch.utils.data import DataLoader
 
 from ef_common.data.torch_loader import Plan
-from ef_common.data.torch_order import batch_size_of, is_computed, num_samples, order_of
+from ef_common.data.torch_order import batch_size_of, data_of, is_computed, num_samples, order_of
 from ef_common.session import Session
 from ef_lightning.data_workers import planned_for
 from ef_lightning.order import limited
@@ -96,7 +96,7 @@ class SampleReading:
 
     def __init__(self, loader: DataLoader[Any], *, seeded: bool = False) -> None:
         self.given = loader
-        self.data: Sequence[Any] = [loader.dataset]
+        self.data: Sequence[Any] = [data_of(loader)]
         self.planned: Planned = planned_for(loader, seeded=seeded)
         self.batch_size = self.num_samples = batch_size_of(loader)
         self.is_computed = is_computed(loader)

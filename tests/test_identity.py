@@ -10,9 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, random_split
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    Sampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    random_split,
+)
 
 from ef_common.data.identity import DataComparison, Identity, identity_of
+from ef_common.data.torch_order import data_of
 from ef_common.errors import UsageError
 from ef_common.session import Session
 from tests.collectives.cluster import Cluster
@@ -75,6 +85,23 @@ class Unwilling(Dataset[str]):
 def test_what_tells_data_apart(this: Any, other: Any, differs_in: set[str]) -> None:
     first, second = identity_of([this]), identity_of([other])
     assert {what for what in first if first[what] != second[what]} == differs_in
+
+
+def test_sampler_that_draws_a_part_without_a_seed_makes_other_data_of_them() -> None:
+    """The split of many tutorials: a random permutation, and a sampler for each of its parts."""
+
+    def part(seed: int, kind: type[Sampler[int]] = SubsetRandomSampler) -> Identity:
+        indices = np.random.default_rng(seed).permutation(100)[:80].tolist()
+        return identity_of([data_of(DataLoader(TensorDataset(ROWS), 4, sampler=kind(indices)))])  # type: ignore[call-arg]
+
+    first, second, again = part(1), part(2), part(1)
+    assert first == again
+    assert {what for what in first if first[what] != second[what]} == {"indices"}
+
+    class Drawing(SubsetRandomSampler):
+        """Its indices may be those that it has drawn last."""
+
+    assert part(1, Drawing) == part(2, Drawing) == identity_of([TensorDataset(ROWS)])
 
 
 def test_data_set_that_stands_in_itself_is_looked_at_once() -> None:

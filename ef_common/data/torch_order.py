@@ -6,19 +6,24 @@ import inspect
 from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
-from torch import Tensor
-from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+from torch import Generator, Tensor
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Subset, SubsetRandomSampler
 
 from ef_common.collectives import torch_operations as operations
 from ef_common.core import sharding
+from ef_common.data.seeds import numbers_of
 from ef_common.errors import UsageError
 from ef_common.session import Session
 
 _RANKS = ("rank", "_rank", "shard_id", "shard_index", "process_index")
 _WORLD_SIZES = ("num_replicas", "world_size", "_world_size", "num_shards", "num_processes")
 """What samplers that divide the samples by themselves call a worker's number and the number of workers."""
+
+
+_have_drawn: WeakSet[DataLoader[Any]] = WeakSet()  # of whose sampler this process has drawn
 
 
 def batch_size_of(loader: DataLoader[Any]) -> int:
@@ -54,15 +59,36 @@ def order_of(
     sampler = _sampler(loader)
     if is_computed(loader):
         return computed_order(loader, seed=seed, epoch=epoch, stream=stream)
-    drawn = drawn_by_first(
-        session, lambda: sent(order_from(list(islice(sampler, len(sampler))))), what="the sampler's indices"
-    )
-    order = order_from(drawn)
+    own = _drawn(loader, [seed, epoch, *stream])  # in all members, so that each sampler goes on
+    order = order_from(drawn_by_first(session, lambda: own, what="the sampler's indices"))
     if len(order) < len(sampler):
         raise UsageError(
             f"the sampler draws fewer samples than its `__len__` says. Expected: {len(sampler)}. Received: {len(order)}"
         )
     return order
+
+
+def _drawn(loader: DataLoader[Any], key: list[int]) -> np.ndarray | list[Any]:
+    """What the user's sampler draws, as a plain tree.
+
+    The generator of one that begins to draw in a later epoch, in a newcomer or after a new start, would repeat the
+    draws of the first one: it is made a function of what it was seeded with and of (seed, epoch, stream).
+    """
+    sampler, epoch = _sampler(loader), key[1]
+    if epoch > 0 and loader not in _have_drawn:
+        for value in vars(sampler).values() if hasattr(sampler, "__dict__") else ():
+            if isinstance(value, Generator):
+                high, low = numbers_of([value.initial_seed(), *key], 2)
+                value.manual_seed(high << 32 | low)
+    _have_drawn.add(loader)
+    return sent(order_from(list(islice(sampler, len(sampler)))))
+
+
+def data_of(loader: DataLoader[Any]) -> Any:
+    """What the samples are drawn from: the data set, or what a `SubsetRandomSampler` leaves of it."""
+    sampler: Any = getattr(loader.batch_sampler, "sampler", None)
+    is_part = type(sampler) is SubsetRandomSampler
+    return Subset(loader.dataset, sampler.indices) if is_part else loader.dataset
 
 
 def computed_order(loader: DataLoader[Any], *, seed: int, epoch: int, stream: tuple[int, ...] = ()) -> np.ndarray:

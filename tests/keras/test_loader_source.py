@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("keras")
 
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, SubsetRandomSampler
 
 from ef_common.collectives.codec import ARRAYS
 from ef_common.core.view import SOLO
@@ -84,3 +84,20 @@ def test_pairs_that_a_sampler_draws_reach_the_data_set_as_they_are(settings: dic
     for each in (source, newcomers):
         assert [sample for places in positions for sample in each.batch(places)] == PAIRS
         each.close()
+
+
+def test_another_part_of_the_same_data_is_found_in_the_first_batch() -> None:
+    """All read the samples that rank 0 has drawn, so only the indices of the sampler differ."""
+
+    def checksums(part: range) -> Any:
+        given: Any = Loader(SimpleNamespace(_dataloader=DataLoader(Echo(), 2, sampler=SubsetRandomSampler(part))))
+        given.made_of = lambda batch: batch
+        source = LoaderSource(given)
+        source.begin(0, seed=1)
+        source.put_in_order([0, [3, 2, 1, 0], None])
+        try:
+            return source.checksums(0)
+        finally:
+            source.close()
+
+    assert checksums(range(4)) == checksums(range(4)) != checksums(range(1, 5))

@@ -6,13 +6,16 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from torch.utils.data import RandomSampler, SequentialSampler, WeightedRandomSampler
 
 from ef_common.core import sharding
 from ef_common.core.sharding import EpochProgress, Window
 from ef_common.data.dealer import ranges_of
-from ef_common.data.torch_order import is_computed, num_samples
+from ef_common.data.torch_order import is_computed, num_samples, order_of
+from ef_common.session import Session
 from ef_lightning.order import before_limit, limited
+from tests.collectives.cluster import Cluster, Died
 from tests.lightning import training
 
 
@@ -51,6 +54,39 @@ def test_dropping_the_last_batch_drops_its_samples() -> None:
 )
 def test_only_plain_orders_are_computed(sampler: object, computed: bool) -> None:
     assert is_computed(training.loader(9, sampler=sampler)) is computed
+
+
+def drawn(num_members: int, *, epochs: range, lost_after: int | None = None, seed: int = 0) -> list[list[int]]:
+    """The orders of these epochs, drawn by a sampler with a generator, in a world whose rank 0 may be lost."""
+
+    def member(session: Session, rank: int) -> list[list[int]]:
+        generator = torch.Generator().manual_seed(seed)
+        sampler = WeightedRandomSampler([1.0 + i % 3 for i in range(20)], 20, generator=generator)
+        loader, orders = training.loader(20, sampler=sampler), []
+        for epoch in epochs:
+            orders.append(order_of(loader, session, seed=7, epoch=epoch).tolist())
+            if epoch == lost_after and rank == 0:
+                raise Died
+        return orders
+
+    first, *others = [orders for orders in Cluster(num_members).run(member) if orders is not None]
+    assert all(orders == first for orders in others)
+    return first
+
+
+def test_sampler_with_a_generator_goes_on_as_if_rank_0_had_not_been_lost() -> None:
+    undisturbed = drawn(1, epochs=range(4))
+    generator = torch.Generator().manual_seed(0)
+    plain = WeightedRandomSampler([1.0 + i % 3 for i in range(20)], 20, generator=generator)
+    assert undisturbed == [list(plain) for _ in range(4)]
+    assert drawn(3, epochs=range(4), lost_after=1) == undisturbed
+
+
+def test_sampler_that_begins_in_a_later_epoch_repeats_no_draws() -> None:
+    """In a newcomer, or after a new start: its generator is where that of epoch 0 was."""
+    first, later = drawn(1, epochs=range(3)), drawn(1, epochs=range(3, 6))
+    assert len({tuple(order) for order in first + later}) == 6
+    assert later == drawn(2, epochs=range(3, 6)) != drawn(1, epochs=range(3, 6), seed=1)
 
 
 @pytest.mark.parametrize(
