@@ -88,6 +88,8 @@ _IN_FLIGHT_S = 0.5
 
 _DOWNLINK_S, _MAX_DOWNLINK_S = 1.0, 60.0
 """How long it may take to connect once more, and what may lie between the ends of both connections."""
+_ASK_S = 0.5
+"""The second connection is asked for so long after the first one has come about, or with the first heartbeat."""
 
 _MESSAGES: Mapping[str, Callable[[str, int], membership.Event | wire.Bye]] = {
     "ready": lambda worker, training: membership.Ready(worker, max(1, training)),
@@ -171,6 +173,7 @@ class Client:
         self._downlink: CoordinatorLink | None = None  # a second connection to the coordinator that it has
         self._hears_downlink = False  # the coordinator speaks there alone
         self._downlink_s, self._downlink_at = _DOWNLINK_S, -inf  # how long to try that, and not before when
+        self._ask_at: float | None = None  # when to ask for it, if no heartbeat is due before
         self._give_up_at: float | None = None  # as the first connection has ended, and the second one has not
         self._chance = chance or random.Random()
         self._search = CoordinatorSearch(address, member.standby, timeout_s=connect_timeout_s, chance=self._chance)
@@ -186,7 +189,14 @@ class Client:
     @property
     def deadline(self) -> float | None:
         """When :meth:`tick` is to be called, or None; it may be called earlier, too."""
-        times = (self._heartbeats.due, self._search.due, self._replace_at, self._claims.due, self._give_up_at)
+        times = (
+            self._heartbeats.due,
+            self._ask_at,
+            self._search.due,
+            self._replace_at,
+            self._claims.due,
+            self._give_up_at,
+        )
         return None if self.stopped else min((time for time in times if time is not None), default=None)
 
     @property
@@ -438,6 +448,8 @@ class Client:
             self._lose_ended(over=False)
         if (heartbeat := self._heartbeats.beat(now)) is not None:
             self._say(heartbeat)
+        if heartbeat is not None or (self._ask_at is not None and now >= self._ask_at):
+            self._ask_at = None
             self._ask_for_downlink()
         self.outputs.extend(map(AskForClaim, self._claims.again(now)))
         link = self._link
@@ -600,7 +612,7 @@ class Client:
         self._heartbeats.begin(welcome.heartbeat_timeout_s, self._now)
         self.state, self._trying, self._link = ClientState.SERVED, None, link
         link.since = self._now
-        self._downlink_s, self._downlink_at = _DOWNLINK_S, -inf
+        self._downlink_s, self._downlink_at, self._ask_at = _DOWNLINK_S, -inf, self._now + _ASK_S
         self.outputs.append(TrustLeader(link, welcome.heartbeat_timeout_s))
         if not link.introduction.returning:
             self._hear(welcome)

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from ef_common.testing.harness_torchrun import Node, TorchrunJob
-from tests.faults.torchrun_nodes import OPTIONS, SCRIPT, finish, wait_for_steps
+from tests.faults.torchrun_nodes import OPTIONS, SCRIPT, finish, wait_for_second_connection, wait_for_steps
 from tests.launch import agents
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -95,6 +95,7 @@ def test_node_of_the_coordinator_is_killed_and_the_others_go_on_then_lose_and_ad
 def test_node_of_the_coordinator_is_killed_and_the_only_other_one_goes_on(job: TorchrunJob, unread: bool):
     """Half of the members, and no place for claims: the one that is not on that node decides."""
     nodes = start_all(job, 2)
+    wait_for_second_connection(job, nodes[1])
     generation = newest(job)
     if unread:  # then the system of the coordinator's node resets the connection on which it came
         nodes[0].signal(signal.SIGSTOP)

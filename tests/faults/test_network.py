@@ -13,7 +13,7 @@ import pytest
 from ef_common.testing.harness_torchrun import Node, TorchrunJob
 from tests.faults import networks
 from tests.faults.hosts import ENOUGH
-from tests.faults.torchrun_nodes import OPTIONS, SCRIPT
+from tests.faults.torchrun_nodes import OPTIONS, SCRIPT, wait_for_second_connection
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
@@ -102,6 +102,7 @@ def test_worker_that_starts_again_beside_the_leading_standby_trains_with_a_node_
 
         first, second = start(1), start(2)
         wait_for_steps_of_two(job, second)
+        wait_for_second_connection(job, second)
         first.kill()
         job.wait_until(
             lambda events: any(e["kind"] == "step" and e["world_size"] == 1 for e in events), "steps of the one left"

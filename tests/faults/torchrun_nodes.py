@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+
+import psutil
 
 from ef_common.testing.harness_torchrun import Node, TorchrunJob
 from tests.faults.hosts import ENOUGH
@@ -14,6 +17,22 @@ OPTIONS = {"epochs": 1000, "length": 403, "step_sleep_s": 0.03, "stop": ENOUGH}
 def wait_for_steps(job: TorchrunJob, number: int = 3) -> None:
     """Wait until so many more steps are made."""
     job.wait_for_step(max(event["step"] for event in job.events("step")) + number)
+
+
+def wait_for_second_connection(job: TorchrunJob, node: Node) -> None:
+    """Wait until the worker of a node has two connections to its coordinator.
+
+    Then it knows that it has heard all that the coordinator had to say, however its process ends. Else it may have to
+    wait for the others, where it is half of the members.
+    """
+    (pid,) = node.worker_pids()
+
+    def has_two(events: object) -> bool:
+        connections = psutil.Process(pid).net_connections()
+        ends = Counter(one.raddr for one in connections if one.status == psutil.CONN_ESTABLISHED)
+        return max(ends.values(), default=0) > 1
+
+    job.wait_until(has_two, "the second connection to the coordinator")
 
 
 def finish(job: TorchrunJob, nodes: list[Node]) -> None:

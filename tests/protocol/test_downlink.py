@@ -90,16 +90,16 @@ class Pair:
         self.collect()
 
 
-def server_of(**settings: int) -> CoordinatorServer:
+def server_of(*, timeout_s: float = TIMEOUT_S, **settings: int) -> CoordinatorServer:
     settings_ = Settings(min_nodes=1, last_call_s=0.0, port=1000, **settings)
-    return CoordinatorServer(0.0, token=None, settings=settings_, heartbeat_timeout_s=TIMEOUT_S, limits=Limits())
+    return CoordinatorServer(0.0, token=None, settings=settings_, heartbeat_timeout_s=timeout_s, limits=Limits())
 
 
-def member() -> Pair:
+def member(*, timeout_s: float = TIMEOUT_S) -> Pair:
     """A member of view 1; its second connection is not made so far."""
     client = Client(ENDPOINT, Member("w", "n", "", standby=1000, liveness_port=9), None, chance=random.Random(0))
     client.start(0.0)
-    pair = Pair(client, server_of())
+    pair = Pair(client, server_of(timeout_s=timeout_s))
     pair.collect()
     pair.accept(0)
     pair.settle()
@@ -144,6 +144,14 @@ def test_worker_connects_once_more_with_its_first_heartbeat_and_hears_the_coordi
     assert len(pair.server.workers) == 1
     pair.settle()
     assert len(pair.links) == 2  # it asks once
+
+
+@pytest.mark.parametrize("timeout_s", [1.0, 2.0, 60.0])
+def test_second_connection_does_not_wait_for_heartbeats_that_are_rare(timeout_s: float) -> None:
+    """Until it is there, the end of the coordinator may be a reset, after which half of the members have to wait."""
+    pair = member(timeout_s=timeout_s)
+    assert pair.now == min(0.5, timeout_s / 4)
+    assert len(pair.links) == 2
 
 
 def test_worker_whose_node_has_no_standby_needs_no_second_connection() -> None:
