@@ -38,6 +38,8 @@ PLACE = Path("elasticflow-runs")
 """Below the working directory: where runs are that were given no other place."""
 _LAUNCHERS, _WANTED = "launcher*.json", "wanted.json"
 _LOOK_S = 0.1
+_WORD_S = 2.0
+"""How long a launcher that is stopped may take to say so in its file. It cannot say it if the disk is full."""
 
 
 class Unanswered(UsageError):
@@ -254,7 +256,8 @@ def stop(run_dir: Path, *, kill: bool = False) -> None:
 def _wait_for_end(file: Path, launcher: Launcher, *, kill: bool) -> None:
     if kill:
         # A second signal kills, but two that come at once are one, and so are two SIGTERMs within a second.
-        while launcher.alive and launcher.state == "running":
+        latest = time.monotonic() + _WORD_S
+        while launcher.alive and launcher.state == "running" and time.monotonic() < latest:
             time.sleep(_LOOK_S)
             launcher = _read(file) or launcher
         psutil.Process(launcher.pid).send_signal(signal.SIGINT)

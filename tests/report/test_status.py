@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -524,6 +525,39 @@ with listening() as told:
             run_directory.write_launcher(run_dir, replace(launcher, state="stopping"))
 run_directory.write_launcher(run_dir, replace(launcher, state="ended"))
 """
+
+
+_FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from ef_common.launch import run_directory
+from ef_common.launch.launcher_file import LauncherFile
+from ef_common.launch.signals import listening
+launcher, file = run_directory.this_launcher(["train.py"], max_workers=8, local=True), LauncherFile(Path(sys.argv[1]))
+with listening() as told:
+    file.write(launcher)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    while len(told) < 2:
+        told.wait(60)
+        file.write(launcher)
+print(*map(int, told))
+"""
+
+
+def test_stop_kills_a_launcher_that_cannot_write_its_state(tmp_path: Path) -> None:
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", _FULL_DISK, str(tmp_path)]
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            while run_directory.read_launcher(tmp_path) is None:
+                assert process.poll() is None
+                time.sleep(0.01)
+            elasticflow("stop", "--kill", str(tmp_path))
+            told, warned = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert "cannot be written" in warned  # the disk was full as far as it could tell
+    assert told == f"{signal.SIGTERM:d} {signal.SIGINT:d}\n"
 
 
 @pytest.mark.parametrize(("options", "kind"), [((), "quick"), (("--kill",), "patient")])
