@@ -33,6 +33,7 @@ import psutil
 from ef_common.errors import UsageError
 from ef_common.files import read_whole, write_whole
 from ef_common.launch.process_name import process_name
+from ef_common.terminal import say
 
 PLACE = Path("elasticflow-runs")
 """Below the working directory: where runs are that were given no other place."""
@@ -213,17 +214,44 @@ def newest_first() -> list[Path]:
 def _began(place: Path) -> tuple[float, float]:
     """When a run was started, and when its launchers have last written; of another version's, only that is known."""
     wrote = max((file.stat().st_mtime for file in place.glob(_LAUNCHERS)), default=0.0)
-    try:
-        launcher = read_launcher(place)
-    except UsageError:
-        launcher = None
-    return (wrote if launcher is None else launcher.began), wrote
+    launcher = _read_or_error(place)
+    return (launcher.began if isinstance(launcher, Launcher) else wrote), wrote
 
 
-def launchers() -> list[tuple[Path, Launcher]]:
-    """The runs that were started from this working directory, with their launchers, the newest first."""
-    found = [(path, read_launcher(path)) for path in newest_first()]
+def newest_readable() -> Path:
+    """The run that was started last, without those whose launcher has left a file that cannot be read.
+
+    A line on stderr says which are skipped. This is for commands that show a run: one that acts would act on another
+    run than the user means.
+
+    Raises:
+        UsageError: There is no such run.
+    """
+    problem: UsageError | None = None
+    for path, found in launchers():
+        if isinstance(found, Launcher):
+            return path
+        problem = problem or found
+        say(f"the run {path} is skipped: {found}", color="yellow")
+    if problem is not None:
+        raise problem
+    return newest()
+
+
+def launchers() -> list[tuple[Path, Launcher | UsageError]]:
+    """The runs that were started from this working directory, with their launchers, the newest first.
+
+    In place of a launcher whose file cannot be read stands the error.
+    """
+    found = [(path, _read_or_error(path)) for path in newest_first()]
     return [(path, one) for path, one in found if one is not None]
+
+
+def _read_or_error(run_dir: Path) -> Launcher | UsageError | None:
+    try:
+        return read_launcher(run_dir)
+    except UsageError as error:
+        return error
 
 
 def stop(run_dir: Path, *, kill: bool = False) -> None:

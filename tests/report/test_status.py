@@ -482,11 +482,50 @@ def test_scale_of_a_run_that_ends_meanwhile_fails(tmp_path: Path, monkeypatch: p
     assert (result.exit_code, result.output) == (1, "the run has ended with 1 worker, before it had 2\n")
 
 
-def test_list_with_a_run_of_another_version_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=["", '{"unknown": 1}'], ids=["empty", "of another version"])
+def newer(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of a launcher that cannot be read, of the newer one of two runs."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / run_directory.PLACE / "old").mkdir(parents=True)
-    (tmp_path / run_directory.PLACE / "old" / "launcher.json").write_text('{"unknown": 1}')
-    assert "is not one of this version" in elasticflow("list", status=2)
+    for name in ("older", "newer"):
+        (run_directory.PLACE / name).mkdir(parents=True)
+    launcher = run_directory.this_launcher(["older.py"], max_workers=8, local=True)
+    run_directory.write_launcher(run_directory.PLACE / "older", replace(launcher, host="another"))  # nobody stops it
+    file = run_directory.PLACE / "newer" / "launcher.json"
+    file.write_text(request.param)
+    os.utime(file, (launcher.began + 60, launcher.began + 60))
+    return file
+
+
+def test_list_shows_a_run_that_cannot_be_read_and_all_others(newer: Path) -> None:
+    result = CliRunner().invoke(main, ["list", "--json"])
+    listed = json.loads(result.stdout)
+    assert [(Path(one["run"]), one["state"]) for one in listed] == [
+        (newer.parent, "unreadable"),
+        (run_directory.PLACE / "older", "running"),
+    ]
+    assert listed[0].keys() == listed[1].keys()
+    assert f"elasticflow: {newer} is not one of this version" in result.stderr
+    assert "unreadable" in elasticflow("list")
+
+
+@pytest.mark.parametrize("arguments", [["status", "--json"], ["logs"], ["report", "--json"]], ids=" ".join)
+def test_run_that_cannot_be_read_is_not_shown_as_the_newest(newer: Path, arguments: list[str]) -> None:
+    with EventLog(run_directory.PLACE / "older", "a") as log:
+        log.write("start", pid=1, host="here")
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0
+    assert "older" in result.stdout or "a has started" in result.stdout
+    assert result.stderr.count(f"elasticflow: the run {newer.parent} is skipped: {newer} is not one of this") == 1
+
+
+@pytest.mark.parametrize("arguments", [["stop"], ["scale", "2"]], ids=" ".join)
+def test_command_that_acts_takes_no_other_run_for_the_newest(newer: Path, arguments: list[str]) -> None:
+    assert f"elasticflow {arguments[0]}: {newer} is not one of this version" in elasticflow(*arguments, status=2)
+
+
+def test_only_run_that_cannot_be_read_is_named(newer: Path) -> None:
+    (run_directory.PLACE / "older" / "launcher.json").unlink()
+    assert f"elasticflow status: {newer} is not one of this version" in elasticflow("status", "--once", status=2)
 
 
 @pytest.mark.parametrize("unreadable", ["events/a.jsonl", "launcher.json"])
