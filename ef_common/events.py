@@ -232,13 +232,18 @@ def read(run_dir: Path) -> Iterator[Record]:
     """
     files = sorted((Path(run_dir) / "events").glob("*.jsonl"))
     if not files:
-        raise EventLogError(
-            f"No event log in {run_dir}: expected files events/<worker>.jsonl. "
-            "A job writes them when ELASTICFLOW_RUN_DIR names its run directory."
-        )
+        raise no_log(run_dir)
     sizes = [file.stat().st_size for file in files]
     for file, size in zip(files, sizes, strict=True):
         yield from _read_file(file, size)
+
+
+def no_log(run_dir: Path) -> EventLogError:
+    """The error that says that a directory holds no event log."""
+    return EventLogError(
+        f"No event log in {run_dir}: expected files events/<worker>.jsonl. "
+        "A job writes them when ELASTICFLOW_RUN_DIR names its run directory."
+    )
 
 
 class Follower:

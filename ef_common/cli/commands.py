@@ -274,7 +274,7 @@ def status(run: Path | None, once: bool, serve: bool, address: str, as_json: boo
 
     console, usage = Console(), tables.Usage()
     with refusing("status"), suppress(KeyboardInterrupt):
-        current = statuses.Status(run or run_directory.newest_readable())
+        current = statuses.Status(run_directory.check_is_run(run or run_directory.newest_readable()))
         current.update()
         if as_json:
             click.echo(json.dumps(tables.as_json(current, usage, time.time())))
@@ -303,7 +303,8 @@ def _serve(run: Path | None, address: str) -> None:
         click.echo(f"elasticflow status --serve needs pip install 'elasticflow-training[live]': {error}", err=True)
         sys.exit(2)
     with refusing("status"), suppress(KeyboardInterrupt):
-        place, token = run or run_directory.newest_readable(), read_environment().token
+        place = run_directory.check_is_run(run or run_directory.newest_readable())
+        token = read_environment().token
         server = Server(place, parse_address(address, what="--address"), token=token)
         server.run(on_start=lambda: click.echo(f"{place} is shown at {server.url} until Ctrl-C"))
 
@@ -322,7 +323,7 @@ def logs(run: Path | None, follow: bool, as_json: bool) -> None:
     from ef_common.report import status as statuses
 
     with refusing("logs"), suppress(KeyboardInterrupt):
-        place = run or run_directory.newest_readable()
+        place = run_directory.check_is_run(run or run_directory.newest_readable())
         if as_json:
             follower = Follower(place)
         else:

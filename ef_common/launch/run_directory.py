@@ -31,13 +31,16 @@ from pathlib import Path
 import psutil
 
 from ef_common.errors import UsageError
+from ef_common.events import no_log
 from ef_common.files import read_whole, write_whole
 from ef_common.launch.process_name import process_name
 from ef_common.terminal import say
 
 PLACE = Path("elasticflow-runs")
 """Below the working directory: where runs are that were given no other place."""
-_LAUNCHERS, _WANTED = "launcher*.json", "wanted.json"
+_EVENTS, _LAUNCHERS, _WANTED = "events", "launcher*.json", "wanted.json"
+_SIGNS = (_EVENTS, _LAUNCHERS, "job.json", "slurm.json", "yarn.json")
+"""The directory of a run has at least one of these, whoever has started it."""
 _LOOK_S = 0.1
 _WORD_S = 2.0
 """How long a launcher that is stopped may take to say so in its file. It cannot say it if the disk is full."""
@@ -171,7 +174,7 @@ def create(script: str, place: Path | None = None, *, local: bool = True, joins:
     """
     place = place or new_place(script)
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        (place / _EVENTS).mkdir(parents=True, exist_ok=True)  # `elasticflow status` knows the run by that from now on
     except OSError as error:
         raise UsageError(
             f"the run directory cannot be made: {error.strerror}. Use another --run-dir. Received: {place}"
@@ -192,6 +195,17 @@ def new_place(script: str) -> Path:
     """A directory that no other run has, named after a script and the time. It is not made."""
     stem = re.sub(r"[^\w.-]+", "-", Path(script).stem) or "run"
     return PLACE / f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def check_is_run(place: Path) -> Path:
+    """Return a directory if it is that of a run, which may be about to start.
+
+    Raises:
+        EventLogError: It is not.
+    """
+    if not any(any(place.glob(sign)) for sign in _SIGNS):
+        raise no_log(place)
+    return place
 
 
 def newest() -> Path:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ef_common.errors import UsageError
 from ef_common.events import Follower, num_samples
 from ef_common.launch.run_directory import Launcher, read_launcher
 from ef_common.launch.speed import Speed
@@ -299,8 +301,17 @@ class Status:
 
 
 def over(run_dir: Path) -> bool:
-    """Whether the run is over, according to its launcher."""
+    """Whether the run is over, according to its launcher.
+
+    Raises:
+        UsageError: The directory is gone, so that nobody will ever say so there, or the launcher's file cannot be read.
+    """
     launcher = read_launcher(run_dir)
+    if launcher is None and not os.path.isdir(run_dir):
+        raise UsageError(
+            "the run directory is gone: it was removed, or its file system is no longer mounted. A job that still runs "
+            f"goes on without it. Received: {run_dir}"
+        )
     return launcher is not None and launcher.over
 
 

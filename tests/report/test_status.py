@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -526,6 +527,41 @@ def test_command_that_acts_takes_no_other_run_for_the_newest(newer: Path, argume
 def test_only_run_that_cannot_be_read_is_named(newer: Path) -> None:
     (run_directory.PLACE / "older" / "launcher.json").unlink()
     assert f"elasticflow status: {newer} is not one of this version" in elasticflow("status", "--once", status=2)
+
+
+@pytest.mark.parametrize("arguments", [["logs", "--follow"], ["logs", "--follow", "--json"], ["scale"]], ids=" ".join)
+def test_command_that_waits_ends_when_the_run_directory_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    place, (command, *options) = tmp_path / "run", arguments
+    place.mkdir()
+    run_directory.write_launcher(place, run_directory.this_launcher(["x"], max_workers=8, local=True))
+    write_run(place)
+    monkeypatch.setattr("time.sleep", lambda seconds: shutil.rmtree(place))
+    number = ["3"] if command == "scale" else []
+    told = elasticflow(command, *options, str(place), *number, status=2)
+    assert told.splitlines()[-1].startswith(f"elasticflow {command}: the run directory is gone: it was removed")
+
+
+@pytest.mark.parametrize("place", ["", "events"])
+@pytest.mark.parametrize(
+    "arguments",
+    [["status", "--once"], ["status", "--json"], ["status", "--serve", "--address=127.0.0.1:0"], ["logs"]],
+    ids=" ".join,
+)
+def test_directory_that_is_no_run_is_refused(tmp_path: Path, place: str, arguments: list[str]) -> None:
+    if place:
+        write_run(tmp_path)
+    told = elasticflow(*arguments, str(tmp_path / place), status=2)
+    assert told.startswith(f"elasticflow {arguments[0]}: No event log in {tmp_path / place}: expected files events/")
+
+
+def test_run_that_is_about_to_start_is_shown(tmp_path: Path) -> None:
+    place = run_directory.create("x.py", tmp_path / "run")
+    assert "0, view 0" in elasticflow("status", "--once", str(place))
+    (place / "events").rmdir()
+    (place / "slurm.json").write_text("{}")  # one that an earlier version has submitted
+    assert "0, view 0" in elasticflow("status", "--once", str(place))
 
 
 @pytest.mark.parametrize("unreadable", ["events/a.jsonl", "launcher.json"])
