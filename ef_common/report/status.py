@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ef_common.core.lineage import CheckpointId
 from ef_common.errors import UsageError
 from ef_common.events import Follower, num_samples
 from ef_common.launch.run_directory import Launcher, read_launcher
@@ -30,7 +31,7 @@ class WorkerStatus:
     Args:
         pid: Its process id.
         host: Its machine.
-        step: Updates that it has made in its training.
+        step: Updates that its training has had so far, with those before a checkpoint from which it goes on.
         training: Number of that training in its program.
         loss: Loss of the newest update.
         time: Time of its newest event, in seconds since the epoch.
@@ -178,10 +179,16 @@ class Status:
                 if worker.training > self.counted[0]:
                     self._begin(worker.training)
                     self.throughputs, self.autoscale = {}, None
-            case "rollback" if (worker.training, record["generation"]) > self._rolled_back:  # each worker tells of it
-                self._rolled_back = (worker.training, record["generation"])
-                self.counted = (worker.training, record["step"])
-                self.num_done = _num(record.get("cursor_positions", ()))
+            case "run" if resumed := CheckpointId.parse(record["resumed"] or ""):
+                worker.step = max(worker.step, resumed.step)  # a training that is complete tells of nothing more
+            case "admitted":
+                worker.step = record["step"]
+            case "rollback":
+                worker.step = record["step"]
+                if (worker.training, record["generation"]) > self._rolled_back:  # each worker tells of it
+                    self._rolled_back = (worker.training, record["generation"])
+                    self.counted = (worker.training, record["step"])
+                    self.num_done = _num(record.get("cursor_positions", ()))
         self._tell(record)
 
     def _take_view(self, record: dict[str, Any]) -> None:

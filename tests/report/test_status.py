@@ -24,6 +24,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from ef_common.cli import main, scaling
+from ef_common.core.lineage import CheckpointId
 from ef_common.errors import UsageError
 from ef_common.events import EventLog
 from ef_common.launch import run_directory
@@ -226,6 +227,34 @@ def test_speed_and_time_left_of_slow_steps_are_right_between_them(tmp_path: Path
             assert status.eta_s(now) == pytest.approx((10 - number) * 60.0)
     take(181.0, "view", **{**view, "generation": 2, "members": ["a"], "reason": "b: connection closed"})
     assert status.samples_per_second(began + 182.0) == pytest.approx(8 / 60)
+
+
+def view_of(*members: str, generation: int = 1) -> dict[str, Any]:
+    return {"generation": generation, "members": members, "world_size": len(members), "reason": "", "pause_s": None}
+
+
+def test_step_of_a_job_that_goes_on_from_a_checkpoint_is_that_of_the_checkpoint(tmp_path: Path) -> None:
+    log, resumed = EventLog(tmp_path, "a"), CheckpointId(1, 4, 16)
+    log.write("view", **view_of("a"), rank=0)
+    log.write("run", run=2, resumed=resumed.name)
+    status = Status(tmp_path)
+    status.update()
+    assert status.step == 16  # if the training was complete, nothing else comes
+    log.write("rollback", generation=1, step=12, epoch=2)
+    status.update()
+    assert (status.step, status.workers["a"].step) == (12, 12)
+    log.write("step", **step(13, [[0, 8]]))
+    status.update()
+    assert status.step == 13
+
+
+def test_step_of_a_newcomer_is_that_of_the_state_that_it_has_received(tmp_path: Path) -> None:
+    log = EventLog(tmp_path, "b")
+    log.write("view", **view_of("a", "b", generation=2), rank=1)
+    log.write("admitted", generation=2, step=30, epoch=1)
+    status = Status(tmp_path)
+    status.update()
+    assert (status.step, status.workers["b"].step) == (30, 30)
 
 
 def test_second_training_of_a_program_begins_at_nothing(tmp_path: Path) -> None:
