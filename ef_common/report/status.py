@@ -12,7 +12,7 @@ from typing import Any
 
 from ef_common.core.lineage import CheckpointId
 from ef_common.errors import UsageError
-from ef_common.events import Follower, num_samples
+from ef_common.events import Follower, malformed, num_samples
 from ef_common.launch.run_directory import Launcher, read_launcher
 from ef_common.launch.speed import Speed
 from ef_common.story import GOODBYE, duration, in_words, size_in_words
@@ -146,9 +146,20 @@ class Status:
         self._follower = Follower(self.run_dir)
 
     def update(self) -> None:
-        """Read new events."""
+        """Read new events.
+
+        Raises:
+            EventLogError: The log is malformed; names worker and event.
+        """
         for record in self._follower.news():
-            self.take(record)
+            try:
+                self.take(record)
+            except (
+                KeyError,
+                TypeError,
+                ValueError,
+            ) as error:  # nothing is checked before: that takes three times as long
+                raise malformed(record, error, run_dir=self.run_dir) from error
 
     def take(self, record: dict[str, Any]) -> None:
         """Process one event; events come in the order of time."""

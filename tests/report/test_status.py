@@ -605,6 +605,32 @@ def test_file_that_cannot_be_read_is_named_in_one_line(tmp_path: Path, unreadabl
     assert told == f"elasticflow {command}: {tmp_path / unreadable} cannot be read: Is a directory\n"
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"step": ...}, "a 'step' event needs the field 'step'"),
+        ({"committed": 5}, "field 'committed' of a 'step' event is malformed. Received: committed=5"),
+        ({"committed": [5]}, "field 'committed' of a 'step' event is malformed. Received: committed=[5]"),
+        ({"kind": ...}, "a None event needs the field 'kind'"),
+        ({"kind": "straggler", "slow": True, "ratio": "much", "waiting": 0.5}, "field 'ratio' of a 'straggler' event"),
+        ({"v": 2}, "expected version v=1. Received: v=2"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("command", ["status", "logs", "audit"])
+def test_malformed_event_is_named_as_the_audit_names_it(
+    tmp_path: Path, command: str, changes: dict[str, Any], expected: str
+) -> None:
+    _, log = write_run(tmp_path)
+    record = {"v": 1, "time": time.time(), "worker": "b", "kind": "step", **step(8, [[8, 16]]), **changes}
+    assert log.path is not None
+    with log.path.open("a") as file:
+        file.write(json.dumps({name: value for name, value in record.items() if value is not ...}) + "\n")
+    told = elasticflow(command, str(tmp_path), status=2).splitlines()[-1]
+    assert told.startswith(f"elasticflow {command}: {log.path}")
+    assert expected in told
+
+
 def test_scale_to_what_there_is_says_so(tmp_path: Path) -> None:
     run_directory.write_launcher(tmp_path, run_directory.this_launcher(["x"], max_workers=8, local=True))
     with EventLog(tmp_path, "a") as log:
