@@ -232,13 +232,18 @@ def read(run_dir: Path) -> Iterator[Record]:
     """
     files = sorted((Path(run_dir) / "events").glob("*.jsonl"))
     if not files:
-        raise EventLogError(
-            f"No event log in {run_dir}: expected files events/<worker>.jsonl. "
-            "A job writes them when ELASTICFLOW_RUN_DIR names its run directory."
-        )
+        raise no_log(run_dir)
     sizes = [file.stat().st_size for file in files]
     for file, size in zip(files, sizes, strict=True):
         yield from _read_file(file, size)
+
+
+def no_log(run_dir: Path) -> EventLogError:
+    """The error that says that a directory holds no event log."""
+    return EventLogError(
+        f"No event log in {run_dir}: expected files events/<worker>.jsonl. "
+        "A job writes them when ELASTICFLOW_RUN_DIR names its run directory."
+    )
 
 
 class Follower:
@@ -262,7 +267,8 @@ class Follower:
         written comes the next time.
 
         Raises:
-            EventLogError: A file cannot be read, or a line is no JSON object with a time or is malformed; names it.
+            EventLogError: A file cannot be read, or a line is malformed or no JSON object with this version and a time;
+                names the file.
         """
         files = sorted((self._run_dir / "events").glob("*.jsonl"))
         return heapq.merge(*map(self._read_on, files), key=_time_of)
@@ -308,7 +314,28 @@ def _unchecked(line: bytes, path: Path) -> Record:
         _time_of(record)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise EventLogError(f"{path}: a line is no event: {line[:100]!r}") from error
+    try:
+        _require_version(record)
+    except ValueError as error:
+        raise EventLogError(f"{path}: {error}") from error
     return record
+
+
+def malformed(record: Record, error: Exception, *, run_dir: Path) -> EventLogError:
+    """The error that says what is wrong with an event that was read unchecked.
+
+    Args:
+        record: The event.
+        error: What was raised when it was processed.
+        run_dir: The directory of its run.
+    """
+    worker, kind = record.get("worker"), record.get("kind")
+    path = path_of(run_dir, worker) if isinstance(worker, str) else run_dir / "events"
+    try:
+        _require_fields(record)
+    except (ValueError, TypeError) as found:
+        return EventLogError(f"{path}: {found}")
+    return EventLogError(f"{path}: a {kind!r} event cannot be processed: {type(error).__name__}: {error}")
 
 
 def path_of(run_dir: Path, worker: str) -> Path:
@@ -378,14 +405,22 @@ def _parse(line: bytes, file: Path) -> Record:
     record = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
     if not isinstance(record, dict):
         raise ValueError(f"expected a JSON object. Received: {type(record).__name__}")
-    if record.get("v") != VERSION or type(record["v"]) is not int:
-        raise ValueError(f"expected version v={VERSION}. Received: v={record.get('v')!r}")
-    _require(record, _ENVELOPE_FIELDS)
-    _require(record, _FIELDS.get(record["kind"], {}))
+    _require_version(record)
+    _require_fields(record)
     if path_of(Path(), record["worker"]).name != file.name:
         raise ValueError(f"a file holds the events of one worker. Received: worker={record['worker']!r}")
-    _require(record, {name: check for name, check in _OPTIONAL_FIELDS.items() if name in record})
     return record
+
+
+def _require_version(record: Record) -> None:
+    if record.get("v") != VERSION or type(record["v"]) is not int:
+        raise ValueError(f"expected version v={VERSION}. Received: v={record.get('v')!r}")
+
+
+def _require_fields(record: Record) -> None:
+    _require(record, _ENVELOPE_FIELDS)
+    _require(record, _FIELDS.get(record["kind"], {}))
+    _require(record, {name: check for name, check in _OPTIONAL_FIELDS.items() if name in record})
 
 
 def _refuse_constant(name: str) -> None:

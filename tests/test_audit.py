@@ -379,6 +379,55 @@ def test_updates_that_nobody_recorded_are_a_violation(run: Run) -> None:
     assert "no worker recorded step 2" in found.message
 
 
+def grown_with_full_disks(run: Run, full: str) -> Report:
+    """Workers a and b make four steps, c the last two; the disks of some are full after the first one."""
+    run.begin()
+    for step in (1, 2):
+        run.shared(step, 2 * step - 2, 2 * step)
+        for worker in full:
+            run.logs[worker].close()
+    for worker in "abc":
+        run.view(worker, 2, "abc")
+    run.log("c", "admitted", generation=2, step=2, epoch=0)
+    for step in (3, 4):
+        run.shared(step, 2 * step - 2, 2 * step, generation=2, world_size=3)
+        run.step("c", step, [[2 * step - 2, 2 * step]], [], generation=2, world_size=3)
+    for worker in "abc":
+        run.log(worker, "epoch_end", epoch=0, exact=True, length=8)
+    return run.audit()
+
+
+def test_violation_says_which_logs_end_while_their_workers_train_on(run: Run) -> None:
+    report = grown_with_full_disks(run, "ab")
+    doubt = (
+        ". Logs end although their workers train on (that of a after step 1, that of b after step 1): was a disk full? "
+        "What they lack may be the cause."
+    )
+    lost = "the epoch ended whole, but a position was never committed (worker c, epoch 0, step 4, position 2)"
+    assert report["samples"].detail == lost + doubt
+    unseen = "no worker recorded step 2, but step 3 follows (worker c, epoch 0, step 2)"
+    assert report["updates"].detail == unseen + doubt
+    assert not report.ok
+    assert doubt not in report["views"].detail
+
+
+def test_run_of_which_one_log_is_complete_holds_although_another_one_ends_early(run: Run) -> None:
+    assert grown_with_full_disks(run, "a").ok
+
+
+def test_violation_after_a_loss_blames_no_log(run: Run) -> None:
+    """Worker b dies after the commit of step 2, unlogged; what it held in step 3 is lost."""
+    run.begin()
+    run.shared(1, 0, 2)
+    run.step("a", 2, [[2, 4]], [[2, 3]])
+    run.view("a", 2, "a")
+    for step in (3, 4):
+        run.step("a", step, [[step + 2, step + 3]], [[step + 2, step + 3]], generation=2, world_size=1)
+    run.log("a", "epoch_end", epoch=0, exact=True, length=8)
+    detail = run.audit()["samples"].detail
+    assert detail == "the epoch ended whole, but a position was never committed (worker a, epoch 0, step 4, position 4)"
+
+
 def test_updates_of_an_older_generation_after_a_newer_are_a_violation(run: Run) -> None:
     run.begin()
     run.shared(1, 0, 2, generation=2)

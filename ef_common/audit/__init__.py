@@ -17,15 +17,18 @@ A program may train several times (cross-validation, for example). Steps and epo
 first three properties and the evaluation are checked for each training separately.
 
 A worker that was killed between a commit and its log line is normal: one survivor's record is enough. While the run
-goes on, it is audited up to the newest step that all members have logged.
+goes on, it is audited up to the newest step that all members have logged. If a property fails, and logs end while their
+workers train on, as on a full disk, it says so: what they lack may be the cause.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from ef_common.audit import evaluation, samples, updates, views, weights
+from ef_common.audit.early import ended_early
 from ef_common.audit.history import load
 from ef_common.audit.report import Property, Report, Violation
 
@@ -49,7 +52,19 @@ def audit(run_dir: Path, *, growing: bool = False) -> Report:
     histories = load(Path(run_dir), growing=growing)
     found = [_of_all([check(history) for history in histories]) for check in _OF_A_TRAINING]
     found.insert(-1, views.check(histories[0]))
+    if not all(one.ok for one in found):
+        ends = ended_early(histories)
+        found = [_with_doubt(one, ends) for one in found]
     return Report(tuple(found))
+
+
+def _with_doubt(found: Property, ends: Mapping[str, int]) -> Property:
+    """A property that fails, perhaps only since these logs end early, after these steps."""
+    if found.ok or not ends:
+        return found
+    logs = ", ".join(f"that of {worker} after step {step}" for worker, step in ends.items())
+    doubt = f"Logs end although their workers train on ({logs}): was a disk full? What they lack may be the cause."
+    return replace(found, detail=f"{found.detail}. {doubt}")
 
 
 _OF_A_TRAINING = (samples.check, updates.check, weights.check, evaluation.check)

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -115,7 +115,7 @@ def report(run: Path | None, output: Path | None, png: Path | None, audits: bool
     from ef_common.report.timeline import snapshot_of
 
     with refusing("report"):
-        place = run or run_directory.newest()
+        place = run or run_directory.newest_readable()
         snapshot = snapshot_of(place, unaudited="" if audits else reporting.LEFT_OUT)
         reporting.write(snapshot, output or place / "report.html", whole=output is None, png=png, as_json=as_json)
 
@@ -203,17 +203,26 @@ def list_runs(as_json: bool) -> None:
     from rich.table import Table
 
     from ef_common.launch import run_directory
+    from ef_common.launch.run_directory import Launcher
+    from ef_common.terminal import say
 
     with refusing("list"):
         found = run_directory.launchers()
-    if as_json:
-        click.echo(json.dumps([{"run": str(path), **asdict(one), "state": one.seen} for path, one in found]))
-        return
-    table = Table("run", "state", "workers", "started", "command", show_edge=False)
+    unknown = dict.fromkeys(field.name for field in fields(Launcher))
+    records, table = [], Table("run", "state", "workers", "started", "command", show_edge=False)
     for path, one in found:
+        if not isinstance(one, Launcher):
+            say(str(one), color="yellow")
+            records.append({"run": str(path), **unknown, "state": "unreadable"})
+            table.add_row(escape(str(path)), "unreadable", "", "", "")
+            continue
+        records.append({"run": str(path), **asdict(one), "state": one.seen})
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.began))
         table.add_row(*map(escape, (str(path), one.seen, str(one.num_workers), began, " ".join(one.command))))
-    Console().print(table)
+    if as_json:
+        click.echo(json.dumps(records))
+    else:
+        Console().print(table)
 
 
 @main.command()
@@ -265,7 +274,7 @@ def status(run: Path | None, once: bool, serve: bool, address: str, as_json: boo
 
     console, usage = Console(), tables.Usage()
     with refusing("status"), suppress(KeyboardInterrupt):
-        current = statuses.Status(run or run_directory.newest())
+        current = statuses.Status(run_directory.check_is_run(run or run_directory.newest_readable()))
         current.update()
         if as_json:
             click.echo(json.dumps(tables.as_json(current, usage, time.time())))
@@ -294,7 +303,8 @@ def _serve(run: Path | None, address: str) -> None:
         click.echo(f"elasticflow status --serve needs pip install 'elasticflow-training[live]': {error}", err=True)
         sys.exit(2)
     with refusing("status"), suppress(KeyboardInterrupt):
-        place, token = run or run_directory.newest(), read_environment().token
+        place = run_directory.check_is_run(run or run_directory.newest_readable())
+        token = read_environment().token
         server = Server(place, parse_address(address, what="--address"), token=token)
         server.run(on_start=lambda: click.echo(f"{place} is shown at {server.url} until Ctrl-C"))
 
@@ -313,7 +323,7 @@ def logs(run: Path | None, follow: bool, as_json: bool) -> None:
     from ef_common.report import status as statuses
 
     with refusing("logs"), suppress(KeyboardInterrupt):
-        place = run or run_directory.newest()
+        place = run_directory.check_is_run(run or run_directory.newest_readable())
         if as_json:
             follower = Follower(place)
         else:

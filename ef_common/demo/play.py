@@ -67,7 +67,7 @@ def run(framework: str, *, workers: int, run_dir: Path | None, limit_s: float) -
     """
     _check_installed(framework)
     place = run_directory.create("demo", run_dir)
-    if (place / "events").exists():
+    if any((place / "events").iterdir()):
         raise UsageError(f"this directory holds the event log of another run. Received: --run-dir={place}")
     timeline = Timeline(place)
     output = place / "output.log"

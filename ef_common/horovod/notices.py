@@ -58,10 +58,16 @@ class HostNotices:
 
         Raises:
             OSError: The address cannot be bound.
+            ThreadFailed: No thread can be started.
         """
-        self._server = _Server((self._host, 0), self._handle)
-        serve = self._server.serve_forever
-        threads.start(serve, name="elasticflow-driver-notices", job="hears horovodrun's driver", on_failure=self._close)
+        server = self._server = _Server((self._host, 0), self._handle)
+        name, job = "elasticflow-driver-notices", "hears horovodrun's driver"
+        try:
+            threads.start(server.serve_forever, name=name, job=job, on_failure=self._close)
+        except ThreadFailed:
+            server.server_close()
+            self._server = None  # `stop` would wait for the end of what has never begun
+            raise
 
     def register(self, store: RendezvousStore, slot: str, interface: str) -> None:
         """Tell the driver where this worker listens; `slot` is ``HOST:LOCAL_RANK``.

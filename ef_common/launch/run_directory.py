@@ -31,13 +31,19 @@ from pathlib import Path
 import psutil
 
 from ef_common.errors import UsageError
+from ef_common.events import no_log
 from ef_common.files import read_whole, write_whole
 from ef_common.launch.process_name import process_name
+from ef_common.terminal import say
 
 PLACE = Path("elasticflow-runs")
 """Below the working directory: where runs are that were given no other place."""
-_LAUNCHERS, _WANTED = "launcher*.json", "wanted.json"
+_EVENTS, _LAUNCHERS, _WANTED = "events", "launcher*.json", "wanted.json"
+_SIGNS = (_EVENTS, _LAUNCHERS, "job.json", "slurm.json", "yarn.json")
+"""The directory of a run has at least one of these, whoever has started it."""
 _LOOK_S = 0.1
+_WORD_S = 2.0
+"""How long a launcher that is stopped may take to say so in its file. It cannot say it if the disk is full."""
 
 
 class Unanswered(UsageError):
@@ -168,7 +174,7 @@ def create(script: str, place: Path | None = None, *, local: bool = True, joins:
     """
     place = place or new_place(script)
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        (place / _EVENTS).mkdir(parents=True, exist_ok=True)  # `elasticflow status` knows the run by that from now on
     except OSError as error:
         raise UsageError(
             f"the run directory cannot be made: {error.strerror}. Use another --run-dir. Received: {place}"
@@ -191,6 +197,17 @@ def new_place(script: str) -> Path:
     return PLACE / f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
+def check_is_run(place: Path) -> Path:
+    """Return a directory if it is that of a run, which may be about to start.
+
+    Raises:
+        EventLogError: It is not.
+    """
+    if not any(any(place.glob(sign)) for sign in _SIGNS):
+        raise no_log(place)
+    return place
+
+
 def newest() -> Path:
     """The run that was started last from this working directory.
 
@@ -211,17 +228,44 @@ def newest_first() -> list[Path]:
 def _began(place: Path) -> tuple[float, float]:
     """When a run was started, and when its launchers have last written; of another version's, only that is known."""
     wrote = max((file.stat().st_mtime for file in place.glob(_LAUNCHERS)), default=0.0)
-    try:
-        launcher = read_launcher(place)
-    except UsageError:
-        launcher = None
-    return (wrote if launcher is None else launcher.began), wrote
+    launcher = _read_or_error(place)
+    return (launcher.began if isinstance(launcher, Launcher) else wrote), wrote
 
 
-def launchers() -> list[tuple[Path, Launcher]]:
-    """The runs that were started from this working directory, with their launchers, the newest first."""
-    found = [(path, read_launcher(path)) for path in newest_first()]
+def newest_readable() -> Path:
+    """The run that was started last, without those whose launcher has left a file that cannot be read.
+
+    A line on stderr says which are skipped. This is for commands that show a run: one that acts would act on another
+    run than the user means.
+
+    Raises:
+        UsageError: There is no such run.
+    """
+    problem: UsageError | None = None
+    for path, found in launchers():
+        if isinstance(found, Launcher):
+            return path
+        problem = problem or found
+        say(f"the run {path} is skipped: {found}", color="yellow")
+    if problem is not None:
+        raise problem
+    return newest()
+
+
+def launchers() -> list[tuple[Path, Launcher | UsageError]]:
+    """The runs that were started from this working directory, with their launchers, the newest first.
+
+    In place of a launcher whose file cannot be read stands the error.
+    """
+    found = [(path, _read_or_error(path)) for path in newest_first()]
     return [(path, one) for path, one in found if one is not None]
+
+
+def _read_or_error(run_dir: Path) -> Launcher | UsageError | None:
+    try:
+        return read_launcher(run_dir)
+    except UsageError as error:
+        return error
 
 
 def stop(run_dir: Path, *, kill: bool = False) -> None:
@@ -254,7 +298,8 @@ def stop(run_dir: Path, *, kill: bool = False) -> None:
 def _wait_for_end(file: Path, launcher: Launcher, *, kill: bool) -> None:
     if kill:
         # A second signal kills, but two that come at once are one, and so are two SIGTERMs within a second.
-        while launcher.alive and launcher.state == "running":
+        latest = time.monotonic() + _WORD_S
+        while launcher.alive and launcher.state == "running" and time.monotonic() < latest:
             time.sleep(_LOOK_S)
             launcher = _read(file) or launcher
         psutil.Process(launcher.pid).send_signal(signal.SIGINT)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ef_common.events import Follower, num_samples
+from ef_common.core.lineage import CheckpointId
+from ef_common.errors import UsageError
+from ef_common.events import Follower, malformed, num_samples
 from ef_common.launch.run_directory import Launcher, read_launcher
 from ef_common.launch.speed import Speed
 from ef_common.story import GOODBYE, duration, in_words, size_in_words
@@ -28,7 +31,7 @@ class WorkerStatus:
     Args:
         pid: Its process id.
         host: Its machine.
-        step: Updates that it has made in its training.
+        step: Updates that its training has had so far, with those before a checkpoint from which it goes on.
         training: Number of that training in its program.
         loss: Loss of the newest update.
         time: Time of its newest event, in seconds since the epoch.
@@ -143,9 +146,20 @@ class Status:
         self._follower = Follower(self.run_dir)
 
     def update(self) -> None:
-        """Read new events."""
+        """Read new events.
+
+        Raises:
+            EventLogError: The log is malformed; names worker and event.
+        """
         for record in self._follower.news():
-            self.take(record)
+            try:
+                self.take(record)
+            except (
+                KeyError,
+                TypeError,
+                ValueError,
+            ) as error:  # nothing is checked before: that takes three times as long
+                raise malformed(record, error, run_dir=self.run_dir) from error
 
     def take(self, record: dict[str, Any]) -> None:
         """Process one event; events come in the order of time."""
@@ -176,10 +190,16 @@ class Status:
                 if worker.training > self.counted[0]:
                     self._begin(worker.training)
                     self.throughputs, self.autoscale = {}, None
-            case "rollback" if (worker.training, record["generation"]) > self._rolled_back:  # each worker tells of it
-                self._rolled_back = (worker.training, record["generation"])
-                self.counted = (worker.training, record["step"])
-                self.num_done = _num(record.get("cursor_positions", ()))
+            case "run" if resumed := CheckpointId.parse(record["resumed"] or ""):
+                worker.step = max(worker.step, resumed.step)  # a training that is complete tells of nothing more
+            case "admitted":
+                worker.step = record["step"]
+            case "rollback":
+                worker.step = record["step"]
+                if (worker.training, record["generation"]) > self._rolled_back:  # each worker tells of it
+                    self._rolled_back = (worker.training, record["generation"])
+                    self.counted = (worker.training, record["step"])
+                    self.num_done = _num(record.get("cursor_positions", ()))
         self._tell(record)
 
     def _take_view(self, record: dict[str, Any]) -> None:
@@ -299,8 +319,17 @@ class Status:
 
 
 def over(run_dir: Path) -> bool:
-    """Whether the run is over, according to its launcher."""
+    """Whether the run is over, according to its launcher.
+
+    Raises:
+        UsageError: The directory is gone, so that nobody will ever say so there, or the launcher's file cannot be read.
+    """
     launcher = read_launcher(run_dir)
+    if launcher is None and not os.path.isdir(run_dir):
+        raise UsageError(
+            "the run directory is gone: it was removed, or its file system is no longer mounted. A job that still runs "
+            f"goes on without it. Received: {run_dir}"
+        )
     return launcher is not None and launcher.over
 
 

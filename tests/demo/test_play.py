@@ -100,6 +100,7 @@ def test_demo_names_missing_packages_in_one_line(monkeypatch: pytest.MonkeyPatch
 
 def test_demo_keeps_the_log_of_another_run(tmp_path: Path) -> None:
     (tmp_path / "events").mkdir()
+    (tmp_path / "events" / "a.jsonl").touch()
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     result = CliRunner().invoke(main, ["demo", f"--run-dir={tmp_path}"])
     assert result.exit_code == 2

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ef_common.errors import ThreadFailed
 from ef_common.horovod.store import RendezvousStore
 from tests.horovod_built import needs_horovod
 from tests.strangers import FRAME_BYTES, crowd, say
@@ -106,4 +107,15 @@ def test_driver_is_refused_when_the_thread_that_hears_it_has_failed(monkeypatch)
     poll_until(lambda: notices._server.socket.fileno() < 0)
     with pytest.raises(ConnectionError), socket.create_connection(address, timeout=30) as sock:
         sock.recv(1)
+    notices.stop()
+
+
+def test_listener_that_gets_no_thread_fails_and_can_be_stopped(monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    notices = HostNotices("127.0.0.1", lambda: None)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(ThreadFailed, match="hears horovodrun's driver has failed: RuntimeError: can't start"):
+        notices.start()
     notices.stop()

@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -176,6 +177,15 @@ def test_run_that_has_not_logged_yet_is_served(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         assert get(server, "/")[0] == 200
         assert "elasticflow_workers 0.0" in get(server, "/metrics")[2]
+
+
+def test_page_of_a_run_whose_directory_is_removed_ends(tmp_path: Path) -> None:
+    small(tmp_path / "run")
+    live = Live(tmp_path / "run")
+    live.update()
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(UsageError, match="the run directory is gone"):
+        live.update()
 
 
 def test_malformed_log_ends_the_server_with_its_name(tmp_path: Path) -> None:

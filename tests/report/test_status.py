@@ -6,6 +6,8 @@ import errno
 import io
 import json
 import os
+import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -22,6 +24,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from ef_common.cli import main, scaling
+from ef_common.core.lineage import CheckpointId
 from ef_common.errors import UsageError
 from ef_common.events import EventLog
 from ef_common.launch import run_directory
@@ -224,6 +227,34 @@ def test_speed_and_time_left_of_slow_steps_are_right_between_them(tmp_path: Path
             assert status.eta_s(now) == pytest.approx((10 - number) * 60.0)
     take(181.0, "view", **{**view, "generation": 2, "members": ["a"], "reason": "b: connection closed"})
     assert status.samples_per_second(began + 182.0) == pytest.approx(8 / 60)
+
+
+def view_of(*members: str, generation: int = 1) -> dict[str, Any]:
+    return {"generation": generation, "members": members, "world_size": len(members), "reason": "", "pause_s": None}
+
+
+def test_step_of_a_job_that_goes_on_from_a_checkpoint_is_that_of_the_checkpoint(tmp_path: Path) -> None:
+    log, resumed = EventLog(tmp_path, "a"), CheckpointId(1, 4, 16)
+    log.write("view", **view_of("a"), rank=0)
+    log.write("run", run=2, resumed=resumed.name)
+    status = Status(tmp_path)
+    status.update()
+    assert status.step == 16  # if the training was complete, nothing else comes
+    log.write("rollback", generation=1, step=12, epoch=2)
+    status.update()
+    assert (status.step, status.workers["a"].step) == (12, 12)
+    log.write("step", **step(13, [[0, 8]]))
+    status.update()
+    assert status.step == 13
+
+
+def test_step_of_a_newcomer_is_that_of_the_state_that_it_has_received(tmp_path: Path) -> None:
+    log = EventLog(tmp_path, "b")
+    log.write("view", **view_of("a", "b", generation=2), rank=1)
+    log.write("admitted", generation=2, step=30, epoch=1)
+    status = Status(tmp_path)
+    status.update()
+    assert (status.step, status.workers["b"].step) == (30, 30)
 
 
 def test_second_training_of_a_program_begins_at_nothing(tmp_path: Path) -> None:
@@ -481,11 +512,85 @@ def test_scale_of_a_run_that_ends_meanwhile_fails(tmp_path: Path, monkeypatch: p
     assert (result.exit_code, result.output) == (1, "the run has ended with 1 worker, before it had 2\n")
 
 
-def test_list_with_a_run_of_another_version_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=["", '{"unknown": 1}'], ids=["empty", "of another version"])
+def newer(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of a launcher that cannot be read, of the newer one of two runs."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / run_directory.PLACE / "old").mkdir(parents=True)
-    (tmp_path / run_directory.PLACE / "old" / "launcher.json").write_text('{"unknown": 1}')
-    assert "is not one of this version" in elasticflow("list", status=2)
+    for name in ("older", "newer"):
+        (run_directory.PLACE / name).mkdir(parents=True)
+    launcher = run_directory.this_launcher(["older.py"], max_workers=8, local=True)
+    run_directory.write_launcher(run_directory.PLACE / "older", replace(launcher, host="another"))  # nobody stops it
+    file = run_directory.PLACE / "newer" / "launcher.json"
+    file.write_text(request.param)
+    os.utime(file, (launcher.began + 60, launcher.began + 60))
+    return file
+
+
+def test_list_shows_a_run_that_cannot_be_read_and_all_others(newer: Path) -> None:
+    result = CliRunner().invoke(main, ["list", "--json"])
+    listed = json.loads(result.stdout)
+    assert [(Path(one["run"]), one["state"]) for one in listed] == [
+        (newer.parent, "unreadable"),
+        (run_directory.PLACE / "older", "running"),
+    ]
+    assert listed[0].keys() == listed[1].keys()
+    assert f"elasticflow: {newer} is not one of this version" in result.stderr
+    assert "unreadable" in elasticflow("list")
+
+
+@pytest.mark.parametrize("arguments", [["status", "--json"], ["logs"], ["report", "--json"]], ids=" ".join)
+def test_run_that_cannot_be_read_is_not_shown_as_the_newest(newer: Path, arguments: list[str]) -> None:
+    with EventLog(run_directory.PLACE / "older", "a") as log:
+        log.write("start", pid=1, host="here")
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0
+    assert "older" in result.stdout or "a has started" in result.stdout
+    assert result.stderr.count(f"elasticflow: the run {newer.parent} is skipped: {newer} is not one of this") == 1
+
+
+@pytest.mark.parametrize("arguments", [["stop"], ["scale", "2"]], ids=" ".join)
+def test_command_that_acts_takes_no_other_run_for_the_newest(newer: Path, arguments: list[str]) -> None:
+    assert f"elasticflow {arguments[0]}: {newer} is not one of this version" in elasticflow(*arguments, status=2)
+
+
+def test_only_run_that_cannot_be_read_is_named(newer: Path) -> None:
+    (run_directory.PLACE / "older" / "launcher.json").unlink()
+    assert f"elasticflow status: {newer} is not one of this version" in elasticflow("status", "--once", status=2)
+
+
+@pytest.mark.parametrize("arguments", [["logs", "--follow"], ["logs", "--follow", "--json"], ["scale"]], ids=" ".join)
+def test_command_that_waits_ends_when_the_run_directory_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    place, (command, *options) = tmp_path / "run", arguments
+    place.mkdir()
+    run_directory.write_launcher(place, run_directory.this_launcher(["x"], max_workers=8, local=True))
+    write_run(place)
+    monkeypatch.setattr("time.sleep", lambda seconds: shutil.rmtree(place))
+    number = ["3"] if command == "scale" else []
+    told = elasticflow(command, *options, str(place), *number, status=2)
+    assert told.splitlines()[-1].startswith(f"elasticflow {command}: the run directory is gone: it was removed")
+
+
+@pytest.mark.parametrize("place", ["", "events"])
+@pytest.mark.parametrize(
+    "arguments",
+    [["status", "--once"], ["status", "--json"], ["status", "--serve", "--address=127.0.0.1:0"], ["logs"]],
+    ids=" ".join,
+)
+def test_directory_that_is_no_run_is_refused(tmp_path: Path, place: str, arguments: list[str]) -> None:
+    if place:
+        write_run(tmp_path)
+    told = elasticflow(*arguments, str(tmp_path / place), status=2)
+    assert told.startswith(f"elasticflow {arguments[0]}: No event log in {tmp_path / place}: expected files events/")
+
+
+def test_run_that_is_about_to_start_is_shown(tmp_path: Path) -> None:
+    place = run_directory.create("x.py", tmp_path / "run")
+    assert "0, view 0" in elasticflow("status", "--once", str(place))
+    (place / "events").rmdir()
+    (place / "slurm.json").write_text("{}")  # one that an earlier version has submitted
+    assert "0, view 0" in elasticflow("status", "--once", str(place))
 
 
 @pytest.mark.parametrize("unreadable", ["events/a.jsonl", "launcher.json"])
@@ -498,6 +603,32 @@ def test_file_that_cannot_be_read_is_named_in_one_line(tmp_path: Path, unreadabl
     number = ["2"] if command == "scale" else []
     told = elasticflow(command, *options, str(tmp_path), *number, status=2)
     assert told == f"elasticflow {command}: {tmp_path / unreadable} cannot be read: Is a directory\n"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"step": ...}, "a 'step' event needs the field 'step'"),
+        ({"committed": 5}, "field 'committed' of a 'step' event is malformed. Received: committed=5"),
+        ({"committed": [5]}, "field 'committed' of a 'step' event is malformed. Received: committed=[5]"),
+        ({"kind": ...}, "a None event needs the field 'kind'"),
+        ({"kind": "straggler", "slow": True, "ratio": "much", "waiting": 0.5}, "field 'ratio' of a 'straggler' event"),
+        ({"v": 2}, "expected version v=1. Received: v=2"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("command", ["status", "logs", "audit"])
+def test_malformed_event_is_named_as_the_audit_names_it(
+    tmp_path: Path, command: str, changes: dict[str, Any], expected: str
+) -> None:
+    _, log = write_run(tmp_path)
+    record = {"v": 1, "time": time.time(), "worker": "b", "kind": "step", **step(8, [[8, 16]]), **changes}
+    assert log.path is not None
+    with log.path.open("a") as file:
+        file.write(json.dumps({name: value for name, value in record.items() if value is not ...}) + "\n")
+    told = elasticflow(command, str(tmp_path), status=2).splitlines()[-1]
+    assert told.startswith(f"elasticflow {command}: {log.path}")
+    assert expected in told
 
 
 def test_scale_to_what_there_is_says_so(tmp_path: Path) -> None:
@@ -524,6 +655,39 @@ with listening() as told:
             run_directory.write_launcher(run_dir, replace(launcher, state="stopping"))
 run_directory.write_launcher(run_dir, replace(launcher, state="ended"))
 """
+
+
+_FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from ef_common.launch import run_directory
+from ef_common.launch.launcher_file import LauncherFile
+from ef_common.launch.signals import listening
+launcher, file = run_directory.this_launcher(["train.py"], max_workers=8, local=True), LauncherFile(Path(sys.argv[1]))
+with listening() as told:
+    file.write(launcher)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    while len(told) < 2:
+        told.wait(60)
+        file.write(launcher)
+print(*map(int, told))
+"""
+
+
+def test_stop_kills_a_launcher_that_cannot_write_its_state(tmp_path: Path) -> None:
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", _FULL_DISK, str(tmp_path)]
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            while run_directory.read_launcher(tmp_path) is None:
+                assert process.poll() is None
+                time.sleep(0.01)
+            elasticflow("stop", "--kill", str(tmp_path))
+            told, warned = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert "cannot be written" in warned  # the disk was full as far as it could tell
+    assert told == f"{signal.SIGTERM:d} {signal.SIGINT:d}\n"
 
 
 @pytest.mark.parametrize(("options", "kind"), [((), "quick"), (("--kill",), "patient")])
