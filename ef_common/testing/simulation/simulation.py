@@ -414,15 +414,18 @@ class Simulation:
         """Nobody trains on; only where not all reach the same coordinator, or hear it, some may never know."""
         if self.seen[LOST] or any(fault.kind in ("cut", "halve", "suspend") for fault in self.schedule.faults):
             return
-        for worker in self.workers.values():
+        standbys = self.schedule.job.standbys
+        cut_off = {name for name, worker in self.workers.items() if worker.channel.broke and not standbys}
+        for name, worker in self.workers.items():
             # With more than one coordinator lost, one may look for a quorum, or a newcomer for somebody, in vain.
-            is_told = not self.schedule.job.standbys and not worker.channel.broke
-            if worker.running and not worker.process.frozen and is_told:
+            if worker.running and not worker.process.frozen and not standbys and name not in cut_off:
                 raise Violation(f"{worker.name} runs on after the job has failed")
-            if worker.end == "finished" and worker.ended_at > failed_at:
+            # One that has lost its coordinator trains on until it needs a change, and alone it may need none.
+            if worker.end == "finished" and worker.ended_at > failed_at and name not in cut_off:
                 raise Violation(f"{worker.name} finishes after the job has failed")
         updates = [record for history in self.invariants.history.values() for record in history.values()]
-        if any(record.made_at > failed_at + _TOLD_S for record in updates):
+        later = (record for record in updates if record.made_at > failed_at + _TOLD_S)
+        if any(not cut_off.issuperset(record.view[1]) for record in later):
             raise Violation("somebody trains on after the job has failed")
 
     def _hears_nothing(self, name: str) -> bool:
