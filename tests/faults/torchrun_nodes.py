@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections import Counter
 from pathlib import Path
-
-import psutil
 
 from ef_common.testing.harness_torchrun import Node, TorchrunJob
 from tests.faults.hosts import ENOUGH
@@ -26,13 +26,17 @@ def wait_for_second_connection(job: TorchrunJob, node: Node) -> None:
     wait for the others, where it is half of the members.
     """
     (pid,) = node.worker_pids()
+    job.wait_until(lambda _: max(_connections(pid).values(), default=0) > 1, "the second connection to the coordinator")
 
-    def has_two(events: object) -> bool:
-        connections = psutil.Process(pid).net_connections()
-        ends = Counter(one.raddr for one in connections if one.status == psutil.CONN_ESTABLISHED)
-        return max(ends.values(), default=0) > 1
 
-    job.wait_until(has_two, "the second connection to the coordinator")
+def _connections(pid: int) -> Counter[str]:
+    """How many connections a process has to each peer, whatever network namespace it is in."""
+    inodes = set()
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            inodes.add(os.readlink(file).removeprefix("socket:[").rstrip("]"))
+    rows = [row.split() for row in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    return Counter(row[2] for row in rows if row[3] == "01" and row[9] in inodes)
 
 
 def finish(job: TorchrunJob, nodes: list[Node]) -> None:
