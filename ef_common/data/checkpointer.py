@@ -177,9 +177,9 @@ class Checkpointer:
                 raise UsageError(
                     f"{self._checkpoints.store} is not one place for all workers: after {sum(_PAUSES_S):.0f} s they "
                     "still find different checkpoints. Expected: a store that all nodes reach, or a shared file system "
-                    f"that is mounted on each of them. Received: {_seen(names, view)}"
+                    f"that is mounted on each of them. Received: {found_on(names, view)}"
                 )
-            logger.warning("the workers find different checkpoints, and look again. Received: %s", _seen(names, view))
+            logger.warning("the workers find different checkpoints, and look again. Received: %s", found_on(names, view))
             time.sleep(pause_s)
 
     def _names(self, found: Checkpoint | None) -> tuple[list[str | None], View]:
@@ -427,7 +427,7 @@ def _share_of(state: SourceState, plan: SharingPlan) -> tuple[Content, Release]:
     return state.content(file) if plan.leads else Content({state.file: file}), release
 
 
-def _seen(names: Sequence[str | None], view: View) -> str:
+def found_on(names: Sequence[str | None], view: View) -> str:
     """What the nodes have found, for a message."""
     finders: dict[str, dict[str, None]] = {}
     for name, member in zip(names, view.members, strict=True):
