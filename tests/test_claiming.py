@@ -184,7 +184,9 @@ def test_members_of_which_only_some_take_checkpoints_all_end(
         monkeypatch.setattr(session.job, "use_store", lambda store, claim=None: None)
         for _ in range(1, training):
             Claiming(None, session).begin()
-        with pytest.raises(UsageError, match="some workers have a place for checkpoints, and others have none") as caught:
+        with pytest.raises(
+            UsageError, match="some workers have a place for checkpoints, and others have none"
+        ) as caught:
             Claiming(None, session, checkpoints=rank == saves).begin()
         return str(caught.value).partition("Received: ")[2]
 

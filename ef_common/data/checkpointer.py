@@ -26,7 +26,7 @@ from ef_common.data.sharing import Sharing, SharingPlan
 from ef_common.data.source import Release, Source, SourceState
 from ef_common.errors import UsageError
 from ef_common.events import EventLog
-from ef_common.session import Barrier, Session
+from ef_common.session import Session
 from ef_common.storage.checkpoints import Checkpoint, Checkpoints, Content
 from ef_common.storage.layout import FileLayout
 from ef_common.storage.retries import Retries
@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 _LAST_WRITE_S = 10.0
 _FINAL_WRITE_S = 1200.0
 """A store that hangs longer than this at the end of a training is an error: nobody would notice otherwise."""
+_TOLD_S = 60.0
+"""Rank 0 tells the others this often that it still saves, or they would take it for hung (`core.progress`)."""
 _START = Retries(total=timedelta(minutes=5)).warning(logger)
 """Without knowing what lies in the store, nobody can say where to begin."""
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0)
@@ -179,7 +181,9 @@ class Checkpointer:
                     "still find different checkpoints. Expected: a store that all nodes reach, or a shared file system "
                     f"that is mounted on each of them. Received: {found_on(names, view)}"
                 )
-            logger.warning("the workers find different checkpoints, and look again. Received: %s", found_on(names, view))
+            logger.warning(
+                "the workers find different checkpoints, and look again. Received: %s", found_on(names, view)
+            )
             time.sleep(pause_s)
 
     def _names(self, found: Checkpoint | None) -> tuple[list[str | None], View]:
@@ -374,29 +378,47 @@ class Checkpointer:
     def finish(self, step: int, *, complete: Mapping[str, Any], timeout_s: float = _FINAL_WRITE_S) -> None:
         """The training is complete, so the current rank 0 saves it. All members call this together.
 
+        Costs one small exchange, and another one for each minute that the writing takes.
+
+        Args:
+            step: Updates that were made.
+            complete: What to say of the end.
+            timeout_s: The writing may take this long.
+
         Raises:
             StorageError: The state could not be saved.
         """
-        session, done = self._session, False
-        while not done:
-            writer = _first(session)
-            if writer == session.worker.id:
-                self.save(step, complete=complete, timeout_s=timeout_s)
-            session.run(Barrier("last checkpoint of the training"))
-            done = writer == _first(session) or writer in session.completed_in.ids
+        session, saved, until = self._session, [False], 0.0
+        while not any(saved):  # rank 0 still writes, or was lost
+            mine = False
+            if _first(session) == session.worker.id:
+                if not until:
+                    until = time.monotonic() + timeout_s
+                    self._take_last(step, complete)
+                wait_s = min(_TOLD_S, until - time.monotonic())
+                mine = self._saver is None or self._saver.flush(wait_s)
+                if mine or wait_s < _TOLD_S:
+                    self._close(timeout_s=0.0)
+            saved, _ = operations.gather(session, mine, call="last checkpoint of the training")
 
     def is_complete(self, end: Mapping[str, Any]) -> bool:
         """Whether the checkpoint that was found is that of a training that ended with these limits."""
         return self.found is not None and self.found.complete == end
 
     def save(self, step: int, *, complete: Mapping[str, Any] | None = None, timeout_s: float = _FINAL_WRITE_S) -> None:
-        """Save the newest state, and wait until it is saved. Nothing is saved after that.
+        """Save the newest state, and wait until it is saved. Nothing is saved after that. The others do not wait.
 
         Raises:
             StorageError: The state could not be saved.
         """
+        self._take_last(step, complete)
+        self._close(timeout_s)
+
+    def _take_last(self, step: int, complete: Mapping[str, Any] | None) -> None:
         if not self._is_saved(step, complete):
             self.take(step, complete=complete)
+
+    def _close(self, timeout_s: float) -> None:
         atexit.unregister(self.stop)
         if self._saver is not None:
             self._saver.close(timeout_s)
