@@ -56,6 +56,31 @@ def stored(directory: Path) -> list[str]:
     return sorted(path.name for path in (directory / "store" / "checkpoints").iterdir())
 
 
+def test_settings_take_a_path_as_text(tmp_path: Path) -> None:
+    settings = Checkpointing(tmp_path / "run", every_steps=5)
+    assert settings == Checkpointing(str(tmp_path / "run"), every_steps=5)
+    assert settings.url == str(tmp_path / "run")
+    assert settings.of_training(1).url == str(tmp_path / "run" / "training-002")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"url": " "}, r"checkpoints need a URL.*Received: checkpoint=' '"),
+        ({"url": 5}, r"checkpoints need a URL.*Received: checkpoint=5"),
+        ({"url": None}, r"checkpoints need a URL.*Received: checkpoint=None"),
+        ({"every": 5}, r"every=5"),
+        ({"every_steps": "5"}, r"every_steps='5'"),
+        ({"retention": 3}, r"expected Retention\(keep_last=…\)\. Received: retention=3"),
+        ({"storage_options": "secret"}, r"a dict of options for fsspec\. Received: storage_options of the type str"),
+        ({"share_bytes": -1}, r"share_bytes=-1"),
+    ],
+)
+def test_wrong_settings_are_refused_where_they_are_made(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Checkpointing(**{"url": "memory://run", **wrong})
+
+
 @pytest.mark.parametrize("saved_before", ["no", "written", "perhaps being written"])
 def test_last_checkpoint_tells_of_the_end(saved_before: str, tmp_path: Path) -> None:
     job = start(tmp_path)

@@ -55,7 +55,8 @@ class Checkpointing:
     """Where checkpoints go, and when they are taken.
 
     Args:
-        url: Anything that fsspec can reach: ``s3://bucket/run``, ``gs://bucket/run``, ``/mnt/shared/run``.
+        url: Anything that fsspec can reach: ``s3://bucket/run``, ``gs://bucket/run``, ``/mnt/shared/run``. A
+            `Path` becomes text.
         every_steps: Number of updates between two checkpoints.
         every: Take a checkpoint at this interval. Without both, the interval is computed from what a checkpoint costs
             and how often workers are lost; see :mod:`ef_common.core.cadence`.
@@ -65,10 +66,10 @@ class Checkpointing:
             the store support it.
 
     Raises:
-        UsageError: Values contradict each other.
+        UsageError: A value is of another type or out of range, or values contradict each other.
     """
 
-    url: str
+    url: str | Path
     every_steps: int | None = None
     every: timedelta | None = None
     retention: Retention = field(default_factory=Retention)
@@ -79,8 +80,17 @@ class Checkpointing:
         Cadence(self.every_steps, self.every)
         if not is_count(self.share_bytes, least=0):
             raise UsageError(f"expected a size. Received: share_bytes={self.share_bytes!r}")
-        if not self.url.strip():
-            raise UsageError(f"checkpoints need a URL. Received: checkpoint={self.url!r}")
+        if isinstance(self.url, Path):
+            object.__setattr__(self, "url", str(self.url))
+        if not isinstance(self.url, str) or not self.url.strip():
+            raise UsageError(f"checkpoints need a URL, or the path of a folder. Received: checkpoint={self.url!r}")
+        if not isinstance(self.retention, Retention | None):
+            raise UsageError(f"expected Retention(keep_last=…). Received: retention={self.retention!r}")
+        if not isinstance(self.storage_options, Mapping | None):  # which may have secrets, so it is not shown
+            raise UsageError(
+                "expected a dict of options for fsspec. "
+                f"Received: storage_options of the type {type(self.storage_options).__name__}"
+            )
 
     @classmethod
     def of(cls, value: Checkpointing | str | Path | None, *, default: str | None = None) -> Checkpointing | None:
@@ -91,11 +101,11 @@ class Checkpointing:
             raise UsageError(
                 f"expected a URL, or what `Checkpointing` makes of one and more. Received: checkpoint={value!r}"
             )
-        return value if isinstance(value, Checkpointing) or value is None else cls(str(value))
+        return value if isinstance(value, Checkpointing) or value is None else cls(value)
 
     def of_training(self, number: int) -> Checkpointing:
         """The settings for the n-th training (from 0) of a program, which has a place of its own."""
-        return self if number == 0 else replace(self, url=f"{self.url.rstrip('/')}/training-{number + 1:03d}")
+        return self if number == 0 else replace(self, url=f"{str(self.url).rstrip('/')}/training-{number + 1:03d}")
 
 
 class Checkpointer:
