@@ -131,12 +131,15 @@ class Fit:
         self._claiming, job = (Claiming(None, self._session), None) if is_trial else worker.places(self._settings)
         self.autoscaler = None if is_trial or stays_one else worker.autoscaler(self._settings)
         self.checkpoints = None if job is None else TrainerCheckpoints(job, self._session, trainer)
-        choose: Callable[[Any, bool | None], Any] = (
-            (lambda path, _: path) if self.checkpoints is None else self.checkpoints.find
-        )
-        self._start_file = StartFile(trainer, self._session, choose)
+        self._start_file = StartFile(trainer, self._session, self._choose)
 
     # ------------------------------------------------------------ set-up, before that of the model
+
+    def _choose(self, path: Any, weights_only: bool | None) -> Any:
+        """The file to resume from, in place of the user's."""
+        if not self._session.newcomer:
+            self._claiming.begin()
+        return path if self.checkpoints is None else self.checkpoints.find(path, weights_only)
 
     def set_up_schedules(self) -> None:
         """All workers have passed the first barrier; the user's code makes schedules for these workers."""
@@ -294,8 +297,6 @@ class Fit:
 
     def _set_up_state(self) -> TrainerState:
         strategy, checkpoints = self._strategy, self.checkpoints
-        if not self._session.newcomer:
-            self._claiming.begin()
         if self._worker.elastic:
             hooks.import_early()
         state = TrainerState(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -16,13 +17,14 @@ from ef_common.core.retention import Retention
 from ef_common.core.view import SOLO
 from ef_common.data import checkpointer
 from ef_common.data.checkpointer import Checkpointer, Checkpointing
-from ef_common.errors import Fenced, UsageError
+from ef_common.errors import Fenced, StorageFailed, UsageError
 from ef_common.events import EventLog
 from ef_common.session import Session
 from ef_common.storage import checkpoints
 from ef_common.storage.checkpoints import Checkpoints, Content
 from ef_common.storage.store import Store
-from tests.collectives.cluster import Cluster
+from tests.collectives.cluster import GUARD_S, Cluster, Died
+from tests.waiting import poll_until
 
 END = {"max_epochs": 3}
 
@@ -52,6 +54,31 @@ def start(directory: Path) -> Checkpointer:
 
 def stored(directory: Path) -> list[str]:
     return sorted(path.name for path in (directory / "store" / "checkpoints").iterdir())
+
+
+def test_settings_take_a_path_as_text(tmp_path: Path) -> None:
+    settings = Checkpointing(tmp_path / "run", every_steps=5)
+    assert settings == Checkpointing(str(tmp_path / "run"), every_steps=5)
+    assert settings.url == str(tmp_path / "run")
+    assert settings.of_training(1).url == str(tmp_path / "run" / "training-002")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"url": " "}, r"checkpoints need a URL.*Received: checkpoint=' '"),
+        ({"url": 5}, r"checkpoints need a URL.*Received: checkpoint=5"),
+        ({"url": None}, r"checkpoints need a URL.*Received: checkpoint=None"),
+        ({"every": 5}, r"every=5"),
+        ({"every_steps": "5"}, r"every_steps='5'"),
+        ({"retention": 3}, r"expected Retention\(keep_last=…\)\. Received: retention=3"),
+        ({"storage_options": "secret"}, r"a dict of options for fsspec\. Received: storage_options of the type str"),
+        ({"share_bytes": -1}, r"share_bytes=-1"),
+    ],
+)
+def test_wrong_settings_are_refused_where_they_are_made(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Checkpointing(**{"url": "memory://run", **wrong})
 
 
 @pytest.mark.parametrize("saved_before", ["no", "written", "perhaps being written"])
@@ -92,6 +119,75 @@ def test_training_that_has_ended_is_saved_again_only_if_it_has_gone_on(tmp_path:
     longer.finish(7, complete={"max_epochs": 4})
     assert len(stored(tmp_path)) == 2
     assert start(tmp_path).is_complete({"max_epochs": 4})
+
+
+def test_members_hear_of_a_last_checkpoint_that_takes_long_while_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 would be taken for hung if they waited in one exchange."""
+    monkeypatch.setattr(checkpointer, "_TOLD_S", 0.01)
+    cluster, waiting = Cluster(2), threading.Event()
+
+    def write_until_heard(file: Any) -> None:
+        other = cluster.sessions[1]
+        assert waiting.wait(GUARD_S)
+        poll_until(lambda: other.completed >= begun[1] + 3)
+        file.write(b"1, 2, 3")
+
+    monkeypatch.setattr(Numbers, "copy", lambda self: (Content({"weights": write_until_heard}), lambda: None))
+    begun = [0, 0]
+
+    def end(session: Session, rank: int) -> int:
+        job = make(tmp_path, session)
+        job.begin("a model")
+        begun[rank] = session.completed
+        if rank == 1:
+            waiting.set()
+        job.finish(7, complete=END)
+        return session.completed - begun[rank]
+
+    first, second = cluster.run(end)
+    assert first == second > 3
+    assert len(stored(tmp_path)) == 1
+    assert start(tmp_path).is_complete(END)
+
+
+def test_last_checkpoint_is_saved_by_the_next_rank_0_if_the_first_is_lost_while_it_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slices = [False]
+
+    def end(session: Session, rank: int) -> str:
+        job = make(tmp_path, session)
+        job.begin("a model")
+        if rank == 0:
+
+            def flush(timeout_s: float) -> bool:
+                if not slices:
+                    raise Died
+                return slices.pop()
+
+            saver = job._started_saver()
+            monkeypatch.setattr(saver, "submit", lambda snapshot: None)
+            monkeypatch.setattr(saver, "flush", flush)
+        job.finish(7, complete=END)
+        return session.worker.id
+
+    assert Cluster(3).run(end) == [None, "m1", "m2"]
+    assert not slices
+    assert start(tmp_path).is_complete(END)
+
+
+def test_store_that_hangs_ends_the_last_checkpoint_with_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpointer, "_TOLD_S", 0.01)
+    goes_on = threading.Event()
+    monkeypatch.setattr(Numbers, "copy", lambda self: (Content({"weights": lambda _: goes_on.wait()}), lambda: None))
+    job = start(tmp_path)
+    with pytest.raises(StorageFailed, match="the newest checkpoint is not saved in time"):
+        job.finish(7, complete=END, timeout_s=0.05)
+    goes_on.set()
 
 
 # ---------------------------------------------------------------- starts that overlap

@@ -13,7 +13,7 @@ from ef_common.core.view import SOLO
 from ef_common.data.checkpointer import Checkpointer, Checkpointing
 from ef_common.data.claiming import Claiming
 from ef_common.data.transfer import StateTransfer
-from ef_common.errors import ElasticFlowError, UnsupportedError
+from ef_common.errors import ElasticFlowError, UnsupportedError, UsageError
 from ef_common.events import EventLog
 from ef_common.session import Session
 from ef_common.storage.store import Store
@@ -58,10 +58,28 @@ def test_newcomer_adopts_the_state_and_belongs_to_the_run_of_the_others(tmp_path
     assert mine["run"] == theirs["run"] != ""
 
 
-@pytest.mark.parametrize("saves", [(True, False), (False, True), (False, False)])
-def test_state_is_adopted_if_a_worker_has_no_checkpoints(tmp_path: Path, saves: tuple[bool, bool]) -> None:
-    source, target = (Side(tmp_path, saves=each) for each in saves)
+def test_state_is_adopted_if_nobody_takes_checkpoints(tmp_path: Path) -> None:
+    source, target = Side(tmp_path, saves=False), Side(tmp_path, saves=False)
     assert sent(source, target, {"step": 7})["step"] == 7
+
+
+@pytest.mark.parametrize(
+    ("others", "problem"),
+    [
+        (True, "the others take checkpoints, and this worker has no place for them"),
+        (False, "this worker has a place for checkpoints, and the others take none"),
+    ],
+)
+def test_newcomer_adopts_no_state_if_it_differs_in_whether_checkpoints_are_taken(
+    tmp_path: Path, others: bool, problem: str
+) -> None:
+    source, target = Side(tmp_path, saves=others), Side(tmp_path, saves=not others)
+    adopted: list[dict[str, Any]] = []
+    header = source.transfer.describe(lambda: {"step": 7})
+    target.transfer.leaves(header)
+    with pytest.raises(UsageError, match=f"{problem}. Set checkpoint= or ELASTICFLOW_CHECKPOINT alike"):
+        target.transfer.adopt(header, adopted.append)
+    assert not adopted
 
 
 def test_memory_that_is_prepared_is_used_once(tmp_path: Path) -> None:

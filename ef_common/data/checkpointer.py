@@ -26,7 +26,7 @@ from ef_common.data.sharing import Sharing, SharingPlan
 from ef_common.data.source import Release, Source, SourceState
 from ef_common.errors import UsageError
 from ef_common.events import EventLog
-from ef_common.session import Barrier, Session
+from ef_common.session import Session
 from ef_common.storage.checkpoints import Checkpoint, Checkpoints, Content
 from ef_common.storage.layout import FileLayout
 from ef_common.storage.retries import Retries
@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 _LAST_WRITE_S = 10.0
 _FINAL_WRITE_S = 1200.0
 """A store that hangs longer than this at the end of a training is an error: nobody would notice otherwise."""
+_TOLD_S = 60.0
+"""Rank 0 tells the others this often that it still saves, or they would take it for hung (`core.progress`)."""
 _START = Retries(total=timedelta(minutes=5)).warning(logger)
 """Without knowing what lies in the store, nobody can say where to begin."""
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0)
@@ -53,7 +55,8 @@ class Checkpointing:
     """Where checkpoints go, and when they are taken.
 
     Args:
-        url: Anything that fsspec can reach: ``s3://bucket/run``, ``gs://bucket/run``, ``/mnt/shared/run``.
+        url: Anything that fsspec can reach: ``s3://bucket/run``, ``gs://bucket/run``, ``/mnt/shared/run``. A
+            `Path` becomes text.
         every_steps: Number of updates between two checkpoints.
         every: Take a checkpoint at this interval. Without both, the interval is computed from what a checkpoint costs
             and how often workers are lost; see :mod:`ef_common.core.cadence`.
@@ -63,10 +66,10 @@ class Checkpointing:
             the store support it.
 
     Raises:
-        UsageError: Values contradict each other.
+        UsageError: A value is of another type or out of range, or values contradict each other.
     """
 
-    url: str
+    url: str | Path
     every_steps: int | None = None
     every: timedelta | None = None
     retention: Retention = field(default_factory=Retention)
@@ -77,8 +80,17 @@ class Checkpointing:
         Cadence(self.every_steps, self.every)
         if not is_count(self.share_bytes, least=0):
             raise UsageError(f"expected a size. Received: share_bytes={self.share_bytes!r}")
-        if not self.url.strip():
-            raise UsageError(f"checkpoints need a URL. Received: checkpoint={self.url!r}")
+        if isinstance(self.url, Path):
+            object.__setattr__(self, "url", str(self.url))
+        if not isinstance(self.url, str) or not self.url.strip():
+            raise UsageError(f"checkpoints need a URL, or the path of a folder. Received: checkpoint={self.url!r}")
+        if not isinstance(self.retention, Retention | None):
+            raise UsageError(f"expected Retention(keep_last=…). Received: retention={self.retention!r}")
+        if not isinstance(self.storage_options, Mapping | None):  # which may have secrets, so it is not shown
+            raise UsageError(
+                "expected a dict of options for fsspec. "
+                f"Received: storage_options of the type {type(self.storage_options).__name__}"
+            )
 
     @classmethod
     def of(cls, value: Checkpointing | str | Path | None, *, default: str | None = None) -> Checkpointing | None:
@@ -89,11 +101,11 @@ class Checkpointing:
             raise UsageError(
                 f"expected a URL, or what `Checkpointing` makes of one and more. Received: checkpoint={value!r}"
             )
-        return value if isinstance(value, Checkpointing) or value is None else cls(str(value))
+        return value if isinstance(value, Checkpointing) or value is None else cls(value)
 
     def of_training(self, number: int) -> Checkpointing:
         """The settings for the n-th training (from 0) of a program, which has a place of its own."""
-        return self if number == 0 else replace(self, url=f"{self.url.rstrip('/')}/training-{number + 1:03d}")
+        return self if number == 0 else replace(self, url=f"{str(self.url).rstrip('/')}/training-{number + 1:03d}")
 
 
 class Checkpointer:
@@ -177,9 +189,11 @@ class Checkpointer:
                 raise UsageError(
                     f"{self._checkpoints.store} is not one place for all workers: after {sum(_PAUSES_S):.0f} s they "
                     "still find different checkpoints. Expected: a store that all nodes reach, or a shared file system "
-                    f"that is mounted on each of them. Received: {_seen(names, view)}"
+                    f"that is mounted on each of them. Received: {found_on(names, view)}"
                 )
-            logger.warning("the workers find different checkpoints, and look again. Received: %s", _seen(names, view))
+            logger.warning(
+                "the workers find different checkpoints, and look again. Received: %s", found_on(names, view)
+            )
             time.sleep(pause_s)
 
     def _names(self, found: Checkpoint | None) -> tuple[list[str | None], View]:
@@ -374,29 +388,47 @@ class Checkpointer:
     def finish(self, step: int, *, complete: Mapping[str, Any], timeout_s: float = _FINAL_WRITE_S) -> None:
         """The training is complete, so the current rank 0 saves it. All members call this together.
 
+        Costs one small exchange, and another one for each minute that the writing takes.
+
+        Args:
+            step: Updates that were made.
+            complete: What to say of the end.
+            timeout_s: The writing may take this long.
+
         Raises:
             StorageError: The state could not be saved.
         """
-        session, done = self._session, False
-        while not done:
-            writer = _first(session)
-            if writer == session.worker.id:
-                self.save(step, complete=complete, timeout_s=timeout_s)
-            session.run(Barrier("last checkpoint of the training"))
-            done = writer == _first(session) or writer in session.completed_in.ids
+        session, saved, until = self._session, [False], 0.0
+        while not any(saved):  # rank 0 still writes, or was lost
+            mine = False
+            if _first(session) == session.worker.id:
+                if not until:
+                    until = time.monotonic() + timeout_s
+                    self._take_last(step, complete)
+                wait_s = min(_TOLD_S, until - time.monotonic())
+                mine = self._saver is None or self._saver.flush(wait_s)
+                if mine or wait_s < _TOLD_S:
+                    self._close(timeout_s=0.0)
+            saved, _ = operations.gather(session, mine, call="last checkpoint of the training")
 
     def is_complete(self, end: Mapping[str, Any]) -> bool:
         """Whether the checkpoint that was found is that of a training that ended with these limits."""
         return self.found is not None and self.found.complete == end
 
     def save(self, step: int, *, complete: Mapping[str, Any] | None = None, timeout_s: float = _FINAL_WRITE_S) -> None:
-        """Save the newest state, and wait until it is saved. Nothing is saved after that.
+        """Save the newest state, and wait until it is saved. Nothing is saved after that. The others do not wait.
 
         Raises:
             StorageError: The state could not be saved.
         """
+        self._take_last(step, complete)
+        self._close(timeout_s)
+
+    def _take_last(self, step: int, complete: Mapping[str, Any] | None) -> None:
         if not self._is_saved(step, complete):
             self.take(step, complete=complete)
+
+    def _close(self, timeout_s: float) -> None:
         atexit.unregister(self.stop)
         if self._saver is not None:
             self._saver.close(timeout_s)
@@ -427,7 +459,7 @@ def _share_of(state: SourceState, plan: SharingPlan) -> tuple[Content, Release]:
     return state.content(file) if plan.leads else Content({state.file: file}), release
 
 
-def _seen(names: Sequence[str | None], view: View) -> str:
+def found_on(names: Sequence[str | None], view: View) -> str:
     """What the nodes have found, for a message."""
     finders: dict[str, dict[str, None]] = {}
     for name, member in zip(names, view.members, strict=True):

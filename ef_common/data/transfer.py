@@ -8,7 +8,7 @@ from typing import Any
 from ef_common.collectives.codec import Codec
 from ef_common.data.checkpointer import Checkpointer
 from ef_common.data.claiming import Claiming
-from ef_common.errors import ElasticFlowError, UnsupportedError
+from ef_common.errors import ElasticFlowError, UnsupportedError, UsageError
 
 
 class StateTransfer:
@@ -55,12 +55,21 @@ class StateTransfer:
 
         Raises:
             ElasticFlowError: The others cannot send it.
+            UsageError: Either the others or this worker takes checkpoints, but not both.
         """
         state = self._codec.decode(header, self._leaves)
         self._leaves, self.prepared = [], ()
         if "error" in state:
             raise ElasticFlowError(f"the others cannot send their state: {state['error']}")
+        checkpoints, run = self._checkpoints(), state["checkpoints"]
+        if (checkpoints is None) != (run is None):
+            problem = (
+                "the others take checkpoints, and this worker has no place for them"
+                if checkpoints is None
+                else "this worker has a place for checkpoints, and the others take none"
+            )
+            raise UsageError(f"{problem}. Set checkpoint= or ELASTICFLOW_CHECKPOINT alike on all nodes")
         adopt(state)
-        if (checkpoints := self._checkpoints()) is not None and state["checkpoints"] is not None:
-            checkpoints.load_state(state["checkpoints"])
+        if checkpoints is not None:
+            checkpoints.load_state(run)
         self._claiming.load_state(state["claims"])

@@ -36,6 +36,7 @@ from ef_common.errors import (
     ProtocolError,
     StorageError,
     ThreadFailed,
+    UsageError,
 )
 from ef_common.launch.ending import end_soon
 from ef_common.session import Session
@@ -213,7 +214,8 @@ def _show(error: BaseException) -> None:
     Where the job's own faults have reached this worker explains nothing: of these only the message is printed.
     """
     is_elsewhere = isinstance(error, JobFailed) and isinstance(error.__context__, (GroupBroken, NoneType))
-    is_plain = isinstance(error, _NO_FAULT_OF_THE_PROGRAM) or (isinstance(error, CannotJoin) and not error.__cause__)
+    says_all = isinstance(error, CannotJoin) and isinstance(error.__cause__, UsageError | None)
+    is_plain = says_all or isinstance(error, _NO_FAULT_OF_THE_PROGRAM)
     lines = traceback.format_exception_only(error) if is_elsewhere or is_plain else traceback.format_exception(error)
     sys.stderr.write("".join(lines))
 

@@ -104,7 +104,8 @@ class Worker:
         """The claims of the program's next training, and the factory of its checkpoints, if any. Asked once each."""
         place = settings.checkpointing(self.checkpoint)
         place = None if place is None else place.of_training(next(self.trainings))
-        claiming = Claiming(settings.place(self.claims, checkpoints=place, elastic=self.elastic), self.session)
+        claims = settings.place(self.claims, checkpoints=place, elastic=self.elastic)
+        claiming = Claiming(claims, self.session, checkpoints=place is not None)
         if place is None:
             return claiming, None
         return claiming, partial(Checkpointer, place, self.session, log=self.log, excluded=claiming.excluded)

@@ -400,8 +400,7 @@ class Checkpoints:
             if max(self._claimed(), default=0) > self.run:
                 break  # the newer run may start from what this one would remove
             _logger.debug("%s: checkpoint %s is removed: %s", self.store, id.name, reason)
-            self.store.delete(f"{_folder(id)}/{manifests.NAME}")  # first: half of a removal is no checkpoint
-            self.store.delete_folder(_folder(id))
+            self.store.delete_folder(_folder(id), first=manifests.NAME)  # half of a removal is no checkpoint
             self._manifests.pop(id, None)
             self._valid.discard(id)
             removed.append(id)

@@ -169,7 +169,9 @@ class Saver:
         if broken is not None:
             raise broken
         if not in_time:
-            raise StorageFailed(f"{self.checkpoints.store}: the newest checkpoint is not saved after {timeout_s:.0f} s")
+            raise StorageFailed(
+                f"{self.checkpoints.store}: the newest checkpoint is not saved in time. The store is slow, or hangs"
+            )
         if fenced is not None:
             raise fenced
         if failure is not None:

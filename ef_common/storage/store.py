@@ -272,7 +272,12 @@ class Store:
         return size
 
     def entries(self, folder: str) -> list[Entry]:
-        """The entries of a folder by name; empty if there is no such folder."""
+        """The entries of a folder by name; empty if there is no such folder. A link is what it points to."""
+
+        def is_folder(info: Any) -> bool:
+            if info["type"] in ("directory", "file"):
+                return bool(info["type"] == "directory")
+            return self._run(f"list {info['name']}", lambda fs: bool(fs.isdir(info["name"])))
 
         def listing(fs: Any) -> Any:
             fs.invalidate_cache()
@@ -287,7 +292,7 @@ class Store:
             return []
         path = self._path(folder).rstrip("/")
         entries = [
-            Entry(info["name"].rstrip("/").rsplit("/", 1)[-1], None if info["type"] == "directory" else info["size"])
+            Entry(info["name"].rstrip("/").rsplit("/", 1)[-1], None if is_folder(info) else info["size"])
             for info in found
             if info["name"].rstrip("/") != path  # object stores may list the folder itself
         ]
@@ -298,8 +303,18 @@ class Store:
         with contextlib.suppress(NotFound):
             self._run(f"delete {name}", lambda fs: fs.rm_file(self._path(name)))
 
-    def delete_folder(self, name: str) -> None:
-        """Remove a folder and its contents; it is no error if it is gone already."""
+    def delete_folder(self, name: str, *, first: str | None = None) -> None:
+        """Remove a folder and its contents; it is no error if it is gone already.
+
+        Args:
+            name: Of the folder. If this is a link, what it points to stays as it is.
+            first: A file in it that is removed before the others.
+        """
+        if self._is_local and os.path.islink(self._path(name)):
+            self.delete(name)
+            return
+        if first is not None:
+            self.delete(f"{name}/{first}")
         if self._is_local or _PATTERN.isdisjoint(self._path(name)):
             self._remove(name, lambda fs: fs.rm(self._path(name), recursive=True))
             return

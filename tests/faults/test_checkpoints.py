@@ -70,6 +70,40 @@ def test_next_rank_0_goes_on_saving_and_cleans_up(
     assert not (tmp_path / "store" / "markers").exists()
 
 
+@hosted("lightning", "lightning-horovod", "keras-tensorflow", "keras-torch")
+@pytest.mark.parametrize("others", [True, False], ids=["others save", "newcomer saves"])
+def test_newcomer_that_differs_in_whether_checkpoints_are_taken_ends_alone(
+    job: TrainingJob, tmp_path: Path, others: bool
+) -> None:
+    plain = {"step_sleep_s": 0.02, **job.patient}
+    saving = {**plain, "checkpoint": str(tmp_path / "store"), "share_bytes": 0}
+    workers = job.start_world(2, job.train, saving if others else plain)
+    job.wait_for_step(2)
+    joiner = job.start(job.train, plain if others else saving)
+    assert joiner.wait() == 1
+    output = joiner.output.read_text()
+    assert "CannotJoin: worker " in output
+    assert "Set checkpoint= or ELASTICFLOW_CHECKPOINT alike on all nodes" in output
+    assert "Traceback" not in output
+    check_run(job, workers)
+    assert not job.events("admitted")
+    assert bool(job.events("checkpoint")) == others
+
+
+@hosted("lightning", "lightning-horovod", "keras-tensorflow", "keras-torch")
+def test_first_workers_of_which_only_some_take_checkpoints_say_so(job: TrainingJob, tmp_path: Path) -> None:
+    plain = {"step_sleep_s": 0.02}
+    places = [{**plain, "checkpoint": str(tmp_path / "store")}, plain]
+    workers = [
+        job.start(job.train, options, node="one", environ={"LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": str(rank)})
+        for rank, options in enumerate(places)
+    ]
+    assert [worker.wait() for worker in workers] == [1, 1]
+    outputs = [worker.output.read_text() for worker in workers]
+    assert any("UsageError: some workers have a place for checkpoints, and others have none" in one for one in outputs)
+    assert not any("CallMismatch" in one for one in outputs)
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"

@@ -266,6 +266,13 @@ def test_fault_of_the_job_is_one_line(hook, capsys, kind):
     assert capsys.readouterr().err == f"ef_common.errors.{kind.__name__}: the tokens differ\n"
 
 
+def test_usage_error_at_which_a_newcomer_failed_is_told_in_its_own_line(hook, capsys):
+    error = CannotJoin("it cannot go on. The reason: UsageError: x")
+    error.__cause__ = raised(UsageError("x"))
+    hook(error)
+    assert capsys.readouterr().err == f"ef_common.errors.CannotJoin: {error}\n"
+
+
 def test_error_at_which_a_newcomer_failed_is_shown(hook, capsys):
     error = CannotJoin("it cannot go on")
     error.__cause__ = raised(KeyError("layer.weight"))

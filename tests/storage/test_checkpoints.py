@@ -446,6 +446,25 @@ def test_clean_keeps_what_is_not_ours(local: Store) -> None:
     assert Checkpoints(local).newest_valid().id.step == 4
 
 
+def test_checkpoint_that_is_a_link_to_another_disk_is_found_and_only_its_link_is_removed(
+    local: Store, folder: Path, tmp_path: Path
+) -> None:
+    linked, moved = CheckpointId(1, 1, 10), tmp_path / "larger disk"
+    job(local).publish(linked, content(10))
+    path_of(folder, linked).rename(moved)
+    path_of(folder, linked).symlink_to(moved)
+    (folder / "checkpoints" / CheckpointId(1, 1, 99).name).symlink_to(tmp_path / "nothing is there")
+    checkpoints = Checkpoints(local)
+    found = checkpoints.newest_valid()
+    assert found is not None
+    assert found.id == linked
+    run = checkpoints.claim(found.id)
+    checkpoints.publish(CheckpointId(run, 1, 20), content(20))
+    assert checkpoints.clean(Retention(keep_last=1)) == [linked]
+    assert not path_of(folder, linked).is_symlink()
+    assert sorted(path.name for path in moved.iterdir()) == ["manifest.json", "small", "weights"]
+
+
 def test_clean_keeps_the_best(local: Store) -> None:
     checkpoints = job(local)
     for step, loss in enumerate([3.0, 1.0, 2.0, float("nan"), 4.0]):

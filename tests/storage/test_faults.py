@@ -167,4 +167,4 @@ def test_process_whose_store_never_answers_ends_and_fails() -> None:
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", HANGS], cwd=root, capture_output=True, text=True, timeout=ENOUGH_S)
     assert done.returncode == 1
-    assert "the newest checkpoint is not saved after 0 s" in done.stderr.splitlines()[-1]
+    assert "the newest checkpoint is not saved in time" in done.stderr.splitlines()[-1]
