@@ -35,7 +35,7 @@ def combined(loaders: Any, mode: str, host: LightningHost) -> Any:
 
 
 def joined(several: Any, host: LightningHost) -> Any:
-    """A CombinedLoader for the training loop, with one loader that represents several.
+    """A CombinedLoader for a loop, with one loader that represents several.
 
     Args:
         several: The CombinedLoader of the user's loaders.

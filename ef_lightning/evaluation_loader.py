@@ -3,6 +3,10 @@
 A pass deals the whole data set to the members at its start. When a worker has read its share, all exchange what
 they have done. What nobody has done, because its worker died and its part of the metrics died with it, is dealt
 again to those that are left, until nothing is missing. Newcomers wait for the next training step.
+
+Several loaders of which each step takes a batch are read as one (:mod:`ef_lightning.joint_reading`). With a pass for
+each of them, one could be complete while another is not. If a worker were lost then, its part of the metrics would
+count, and the positions of the other pass would be dealt again although that part contains some of them.
 """
 
 from __future__ import annotations
@@ -15,34 +19,44 @@ import numpy as np
 from torch.utils.data import DataLoader
 
 from ef_common.core import sharding
-from ef_common.data.torch_order import batch_size_of, num_samples, order_of
 from ef_lightning import hooks
-from ef_lightning.data_workers import WrappedLoader, planned_for
+from ef_lightning.data_workers import WrappedLoader
 from ef_lightning.evaluation import Evaluation
-from ef_lightning.order import before_limit, limited
+from ef_lightning.joint_reading import JointLoader
+from ef_lightning.order import before_limit
+from ef_lightning.reading import Reading
 
 logger = logging.getLogger(__name__)
 
 
 class EvaluationLoader(WrappedLoader):
-    """Wraps one of the user's evaluation DataLoaders.
+    """Wraps one of the user's evaluation DataLoaders, or several that are read together.
 
     Args:
-        loader: The user's loader.
+        loader: The user's loader, or what stands for several.
+        reading: How it is read.
         evaluation: What it is evaluated for.
     """
 
-    def __init__(self, loader: DataLoader[Any], evaluation: Evaluation) -> None:
-        super().__init__(loader, planned_for(loader))
+    def __init__(self, loader: DataLoader[Any] | JointLoader, reading: Reading, evaluation: Evaluation) -> None:
+        super().__init__(loader, reading.planned)
+        self._reading = reading
         self._evaluation = evaluation
         self._coverage = evaluation.coverage()
-        self._batch_size = batch_size_of(loader)
+        self._batch_size = reading.batch_size
+        self._length = 0
+        self._is_over = False
         self._batches: list[list[int]] = []
         self._num_own = 0
         self._next = 0
         self.padding = False
         self._order = np.arange(0)
         self._recorder = hooks.recorder_of(loader.batch_sampler)  # a prediction writer reads it
+
+    @property
+    def user_loader(self) -> Any:
+        """The loader that the user passed, or the structure of several."""
+        return self._reading.given
 
     def __len__(self) -> int:
         """Batches of a worker in a whole pass, before Lightning applies its limit."""
@@ -51,12 +65,13 @@ class EvaluationLoader(WrappedLoader):
     def __iter__(self) -> Iterator[Any]:
         """Begin a pass."""
         evaluation = self._evaluation
+        self._is_over = False
         self._coverage.settle()
         self._planned.begin()
         if self._recorder is not None:
             self._recorder.seen_batch_indices = []
-        self._order = order_of(self._loader, evaluation.session, seed=0, epoch=evaluation.epoch)
-        length = self._num_positions()
+        length = self._length = self._num_positions()
+        self._order = self._reading.order(evaluation.session, seed=0, epoch=evaluation.epoch, length=length)
         evaluation.set_num_batches(self._num_batches(length))
         if not evaluation.is_logged:
             steps = int(min(evaluation.num_sanity_steps, length))
@@ -65,28 +80,31 @@ class EvaluationLoader(WrappedLoader):
         return self
 
     def __next__(self) -> Any:
+        if self._is_over:  # a CombinedLoader may ask again in each step of the others
+            raise StopIteration
         if self._next == 0:
             self._evaluation.free_length()
         self.padding = False
         while self._next >= len(self._batches):
             if not self._take_missing():
+                self._is_over = True
                 self._evaluation.end()
                 raise StopIteration
         batch = self._planned.next()
         if self._recorder is not None:
-            self._recorder.seen_batch_indices.append(self._order[self._batches[self._next]].tolist())
+            self._recorder.seen_batch_indices.append(self._at(self._batches[self._next]))
         self.padding = self._next >= self._num_own
         self._next += 1
         return batch
 
     def _num_positions(self) -> int:
-        """Samples of a pass, after the Trainer's limits; a sanity check takes fewer."""
+        """Positions of a pass, after the Trainer's limits; a sanity check takes fewer."""
         limit = self._evaluation.limit
-        length = limited(num_samples(self._loader), self._batch_size, limit)
+        length = self._reading.length(limit, self._batch_size)
         return min(length, limit * self._samples_per_step) if isinstance(limit, int) else length
 
     def _num_batches(self, length: int) -> int:
-        """Batches of one worker in a pass over this many samples."""
+        """Batches of one worker in a pass over this many positions."""
         return -(-length // self._samples_per_step)
 
     @property
@@ -107,7 +125,10 @@ class EvaluationLoader(WrappedLoader):
             again = batches[-1][-1:] if batches else [0]
             batches += [again] * (num_batches - self._num_own)
         self._batches, self._next = batches, 0
-        self._planned.read(lambda skip: iter([self._order[batch].tolist() for batch in batches[skip:]]))
+        self._planned.read(lambda skip: iter([self._at(batch) for batch in batches[skip:]]))
+
+    def _at(self, positions: list[int]) -> list[Any]:
+        return self._reading.at(self._order, positions, length=self._length)
 
     def _take_missing(self) -> bool:
         """Exchange what is done, and take a share of what is missing. False if nothing is missing."""

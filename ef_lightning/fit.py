@@ -443,8 +443,7 @@ class Fit:
             check_joint(dataloader, self._strategy.host)
             if self._trainer.overfit_batches > 0:
                 hooks.stop_shuffling(dataloader.several, self._strategy.host)
-            for loader in dataloader.loaders:
-                check(loader)
+            dataloader.replace(check)
             return self._wrap(dataloader, self._joint_reading(dataloader))
         loader = check(dataloader)
         if is_stream(loader):

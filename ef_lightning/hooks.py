@@ -123,10 +123,11 @@ def combination(combined: Any) -> tuple[str, Callable[[list[Any]], Any]]:
     return combined._mode, lambda batches: tree_unflatten(batches, spec)
 
 
-def stop_shuffling(combined: Any, host: LightningHost) -> None:
+def stop_shuffling(combined: Any, host: LightningHost, *, stage: str = "train") -> None:
     """Recreate the loaders of a CombinedLoader without shuffling, as `overfit_batches` requires."""
+    stages = host.get("trainer.states", "RunningStage")
     resolve = host.get("trainer.connectors.data_connector", "_resolve_overfit_batches")
-    resolve(combined, mode=host.get("trainer.states", "RunningStage").TRAINING)
+    resolve(combined, mode=stages.TRAINING if stage == "train" else stages.VALIDATING)
 
 
 def advise_on_workers(trainer: Any, host: LightningHost, dataloader: Any, *, stage: str) -> None:

@@ -1,4 +1,4 @@
-"""Several training DataLoaders that are dealt together: a position of the epoch is one batch of each.
+"""Several DataLoaders that are dealt together: a position of the epoch, or of an evaluation, is one batch of each.
 
 The epoch is the one that a single process would have with the same loaders: the mode determines how many batches it
 has, and what accompanies the last batches of a shorter loader. Each worker reads its own position in a step, so batches
@@ -39,6 +39,7 @@ class JointLoader:
         self.mode = mode
         self.unflatten = unflatten
         self.sampler = self  # Lightning tells it the epoch
+        self.batch_sampler = None
 
     def __reduce__(self) -> tuple[Callable[[Any], Any], tuple[Any]]:
         """A copy is one of the user's loaders."""
@@ -48,15 +49,24 @@ class JointLoader:
         """Lightning checks whether it can be iterated over."""
         return iter(())
 
+    def __len__(self) -> int:
+        """Batches of an epoch, if all loaders tell."""
+        return LENGTHS[self.mode]([len(loader) for loader in self.loaders])
+
     @property
     def loaders(self) -> list[Any]:
         """The loaders."""
         loaders: list[Any] = self.several.flattened
         return loaders
 
+    def replace(self, make: Callable[[Any], Any]) -> None:
+        """Put what this function makes of each loader in its place."""
+        self.several.flattened = [make(loader) for loader in self.loaders]
+
     def set_epoch(self, epoch: int) -> None:
         """Tell the samplers which epoch begins."""
-        samplers = [sampler for loader in self.loaders for sampler in (loader.sampler, loader.batch_sampler.sampler)]
+        drawing = [part for loader in self.loaders for part in (loader, loader.batch_sampler) if part is not None]
+        samplers = [part.sampler for part in drawing]
         for sampler in {id(sampler): sampler for sampler in samplers}.values():
             if callable(getattr(sampler, "set_epoch", None)):
                 sampler.set_epoch(epoch)

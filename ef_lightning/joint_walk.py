@@ -1,6 +1,6 @@
-"""Several training DataLoaders of which one can only be read from its start to its end: each worker walks through all.
+"""Several DataLoaders of which one can only be read from its start to its end: each worker walks through all.
 
-A position of the epoch is one batch of each, as with other training loaders.
+A position of the epoch is one batch of each, as with other loaders.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ class WalkedLoaders(SharedInit):
     Args:
         joint: The user's loaders.
         combine: Lightning's CombinedLoader.
+        follows_epochs: See :class:`~ef_common.data.torch_walk.WalkedLoader`.
     """
 
-    def __init__(self, joint: JointLoader, combine: Callable[..., Any]) -> None:
-        super().__init__([WalkedLoader(loader) for loader in joint.loaders])
+    def __init__(self, joint: JointLoader, combine: Callable[..., Any], *, follows_epochs: bool = True) -> None:
+        super().__init__([WalkedLoader(loader, follows_epochs=follows_epochs) for loader in joint.loaders])
         self._mode, self._unflatten, self._combine = joint.mode, joint.unflatten, combine
 
     @property

@@ -1,4 +1,4 @@
-"""The meaning of positions in a training epoch, and how they are read.
+"""The meaning of positions in a training epoch or an evaluation, and how they are read.
 
 Of one DataLoader, positions are samples. Several DataLoaders are dealt together: a position is a batch of each.
 """
@@ -46,7 +46,7 @@ class Planned(Protocol):
 
 
 class Reading(Protocol):
-    """The meaning of the positions of a training epoch.
+    """The meaning of the positions of a training epoch or an evaluation.
 
     Attributes:
         given: The user's loaders, as users see them.

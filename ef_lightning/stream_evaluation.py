@@ -50,6 +50,7 @@ class StreamEvaluationLoader(WrappedLoader):
         )
         self._num_samples = self._steps = 0
         self._most_steps = math.inf
+        self._is_over = False
         self.padding = False
 
     @property
@@ -63,6 +64,7 @@ class StreamEvaluationLoader(WrappedLoader):
 
     def __iter__(self) -> Iterator[Any]:
         """Begin a pass."""
+        self._is_over = False
         self._coverage.settle()
         self._planned.begin()
         evaluation, stream, lanes = self._evaluation, self._stream, self._lanes
@@ -85,6 +87,8 @@ class StreamEvaluationLoader(WrappedLoader):
         )
 
     def __next__(self) -> Any:
+        if self._is_over:
+            raise StopIteration
         if self._steps == 0:
             self._evaluation.free_length()
         self.padding = False
@@ -93,6 +97,7 @@ class StreamEvaluationLoader(WrappedLoader):
             parts = self._coverage.deal() if whole else None
             if parts is None:
                 if self._is_complete(whole=whole):
+                    self._is_over = True
                     self._evaluation.end()
                     raise StopIteration
                 continue

@@ -13,21 +13,25 @@ from ef_common.collectives import torch_operations as operations
 from ef_common.collectives.gradients.module_buffers import ModuleBuffers
 from ef_common.collectives.torch_default_group import DefaultGroup, install, remove
 from ef_common.data.torch_loader import plain
+from ef_common.data.torch_walk import WalkedLoader
 from ef_common.errors import UnsupportedError
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.launch.process import Worker
 from ef_lightning import hooks
 from ef_lightning.checks import callbacks_of_one
-from ef_lightning.combined_loader import combined, joined
+from ef_lightning.combined_loader import check_joint, combined, joined
 from ef_lightning.data_workers import is_stream
 from ef_lightning.default_group import Workers
 from ef_lightning.evaluation import Evaluation
 from ef_lightning.evaluation_loader import EvaluationLoader
 from ef_lightning.fit import Fit
+from ef_lightning.joint_reading import JointLoader, JointReading
+from ef_lightning.joint_walk import WalkedLoaders
 from ef_lightning.logged import Logged
 from ef_lightning.logs import Logs
 from ef_lightning.metrics import MetricSync, leaving_no_trace
 from ef_lightning.progress import TrainerProgress
+from ef_lightning.reading import SampleReading
 from ef_lightning.start import agree_on_trainer
 from ef_lightning.stream_evaluation import StreamEvaluationLoader
 from ef_lightning.throughput import ThroughputMonitors
@@ -38,6 +42,8 @@ if TYPE_CHECKING:
     from ef_lightning.strategy import ElasticMixin
 
 logger = logging.getLogger(__name__)
+
+AnyEvaluationLoader = EvaluationLoader | StreamEvaluationLoader | WalkEvaluationLoader
 
 
 class Run:
@@ -66,7 +72,7 @@ class Run:
         self._metrics: MetricSync | None = None
         self._default_group: DefaultGroup | None = None
         self._workers = Workers(strategy)
-        self._evaluation_loaders: list[EvaluationLoader | StreamEvaluationLoader | WalkEvaluationLoader] = []
+        self._evaluation_loaders: list[AnyEvaluationLoader] = []
         self._has_told_cost = False
         self._to_wrap: list[str] = []
 
@@ -209,11 +215,19 @@ class Run:
         if stage != "train":
             self._close_evaluation_loaders()
         taken = combined(loaders, "max_size_cycle" if stage == "train" else "sequential", self._host)
-        several = len(taken.flattened) > 1 and all(isinstance(loader, DataLoader) for loader in taken.flattened)
-        if stage == "train" and several:  # else what is no DataLoader is refused, by Lightning or here
+        if self._reads_together(taken, stage):
             taken = joined(taken, self._host)
         self._to_wrap = [stage] * len(taken.flattened)
         return taken
+
+    def _reads_together(self, taken: Any, stage: str) -> bool:
+        """Whether a loop takes a batch of each of several loaders in every step, and ElasticFlow deals them."""
+        if self.fit is not None and self.fit.in_trial:
+            return False
+        if stage != "train" and hooks.combination(taken)[0] == "sequential":
+            return False
+        # What is no DataLoader is refused, by Lightning or in `wrap`.
+        return len(taken.flattened) > 1 and all(isinstance(loader, DataLoader) for loader in taken.flattened)
 
     def wrap(self, dataloader: Any) -> Any:
         """Wrap a loader of a loop that is being set up. Any other loader is the caller's, and stays as it is."""
@@ -225,7 +239,6 @@ class Run:
             return dataloader  # to Lightning, that is a loader without batches
         if stage == "train" and fit is not None:
             return fit.wrap(dataloader, lambda loader: self._checked(loader, stage))
-        checked = self._checked(dataloader, stage)
         evaluation = Evaluation(
             self._session,
             self._trainer,
@@ -234,16 +247,29 @@ class Run:
             index=len(self._evaluation_loaders),
             contributions=lambda: None if self.logged is None else self.logged.evaluation,
         )
-        loader = self._evaluation_loader_for(checked)(checked, evaluation)
+        make = self._joint_evaluation_loader if isinstance(dataloader, JointLoader) else self._evaluation_loader
+        loader = make(dataloader, evaluation)
         self._evaluation_loaders.append(loader)
         return loader
 
-    def _evaluation_loader_for(
-        self, loader: DataLoader[Any]
-    ) -> type[EvaluationLoader | StreamEvaluationLoader | WalkEvaluationLoader]:
+    def _evaluation_loader(self, dataloader: object, evaluation: Evaluation) -> AnyEvaluationLoader:
+        loader = self._checked(dataloader, evaluation.stage)
         if is_stream(loader):
-            return StreamEvaluationLoader
-        return WalkEvaluationLoader if has_no_positions(loader) else EvaluationLoader
+            return StreamEvaluationLoader(loader, evaluation)
+        if has_no_positions(loader):
+            return WalkEvaluationLoader(loader, WalkedLoader(loader, follows_epochs=False), evaluation)
+        return EvaluationLoader(loader, SampleReading(loader), evaluation)
+
+    def _joint_evaluation_loader(self, joint: JointLoader, evaluation: Evaluation) -> AnyEvaluationLoader:
+        check_joint(joint, self._host)
+        if self._fits and self._trainer.overfit_batches > 0:
+            hooks.stop_shuffling(joint.several, self._host, stage=evaluation.stage)
+        joint.replace(lambda loader: self._checked(loader, evaluation.stage))
+        if not any(map(has_no_positions, joint.loaders)):
+            return EvaluationLoader(joint, JointReading(joint), evaluation)
+        combine = self._host.get("utilities.combined_loader", "CombinedLoader")
+        walked = WalkedLoaders(joint, combine, follows_epochs=False)
+        return WalkEvaluationLoader(joint, walked, evaluation, num_samples=lambda batch: None)
 
     def _checked(self, dataloader: object, stage: str) -> DataLoader[Any]:
         if not isinstance(dataloader, DataLoader):

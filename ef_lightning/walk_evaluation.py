@@ -7,7 +7,7 @@ with other data (:mod:`ef_lightning.evaluation_loader`); for what a lost worker 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,13 +15,14 @@ from torch.utils.data import DataLoader
 
 from ef_common.core.epochs import ENDLESS, Epochs
 from ef_common.core.sharding import EpochProgress, Window
-from ef_common.data.torch_walk import WalkedLoader, checksums_of, num_samples
+from ef_common.data.torch_walk import checksums_of, num_samples
 from ef_common.data.walked_stream import WalkedStream
 from ef_common.errors import UsageError
 from ef_lightning.data_workers import WrappedLoader
 from ef_lightning.evaluation import Evaluation
+from ef_lightning.joint_reading import JointLoader
 from ef_lightning.order import before_limit
-from ef_lightning.walk_reading import REMEDY, limited_batches
+from ef_lightning.walk_reading import REMEDY, Walked, limited_batches
 
 
 class _Taken(NamedTuple):
@@ -33,17 +34,27 @@ class _Taken(NamedTuple):
 
 
 class WalkEvaluationLoader(WrappedLoader):
-    """Wraps one of the user's evaluation DataLoaders over a stream.
+    """Wraps one of the user's evaluation DataLoaders over a stream, or several that are read together.
 
     Args:
-        loader: The user's loader.
+        loader: The user's loader, or what stands for several.
+        walked: Makes the passes over it.
         evaluation: What it is evaluated for.
+        num_samples: Samples of a batch, or None if all batches weigh the same.
     """
 
-    def __init__(self, loader: DataLoader[Any], evaluation: Evaluation) -> None:
-        self._walked = WalkedLoader(loader, follows_epochs=False)
-        super().__init__(loader, self._walked)
+    def __init__(
+        self,
+        loader: DataLoader[Any] | JointLoader,
+        walked: Walked,
+        evaluation: Evaluation,
+        *,
+        num_samples: Callable[[Any], int | None] = num_samples,
+    ) -> None:
+        super().__init__(loader, walked)
+        self._walked, self._count = walked, num_samples
         self._evaluation = evaluation
+        self._is_over = False
         self._coverage = evaluation.coverage()
         self._compares = False
         self._stream = self._begin_walk()
@@ -52,12 +63,18 @@ class WalkEvaluationLoader(WrappedLoader):
         self._read: list[int] = []  # of each walk: the number of batches, and their fingerprint
         self.padding = False
 
+    @property
+    def user_loader(self) -> Any:
+        """The loader that the user passed, or the structure of several."""
+        return self._loader.several.iterables if isinstance(self._loader, JointLoader) else self._loader
+
     def __len__(self) -> int:
         """Batches of a worker in a whole pass, before Lightning applies its limit; a huge number if nobody knows."""
         return before_limit(int(min(self._num_steps(), ENDLESS)), self._evaluation.limit)
 
     def __iter__(self) -> Iterator[Any]:
         """Begin a pass."""
+        self._is_over = False
         self._coverage.settle()
         self._evaluation.set_num_batches(self._num_steps())
         self._compares = self._evaluation.world_size > 1
@@ -67,10 +84,13 @@ class WalkEvaluationLoader(WrappedLoader):
         return self
 
     def __next__(self) -> Any:
+        if self._is_over:
+            raise StopIteration
         self._evaluation.free_length()
         while (taken := next(self._share, None)) is None:
             if not self._take_missing():
                 self.padding = False
+                self._is_over = True
                 self._stream.close()
                 self._evaluation.end()
                 raise StopIteration
@@ -100,7 +120,7 @@ class WalkEvaluationLoader(WrappedLoader):
             self._walked.batches,
             Epochs(ENDLESS),
             checksums=checksums_of if self._compares else None,
-            num_samples=num_samples,
+            num_samples=self._count,
             is_open=True,
         )
 

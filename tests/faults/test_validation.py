@@ -35,6 +35,23 @@ def test_kill_in_validation_covers_each_sample_once(job: TrainingJob, finish: Fi
     assert all(result["metrics"]["val_samples"] == 101 for result in results)
 
 
+@pytest.mark.parametrize("shards", [0, 5])
+def test_kill_in_validation_of_two_loaders_in_each_step_covers_each_sample_once(
+    job: TrainingJob, finish: Finish, shards: int
+) -> None:
+    from tests.faults.training import SECOND_VAL_LENGTH
+
+    options = {"epochs": 1, "length": 53, "val_length": 101, "val_mode": "max_size", "shards": shards}
+    options["limits"] = {"num_sanity_val_steps": 0}
+    victim, others = start_with_fault(job, options, {"where": "validation", "step": 2}, world_size=2)
+    (result,) = finish(others)
+    assert victim.wait() == -signal.SIGKILL
+    assert struck(job, "validation")
+    assert view_sizes(job) == [2, 1]
+    assert result["metrics"]["val_samples"] == result["metrics"]["val_seen"] == 101 + SECOND_VAL_LENGTH
+    assert {event["loader"] for event in job.events("evaluation")} == {0}
+
+
 @in_each_framework
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_kill_before_metrics_are_reduced_loses_no_part(job: TrainingJob, finish: Finish, world_size: int) -> None:

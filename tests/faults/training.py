@@ -23,6 +23,7 @@ with lean():
     import torch.nn.functional as F  # noqa: N812
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+    from lightning.pytorch.utilities import CombinedLoader
     from torch import Tensor, nn
     from torch.utils.data import DataLoader, Dataset
     from torchmetrics import SumMetric
@@ -60,6 +61,8 @@ class Options:
     val_length: int = 0
     # after the loader of the validation, a map-style one is evaluated, and then another one like the first
     several_val: bool = False
+    # a second loader is evaluated beside the first one, in this mode of a CombinedLoader
+    val_mode: str = ""
     checkpoints: bool = False
     wide: bool = False  # a larger module, with two buckets of gradients
     stop: str = ""  # a file in the run directory: the training ends when it is there
@@ -213,6 +216,8 @@ class Net(LightningModule):
         self._striker.at("backward", step=self._striker.step)
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        if self._options.val_mode:
+            batch = [torch.cat(parts) for parts in zip(*(part for part in batch if part is not None), strict=True)]
         images, labels = batch
         if self.trainer.state.fn == "fit":
             self._striker.at("validation", step=batch_idx, epoch=self.current_epoch, index=dataloader_idx)
@@ -299,9 +304,10 @@ def _validation(options: Options) -> Any:
     if options.shards:
         images = StreamDataset((KnownShards if options.knows_lengths else Shards)(images, min(5, options.val_length)))
     loader = DataLoader(images, options.batch_size, num_workers=options.num_workers if options.shards else 0)
-    if not options.several_val:
-        return loader
-    return [loader, DataLoader(Images(SECOND_VAL_LENGTH), options.batch_size), copy.copy(loader)]
+    second = DataLoader(Images(SECOND_VAL_LENGTH), options.batch_size)
+    if options.val_mode:
+        return CombinedLoader([loader, second], options.val_mode)
+    return [loader, second, copy.copy(loader)] if options.several_val else loader
 
 
 def _evaluate(trainer: Any, net: LightningModule, loader: Any) -> dict[str, Any]:

@@ -1,13 +1,15 @@
-"""A training with several loaders."""
+"""A training with several loaders, and evaluations with several."""
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ef_lightning import strategy_for
+from ef_lightning.joint_reading import LENGTHS
 from tests.lightning import training
 
 
@@ -24,6 +26,38 @@ def module(pl: Any) -> Any:
             return torch.stack([self.loss(part) for part in parts(batch) if part is not None]).sum()
 
     return Several
+
+
+def evaluated(pl: Any) -> Any:
+    """Class of a module that notes down what it is evaluated on, and logs the sum and the mean of each loader."""
+
+    class Evaluated(module(pl)):  # type: ignore[misc]
+        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+            found = [None if part is None else part[0].tolist() for part in parts(batch)]
+            if not getattr(self.trainer.strategy, "padding", False):
+                stage = self.trainer.state.stage.value
+                self.seen.append([stage, batch_idx, dataloader_idx, type(batch).__name__, found])
+            for number, indices in enumerate(found):
+                if indices:
+                    mean = sum(indices) / len(indices)
+                    self.log(f"total_{number}", float(sum(indices)), reduce_fx="sum", sync_dist=True)
+                    self.log(f"mean_{number}", mean, batch_size=len(indices), sync_dist=True)
+
+        test_step = validation_step
+
+    return Evaluated
+
+
+def evaluate(host: str, strategy: Any = "elasticflow") -> dict[str, Any]:
+    """Validate in each mode in which every step takes a batch of each loader."""
+    pl = training.use(host) if strategy == "elasticflow" else importlib.import_module(host)
+    found: dict[str, Any] = {}
+    for mode in LENGTHS:
+        several, trainer = evaluated(pl)(), training.trainer(pl, strategy)
+        given = pl.utilities.CombinedLoader({"a": training.loader(31), "b": training.loader(7, 3)}, mode)
+        (values,) = trainer.validate(several, given, verbose=False)
+        found[mode] = values, several.seen
+    return found
 
 
 def parts(batch: Any) -> list[Any]:

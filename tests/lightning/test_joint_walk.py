@@ -68,12 +68,21 @@ def test_batches_are_combined_as_by_lightning(mode: str, lengths: tuple[int, ...
     assert combined(*lengths, mode=mode) == expected
 
 
+class Batches(Rows):
+    """The same in batches of one."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return ([part[None] for part in row] for row in super().__iter__())
+
+
+@pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize("mode", LENGTHS)
-def test_one_process_trains_as_without_elasticflow(mode: str) -> None:
+def test_one_process_trains_as_without_elasticflow(mode: str, batched: bool) -> None:
     def fit(strategy: Any) -> Any:
         model = joint.module(pl)()
         trainer = training.trainer(pl, strategy)
-        loaders = {"a": DataLoader(Rows(31), 4), "b": training.loader(7, 3)}
+        stream = DataLoader(Rows(31), 4) if batched else DataLoader(Batches(9), batch_size=None)
+        loaders = {"a": stream, "b": training.loader(7, 3)}
         trainer.fit(model, pl.utilities.CombinedLoader(loaders, mode))
         return model, trainer.global_step
 
