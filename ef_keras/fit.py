@@ -206,6 +206,7 @@ class Fit:
             self._go_on()
             self._join(batch)
         else:
+            self._claiming.compare()
             self._claiming.begin()
             restored = self._restore()
             if restored:

@@ -19,6 +19,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from ef_common.core.checksums import Checksums
 from ef_common.core.epochs import Epochs
 from ef_common.data.adapters.recognition import shards_of
+from ef_common.data.comparison import fingerprint
 from ef_common.data.identity import identity_of
 from ef_common.data.sample import Sample
 from ef_common.data.torch_determinism import seed_everything, set_torch_states, torch_states
@@ -27,13 +28,13 @@ from ef_common.data.torch_loader import PlannedLoader
 from ef_common.data.torch_order import (
     batch_size_of,
     computed_order,
-    data_of,
     drawn_by_first,
     is_computed,
     is_divided,
     num_samples,
     order_from,
     sent,
+    subset_of,
 )
 from ef_common.data.torch_stream import stream_dataset_of
 from ef_common.errors import UnsupportedError, UsageError
@@ -221,11 +222,12 @@ class LoaderSource(OrderedSource):
         return Sample(index, key) if self._seeded else index
 
     def checksums(self, position: int) -> Checksums:
-        """See the protocol: the number of positions, checksums of the indices of subsets, and what is at this one."""
+        """See the protocol: how many positions there are and of which subset, and what is at this one."""
         with drawn_with_torch([self._job_seed, self._epoch or 0, _COMPARED, position]):
             length = len(self._order) if self.draws_length and self._order is not None else self.length
-            indices = identity_of([data_of(self._given.loader)])["indices"]  # the order itself is that of rank 0
-            return [length, *indices, *checksums_of(self._read(self._items([position])))]
+            if subset := subset_of(self._given.loader):  # the order itself is that of rank 0
+                length = fingerprint(length, identity_of(subset)["indices"])
+            return [length, *checksums_of(self._read(self._items([position])))]
 
     def end(self) -> None:
         """See the protocol."""

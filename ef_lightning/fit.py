@@ -138,7 +138,7 @@ class Fit:
     def _choose(self, path: Any, weights_only: bool | None) -> Any:
         """The file to resume from, in place of the user's."""
         if not self._session.newcomer:
-            self._claiming.begin()
+            self._claiming.compare()
         return path if self.checkpoints is None else self.checkpoints.find(path, weights_only)
 
     def set_up_schedules(self) -> None:
@@ -297,6 +297,8 @@ class Fit:
 
     def _set_up_state(self) -> TrainerState:
         strategy, checkpoints = self._strategy, self.checkpoints
+        if not self._session.newcomer:
+            self._claiming.begin()
         if self._worker.elastic:
             hooks.import_early()
         state = TrainerState(

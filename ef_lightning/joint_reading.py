@@ -81,7 +81,7 @@ class JointReading:
     def __init__(self, joint: JointLoader) -> None:
         loaders: list[DataLoader[Any]] = joint.loaders
         self.given = joint.several.iterables
-        self.data: Sequence[Any] = [data_of(loader) for loader in loaders]
+        self.data: Sequence[Any] = [part for loader in loaders for part in data_of(loader)]
         self.planned: Planned = _JointPlanned(loaders, joint.unflatten)
         self.batch_size = 1
         self.num_samples = sum(batch_size_of(loader) for loader in loaders)
@@ -97,13 +97,14 @@ class JointReading:
             return 0
         return LENGTHS[self._joint.mode]([int(number * fraction) for number in batches])
 
-    def order(self, session: Session, *, seed: int, epoch: int, length: int) -> np.ndarray:
+    def order(self, session: Session, *, seed: int, epoch: int, length: int, begins_late: bool = False) -> np.ndarray:
         """Indices of samples, one pass after the other."""
         orders = [np.arange(0)]
         for number, loader in enumerate(self._joint.loaders):
             for turn in range(self._num_passes(loader, length)):
                 stream = (number, turn) if number or turn else ()
-                orders.append(order_of(loader, session, seed=seed, epoch=epoch, stream=stream))
+                order = order_of(loader, session, seed=seed, epoch=epoch, stream=stream, begins_late=begins_late)
+                orders.append(order)
         return compact(np.concatenate(orders))
 
     def at(self, order: np.ndarray, places: Places, *, length: int, beside: Sequence[int] = ()) -> list[Any]:

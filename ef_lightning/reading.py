@@ -71,8 +71,8 @@ class Reading(Protocol):
     def length(self, limit: float, batch_size: int) -> int:
         """Positions of an epoch, limited by the Trainer's fraction of batches of this size."""
 
-    def order(self, session: Session, *, seed: int, epoch: int, length: int) -> np.ndarray:
-        """What the positions refer to. All members call this together."""
+    def order(self, session: Session, *, seed: int, epoch: int, length: int, begins_late: bool = False) -> np.ndarray:
+        """What the positions refer to. All members call this together; see `order_of` on `begins_late`."""
 
     def at(self, order: np.ndarray, places: Places, *, length: int, beside: Sequence[int] = ()) -> list[Any]:
         """What to read for a batch of these positions.
@@ -96,7 +96,7 @@ class SampleReading:
 
     def __init__(self, loader: DataLoader[Any], *, seeded: bool = False) -> None:
         self.given = loader
-        self.data: Sequence[Any] = [data_of(loader)]
+        self.data: Sequence[Any] = data_of(loader)
         self.planned: Planned = planned_for(loader, seeded=seeded)
         self.batch_size = self.num_samples = batch_size_of(loader)
         self.is_computed = is_computed(loader)
@@ -106,9 +106,9 @@ class SampleReading:
         """Samples of an epoch."""
         return limited(num_samples(self.given, batch_size), batch_size, limit)
 
-    def order(self, session: Session, *, seed: int, epoch: int, length: int) -> np.ndarray:
+    def order(self, session: Session, *, seed: int, epoch: int, length: int, begins_late: bool = False) -> np.ndarray:
         """Index of the sample at each position."""
-        return order_of(self.given, session, seed=seed, epoch=epoch)
+        return order_of(self.given, session, seed=seed, epoch=epoch, begins_late=begins_late)
 
     def at(self, order: np.ndarray, places: Places, *, length: int, beside: Sequence[int] = ()) -> list[Any]:
         """Indices of samples."""

@@ -60,7 +60,7 @@ class StreamReading:
             )
         return ENDLESS
 
-    def order(self, session: Session, *, seed: int, epoch: int, length: int) -> np.ndarray:
+    def order(self, session: Session, *, seed: int, epoch: int, length: int, begins_late: bool = False) -> np.ndarray:
         """There is none."""
         return np.arange(0)
 
@@ -95,7 +95,7 @@ class IndexedReading:
         """Samples of an epoch."""
         return limited(len(self.stream), batch_size, limit)
 
-    def order(self, session: Session, *, seed: int, epoch: int, length: int) -> np.ndarray:
+    def order(self, session: Session, *, seed: int, epoch: int, length: int, begins_late: bool = False) -> np.ndarray:
         """Number of the sample at each position."""
         if self.stream.follows_epochs:
             self.planned.close()  # also data workers that the user keeps: their copies do not know of the epoch

@@ -87,7 +87,7 @@ class ElasticLoader(WrappedLoader):
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
         self._order = np.arange(0)
         self._wants_epoch = True
-        self._resumed = False
+        self._resumed = self._begins_late = False
         self._plan_of: tuple[tuple[str, ...], int, int] | None = None
         self.padding = False
         self._left_out: list[Window] = []  # of the update at hand; this worker has no batch of its share in them
@@ -284,7 +284,9 @@ class ElasticLoader(WrappedLoader):
             self._follow_seed()
             self._walk.begin(epoch)
         self.dealer.begin(epoch, length)
-        self._order = self._reading.order(self._session, seed=self.seed, epoch=epoch, length=length)
+        self._order = self._reading.order(
+            self._session, seed=self.seed, epoch=epoch, length=length, begins_late=self._begins_late
+        )
         self._plan_of = None
 
     def _follow_seed(self) -> None:
@@ -478,6 +480,7 @@ class ElasticLoader(WrappedLoader):
         if self._walk is not None and state["epoch"] >= 0 and self.progress.remaining > 0:
             self._follow_seed()
             self._walk.load_state(state.get("walk"), saved=saved)
+        self._begins_late = self._begins_late or state["epoch"] >= 0
         if state["epoch"] < 0:
             self._order = np.arange(0)
         elif state["order"] is None:

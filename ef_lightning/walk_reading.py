@@ -158,7 +158,7 @@ class WalkReading:
         """Batches of an epoch; `ENDLESS` if nobody knows. There may be fewer than the stream says."""
         return limited_batches(self._walked, limit, name="limit_train_batches")
 
-    def order(self, session: Session, *, seed: int, epoch: int, length: int) -> np.ndarray:
+    def order(self, session: Session, *, seed: int, epoch: int, length: int, begins_late: bool = False) -> np.ndarray:
         """Nothing: positions are those in the stream."""
         return np.arange(0)
 

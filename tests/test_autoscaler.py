@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from ef_common.core.autoscale import Autoscale, Situation, Target
 from ef_common.core.replacements import DAY_S, HOUR_S, MOST_PER_HOUR
 from ef_common.core.room import Demand, Room
+from ef_common.core.sharding import EpochProgress
 from ef_common.core.throughput import Measure
 from ef_common.core.view import Member, View
 from ef_common.data import autoscaler, fleet
@@ -179,6 +181,27 @@ def test_rare_steps_that_take_long_do_not_count(make: Any) -> None:
     for _ in range(6):
         job.train(scaler, 49)
         job.train(scaler, 1, took_s=30.0)  # with a validation, say
+    assert [round(measure.throughput) for measure in scaler.history.measures] == [200]
+
+
+def test_validations_after_short_epochs_do_not_count(make: Any) -> None:
+    job, data = (
+        Job(2),
+        SimpleNamespace(
+            progress=EpochProgress(0, 640),
+            chosen_batch=None,
+            rest=lambda: None,
+            global_batch=1,
+            batch_size=1,
+            samples_per_position=1,
+        ),
+    )
+    scaler, _, _ = make(job)
+    scaler._dealer = data
+    for epoch in range(1, 12):
+        job.train(scaler, 9)
+        data.progress = EpochProgress(epoch, 640)
+        job.train(scaler, 1, took_s=30.0)
     assert [round(measure.throughput) for measure in scaler.history.measures] == [200]
 
 

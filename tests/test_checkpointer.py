@@ -69,6 +69,7 @@ def test_settings_take_a_path_as_text(tmp_path: Path) -> None:
         ({"url": " "}, r"checkpoints need a URL.*Received: checkpoint=' '"),
         ({"url": 5}, r"checkpoints need a URL.*Received: checkpoint=5"),
         ({"url": None}, r"checkpoints need a URL.*Received: checkpoint=None"),
+        ({"url": Path("s3://bucket/run")}, r"pass a URL as text.*Received: checkpoint=PosixPath\('s3:/bucket/run'\)"),
         ({"every": 5}, r"every=5"),
         ({"every_steps": "5"}, r"every_steps='5'"),
         ({"retention": 3}, r"expected Retention\(keep_last=…\)\. Received: retention=3"),

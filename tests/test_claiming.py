@@ -177,17 +177,14 @@ def test_place_that_only_some_members_have_is_not_told_and_training_begins(
 
 @pytest.mark.parametrize("saves", [0, 1])
 @pytest.mark.parametrize("training", [1, 2])
-def test_members_of_which_only_some_take_checkpoints_all_end(
-    saves: int, training: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_members_of_which_only_some_take_checkpoints_all_end(saves: int, training: int) -> None:
     def begin(session: Session, rank: int) -> str:
-        monkeypatch.setattr(session.job, "use_store", lambda store, claim=None: None)
         for _ in range(1, training):
-            Claiming(None, session).begin()
+            Claiming(None, session).compare()
         with pytest.raises(
             UsageError, match="some workers have a place for checkpoints, and others have none"
         ) as caught:
-            Claiming(None, session, checkpoints=rank == saves).begin()
+            Claiming(None, session, checkpoints=rank == saves).compare()
         return str(caught.value).partition("Received: ")[2]
 
     assert set(Cluster(2).run(begin)) <= {"none on m0; a place on m1", "a place on m0; none on m1"}

@@ -92,7 +92,7 @@ def test_sampler_that_draws_a_part_without_a_seed_makes_other_data_of_them() -> 
 
     def part(seed: int, kind: type[Sampler[int]] = SubsetRandomSampler) -> Identity:
         indices = np.random.default_rng(seed).permutation(100)[:80].tolist()
-        return identity_of([data_of(DataLoader(TensorDataset(ROWS), 4, sampler=kind(indices)))])  # type: ignore[call-arg]
+        return identity_of(data_of(DataLoader(TensorDataset(ROWS), 4, sampler=kind(indices))))  # type: ignore[call-arg]
 
     first, second, again = part(1), part(2), part(1)
     assert first == again

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 _LOOK_S = 0.5
 _LONG_S = 1.0
 _LONG = 10.0  # a step that takes so many times as long as usual contains something else: a validation, a checkpoint
-_RARE_STEPS = 50  # unless there are more of them than one in so many: then the training waits for its data
+_RARE_STEPS = 50  # unless there are more of them than one in so many within an epoch: then it waits for its data
 _FADE = 0.1
 _NOISE_EVERY = 4
 
@@ -81,6 +81,7 @@ class Autoscaler:
         self._paused_s = 0.0
         self._usual_s = 0.0
         self._since_long = _RARE_STEPS  # steps since the last one that took long
+        self._epoch = -1
         self._batch_size = 0
         self._noise = NoiseScale()
         self._squares: tuple[float, float] | None = None
@@ -249,11 +250,13 @@ class Autoscaler:
 
     def _excess(self, took_s: float) -> float:
         """The part of the time since the update before that is none of this step's."""
+        epoch = -1 if self._dealer is None else self._dealer.progress.epoch
+        begins_epoch, self._epoch = epoch != self._epoch, epoch
         usual_s = self._usual_s
         self._since_long += 1
         if usual_s and took_s > max(_LONG * usual_s, _LONG_S):
             is_rare, self._since_long = self._since_long >= _RARE_STEPS, 0
-            return took_s - usual_s if is_rare else 0.0
+            return took_s - usual_s if is_rare or begins_epoch else 0.0
         self._usual_s = took_s if not usual_s else usual_s + _FADE * (took_s - usual_s)
         return 0.0
 

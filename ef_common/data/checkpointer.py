@@ -81,6 +81,8 @@ class Checkpointing:
         if not is_count(self.share_bytes, least=0):
             raise UsageError(f"expected a size. Received: share_bytes={self.share_bytes!r}")
         if isinstance(self.url, Path):
+            if (first := self.url.parts[:1]) and len(first[0]) > 2 and first[0].endswith(":"):
+                raise UsageError(f"pass a URL as text: a Path drops a slash of it. Received: checkpoint={self.url!r}")
             object.__setattr__(self, "url", str(self.url))
         if not isinstance(self.url, str) or not self.url.strip():
             raise UsageError(f"checkpoints need a URL, or the path of a folder. Received: checkpoint={self.url!r}")

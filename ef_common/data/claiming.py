@@ -65,14 +65,11 @@ class Claiming:
 
     # ------------------------------------------------------------ start
 
-    def begin(self) -> None:
-        """Find out whether all have one place. All members of a first view call this together, even without a place.
-
-        They do so before they look for a checkpoint, as this also finds out whether all have a place for those.
+    def compare(self) -> None:
+        """Find out whether all have a place for checkpoints, or none. All members of a first view call this together.
 
         Raises:
-            UsageError: The place is of no known kind, or its package is missing. Or some workers have a place for
-                checkpoints and others have none: these would make other calls.
+            UsageError: Some have one and others have none: these would make other calls.
         """
         mine = "a place" if self._checkpoints else None
         places, view = operations.gather(self._session, mine, what="place for checkpoints")
@@ -81,6 +78,13 @@ class Claiming:
                 "some workers have a place for checkpoints, and others have none. Set checkpoint= or "
                 f"ELASTICFLOW_CHECKPOINT alike on all nodes. Received: {found_on(places, view)}"
             )
+
+    def begin(self) -> None:
+        """Find out whether all have one place. All members of a first view call this together, even without a place.
+
+        Raises:
+            UsageError: The place is of no known kind, or its package is missing.
+        """
         if not self._is_first():
             return
         found: list[str] = []

@@ -121,11 +121,12 @@ class StreamTurns:
         self._settle()
         if self.stream.is_over:
             return None
+        goes_on = streams.goes_on(self.stream, self.plan)
         self.stream = streams.deal(self.stream, self.plan)
         parts = self.stream.dealt[-1]
         self._reader.take(parts.get(self._session.worker.id, ()))
         self.certain = False
-        if not self.stream.is_over and not streams.goes_on(self.stream):
+        if not self.stream.is_over and not goes_on:
             self._settle()
         return parts
 

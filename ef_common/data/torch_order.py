@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any
-from weakref import WeakSet
 
 import numpy as np
 from torch import Generator, Tensor
@@ -21,9 +20,6 @@ from ef_common.session import Session
 _RANKS = ("rank", "_rank", "shard_id", "shard_index", "process_index")
 _WORLD_SIZES = ("num_replicas", "world_size", "_world_size", "num_shards", "num_processes")
 """What samplers that divide the samples by themselves call a worker's number and the number of workers."""
-
-
-_have_drawn: WeakSet[DataLoader[Any]] = WeakSet()  # of whose sampler this process has drawn
 
 
 def batch_size_of(loader: DataLoader[Any]) -> int:
@@ -48,18 +44,29 @@ def is_computed(loader: DataLoader[Any]) -> bool:
 
 
 def order_of(
-    loader: DataLoader[Any], session: Session, *, seed: int, epoch: int, stream: tuple[int, ...] = ()
+    loader: DataLoader[Any],
+    session: Session,
+    *,
+    seed: int,
+    epoch: int,
+    stream: tuple[int, ...] = (),
+    begins_late: bool = False,
 ) -> np.ndarray:
     """Indices of the samples in the order of an epoch, shape (samples of the sampler,), int32 if they fit.
 
     `shuffle=True` and no shuffling are functions of (seed, epoch); from a sampler of the user's rank 0 draws,
     and everybody takes its order (one collective, so all members must call this together). Orders of an epoch that are
     to differ have a `stream` each.
+
+    In a process that `begins_late`, in a later epoch of the training, a sampler's own generator would repeat the draws
+    of the first epochs: it is seeded anew for each one, from its seed and (seed, epoch, stream).
     """
     sampler = _sampler(loader)
     if is_computed(loader):
         return computed_order(loader, seed=seed, epoch=epoch, stream=stream)
-    own = _drawn(loader, [seed, epoch, *stream])  # in all members, so that each sampler goes on
+    if begins_late:
+        _seed_anew(sampler, [seed, epoch, *stream])
+    own = sent(order_from(list(islice(sampler, len(sampler)))))  # in all members, so that each sampler goes on
     order = order_from(drawn_by_first(session, lambda: own, what="the sampler's indices"))
     if len(order) < len(sampler):
         raise UsageError(
@@ -68,27 +75,22 @@ def order_of(
     return order
 
 
-def _drawn(loader: DataLoader[Any], key: list[int]) -> np.ndarray | list[Any]:
-    """What the user's sampler draws, as a plain tree.
-
-    The generator of one that begins to draw in a later epoch, in a newcomer or after a new start, would repeat the
-    draws of the first one: it is made a function of what it was seeded with and of (seed, epoch, stream).
-    """
-    sampler, epoch = _sampler(loader), key[1]
-    if epoch > 0 and loader not in _have_drawn:
-        for value in vars(sampler).values() if hasattr(sampler, "__dict__") else ():
-            if isinstance(value, Generator):
-                high, low = numbers_of([value.initial_seed(), *key], 2)
-                value.manual_seed(high << 32 | low)
-    _have_drawn.add(loader)
-    return sent(order_from(list(islice(sampler, len(sampler)))))
+def _seed_anew(sampler: Any, key: Sequence[int]) -> None:
+    for value in getattr(sampler, "__dict__", {}).values():
+        if isinstance(value, Generator):
+            high, low = numbers_of([value.initial_seed(), *key], 2)
+            value.manual_seed(high << 32 | low)
 
 
-def data_of(loader: DataLoader[Any]) -> Any:
-    """What the samples are drawn from: the data set, or what a `SubsetRandomSampler` leaves of it."""
+def data_of(loader: DataLoader[Any]) -> list[Any]:
+    """What the samples are drawn from: the data set, and what a `SubsetRandomSampler` leaves of it."""
+    return [loader.dataset, *subset_of(loader)]
+
+
+def subset_of(loader: DataLoader[Any]) -> list[Any]:
+    """What a `SubsetRandomSampler` leaves of a loader's data set; nothing if it has another sampler."""
     sampler: Any = getattr(loader.batch_sampler, "sampler", None)
-    is_part = type(sampler) is SubsetRandomSampler
-    return Subset(loader.dataset, sampler.indices) if is_part else loader.dataset
+    return [Subset(loader.dataset, sampler.indices)] if type(sampler) is SubsetRandomSampler else []
 
 
 def computed_order(loader: DataLoader[Any], *, seed: int, epoch: int, stream: tuple[int, ...] = ()) -> np.ndarray:

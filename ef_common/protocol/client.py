@@ -24,7 +24,7 @@ tells it where the worker stands (:mod:`ef_common.core.resume_state`)::
     RETURNING → OVER        the job has failed; `stop`, `break_off`
     OUTSIDE → OVER          `stop`
 
-With its first heartbeat to a coordinator, the client connects to it once more, for the *downlink*
+Half a second after a coordinator has taken it up, the client connects to it once more, for the *downlink*
 (:mod:`~ef_common.protocol.wire`). From then on, what comes there counts, and the link ends when that one does.
 """
 

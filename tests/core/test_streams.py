@@ -327,14 +327,22 @@ def test_every_sample_is_committed_or_left_out_once_whatever_happens(
 
 def test_goes_on_is_certain_only_within_a_piece() -> None:
     plan = plan_of(2)
-    stream = streams.deal(streams.admit(Stream(2), plan, ("a",)), plan)
-    assert streams.goes_on(stream)
+    assert streams.goes_on(streams.admit(Stream(2), plan, ("a",)), plan)
 
     of_two_lanes = plan_of(4, num_lanes=2)
-    assert streams.goes_on(streams.deal(streams.admit(Stream(4), of_two_lanes, ("a",)), of_two_lanes))
+    assert streams.goes_on(streams.admit(Stream(4), of_two_lanes, ("a",)), of_two_lanes)
 
     held = {"a": Held(((Piece(0, 0, 4), Piece(1, 0, OPEN)),))}
-    assert not streams.goes_on(streams.deal(Stream(2, 2, held), plan))
+    assert not streams.goes_on(Stream(2, 2, held), plan)
+
+
+def test_piece_that_a_lost_member_has_left_behind_another_one_may_have_no_sample() -> None:
+    """A shard of eight samples was taken for longer, and cut; whoever had the end of it is lost."""
+    plan = plan_of(1)
+    stream = Stream(1, 1, {"a": Held(((Piece(0, 4, 8),),)), "b": Held(((Piece(0, 8, 12),),))})
+    stream = streams.admit(stream, plan, ("a",))
+    assert not streams.goes_on(stream, plan)
+    assert [*streams.deal(stream, plan).held["a"].lanes[0]] == [Piece(0, 8, 12)]
 
 
 # ---------------------------------------------------------------- cost

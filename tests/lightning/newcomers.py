@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
 
 from ef_common.data.checkpointer import Checkpointing
 from ef_common.launch import software
@@ -514,3 +514,18 @@ def best(pl: Any) -> dict[str, Any]:
             self.notes.append(float(self.best.compute()))
 
     return {"module": Best(), "loaders": [training.loader(LENGTH), training.loader(9)]}
+
+
+@program
+def drawing(pl: Any) -> dict[str, Any]:
+    """Samples are drawn with a generator; each worker notes what its own sampler draws."""
+
+    class Noting(WeightedRandomSampler):
+        def __iter__(self) -> Any:
+            indices = list(super().__iter__())
+            module.notes.append(indices)
+            return iter(indices)
+
+    module = base(pl)()
+    sampler = Noting([1.0] * LENGTH, LENGTH, generator=torch.Generator().manual_seed(3))
+    return {"module": module, "loaders": [training.loader(LENGTH, sampler=sampler)]}

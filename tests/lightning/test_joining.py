@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import WeightedRandomSampler
 
 from ef_common.core import sharding
 from ef_common.core.membership import Settings
@@ -15,7 +17,7 @@ from ef_common.core.sharding import EpochProgress
 from ef_common.testing.harness import Job, WorkerProcess
 from tests import warm
 from tests.lightning import newcomers, training
-from tests.lightning.newcomers import JOINS
+from tests.lightning.newcomers import JOINS, LENGTH
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -35,6 +37,15 @@ def results(job: Job, name: str) -> list[dict[str, Any]]:
     assert len({result["step"] for result in found}) == 1
     job.audit()
     return found
+
+
+def test_newcomers_sampler_repeats_no_draws(job: Job) -> None:
+    """Should the newcomer be of rank 0 one day, then all train in the order that it has drawn."""
+    first, second, newcomer = (result["notes"] for result in results(job, "drawing"))
+    plain = WeightedRandomSampler([1.0] * LENGTH, LENGTH, generator=torch.Generator().manual_seed(3))
+    assert first == second == [list(plain) for _ in range(4)]
+    assert newcomer[0] == first[0], "it draws before it knows of the others"
+    assert newcomer[-1] not in first
 
 
 def test_newcomers_hooks_see_epoch_step_optimizer_and_callbacks_of_the_others(job: Job) -> None:

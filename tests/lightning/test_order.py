@@ -56,7 +56,9 @@ def test_only_plain_orders_are_computed(sampler: object, computed: bool) -> None
     assert is_computed(training.loader(9, sampler=sampler)) is computed
 
 
-def drawn(num_members: int, *, epochs: range, lost_after: int | None = None, seed: int = 0) -> list[list[int]]:
+def drawn(
+    num_members: int, *, epochs: range, lost_after: int | None = None, seed: int = 0, begins_late: bool = False
+) -> list[list[int]]:
     """The orders of these epochs, drawn by a sampler with a generator, in a world whose rank 0 may be lost."""
 
     def member(session: Session, rank: int) -> list[list[int]]:
@@ -64,7 +66,7 @@ def drawn(num_members: int, *, epochs: range, lost_after: int | None = None, see
         sampler = WeightedRandomSampler([1.0 + i % 3 for i in range(20)], 20, generator=generator)
         loader, orders = training.loader(20, sampler=sampler), []
         for epoch in epochs:
-            orders.append(order_of(loader, session, seed=7, epoch=epoch).tolist())
+            orders.append(order_of(loader, session, seed=7, epoch=epoch, begins_late=begins_late).tolist())
             if epoch == lost_after and rank == 0:
                 raise Died
         return orders
@@ -84,9 +86,11 @@ def test_sampler_with_a_generator_goes_on_as_if_rank_0_had_not_been_lost() -> No
 
 def test_sampler_that_begins_in_a_later_epoch_repeats_no_draws() -> None:
     """In a newcomer, or after a new start: its generator is where that of epoch 0 was."""
-    first, later = drawn(1, epochs=range(3)), drawn(1, epochs=range(3, 6))
+    first, later = drawn(1, epochs=range(3)), drawn(1, epochs=range(3, 6), begins_late=True)
     assert len({tuple(order) for order in first + later}) == 6
-    assert later == drawn(2, epochs=range(3, 6)) != drawn(1, epochs=range(3, 6), seed=1)
+    assert later == drawn(2, epochs=range(3, 6), begins_late=True)
+    assert later != drawn(1, epochs=range(3, 6), begins_late=True, seed=1)
+    assert drawn(1, epochs=range(3, 6)) == first  # a test after a fit draws what it would have drawn before
 
 
 @pytest.mark.parametrize(

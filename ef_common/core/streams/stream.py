@@ -148,15 +148,15 @@ def settle(stream: Stream, plan: Plan, found: Mapping[str, LaneFindings]) -> tup
     return stream, all(upcoming(stream, plan, member) == parts for member, parts in read.items())
 
 
-def goes_on(stream: Stream) -> bool:
-    """Whether a sample is certain to follow the step that was dealt last.
+def goes_on(stream: Stream, plan: Plan) -> bool:
+    """Whether a sample is certain to follow the step that is dealt next, whose ends are settled.
 
-    A reader looks one sample ahead: a piece that has not ended with a batch has another sample.
+    A reader looks one sample ahead: a piece that does not end with a batch has another sample. Nobody has looked into
+    the piece behind it, even if that begins where this one ends.
     """
-    for member, parts in stream.dealt[-1].items():
-        lanes, turn = stream.held[member]
-        lane = lanes[turn - 1]
-        if parts and lane and parts[-1].stop == lane[0].start and parts[-1].shard == lane[0].shard:
+    for lanes, turn in stream.held.values():
+        parts, rest = taken(lanes[turn], plan.batch_size)
+        if len(parts) + len(rest) > len(lanes[turn]):
             return True
     return False
 

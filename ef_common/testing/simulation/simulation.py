@@ -421,7 +421,8 @@ class Simulation:
             if worker.running and not worker.process.frozen and not standbys and name not in cut_off:
                 raise Violation(f"{worker.name} runs on after the job has failed")
             # One that has lost its coordinator trains on until it needs a change, and alone it may need none.
-            if worker.end == "finished" and worker.ended_at > failed_at and name not in cut_off:
+            is_alone = cut_off.issuperset(worker.session.view.ids)
+            if worker.end == "finished" and worker.ended_at > failed_at and not is_alone:
                 raise Violation(f"{worker.name} finishes after the job has failed")
         updates = [record for history in self.invariants.history.values() for record in history.values()]
         later = (record for record in updates if record.made_at > failed_at + _TOLD_S)
