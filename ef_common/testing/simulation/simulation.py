@@ -13,8 +13,11 @@ from ef_common.core.membership import (
     Arrived,
     Claimed,
     Event,
+    Failed,
     Forming,
+    Gathering,
     Gone,
+    Idle,
     Leaving,
     Membership,
     Phase,
@@ -253,6 +256,7 @@ class Simulation:
         self._num_rescues = 0
         self._last: list[str] = []  # who should have saved the state
         self._decided_at = 0.0  # when something was decided last that has changed the membership
+        self._leader_knows = False  # of an exception; one that has no members yet may have nobody to tell of it
         self._reduced: Counter[str] = Counter()  # how many reductions each worker has completed since
 
     def _add_coordinator(self) -> None:
@@ -412,7 +416,9 @@ class Simulation:
 
     def _judge_failure(self, failed_at: float) -> None:
         """Nobody trains on; only where not all reach the same coordinator, or hear it, some may never know."""
-        if self.seen[LOST] or any(fault.kind in ("cut", "halve", "suspend") for fault in self.schedule.faults):
+        if not self._leader_knows or self.seen[LOST]:
+            return
+        if any(fault.kind in ("cut", "halve", "suspend") for fault in self.schedule.faults):
             return
         standbys = self.schedule.job.standbys
         cut_off = {name for name, worker in self.workers.items() if worker.channel.broke and not standbys}
@@ -528,6 +534,9 @@ class Simulation:
         for name in lost_in(event):
             if self.schedule.buffer_bytes or self._hears_nothing(name):
                 self.invariants.deaf.add(name)  # it may not get to it that others go on, and it can ask nobody else
+        self._leader_knows = self._leader_knows or (
+            isinstance(event, Failed) and not isinstance(before, Idle | Gathering)
+        )
         self.invariants.decided(before, event, after)
         self._closed = self._closed or after.closed
         view = after.view
@@ -748,7 +757,7 @@ class Simulation:
             return
         self.note(coordinator.name, "*** suspended")
         coordinator.suspend()
-        self.scheduler.after(fault.duration_s, coordinator.resume)
+        self.scheduler.after(fault.duration_s, self._resume, coordinator)
         index, names = coordinator.number - FIRST, list(self.workers)
         if index < len(names) and self.workers[names[index]].running:
             self._freeze(self.workers[names[index]], fault.duration_s)
@@ -777,6 +786,11 @@ class Simulation:
 
     def _heal(self) -> None:
         self.cuts.heal(self.scheduler.now)
+
+    def _resume(self, coordinator: Coordinator) -> None:
+        self._decided_at = self.scheduler.now  # it has told nobody meanwhile what it had decided
+        self._reduced.clear()
+        coordinator.resume()
 
     def _read_on(self, victim: Worker) -> None:
         self._decided_at = self.scheduler.now  # it does not know yet what has been decided
