@@ -180,7 +180,7 @@ class ControlConnection:
         """Wake a thread in `read`, which then returns nothing. The peer sees no end of the connection; see `leave`."""
         self._shut_down(socket.SHUT_RD)
 
-    def leave(self, word: bytes) -> None:
+    def leave(self, word: bytes | None) -> None:
         """Say that this worker goes to another coordinator, and close.
 
         To a coordinator, a connection that ends in order without this word is the end of the process. So where the word
@@ -189,7 +189,7 @@ class ControlConnection:
         self.give_up()
         said = False
         with self._reading:
-            if self._sending.acquire(blocking=False):
+            if word is not None and self._sending.acquire(blocking=False):
                 try:
                     self._socket.setblocking(False)
                     word = self._encrypt(word)

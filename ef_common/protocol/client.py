@@ -545,7 +545,8 @@ class Client:
         if link.reached and self._search.due is not None and self._now >= self._search.due:
             self._search.be_patient()
         self._trying = None
-        self.outputs.append(Disconnect(link))
+        # It may have heard who this is, and would take an end in order for that of this process.
+        self.outputs.append(Leave(link, None) if link.reached else Disconnect(link))
         where = format_address(link.address)
         logger.debug("%s does not take us: %s", where, problem)
         self._leave_old()

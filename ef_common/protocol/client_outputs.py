@@ -79,11 +79,12 @@ class Disconnect:
 class Leave:
     """End a link to a coordinator that must not take that for the end of this process.
 
-    Send `word`, if it can be sent at once after all that was to be sent before; else reset the connection.
+    Send `word`, if it can be sent at once after all that was to be sent before; else, and without a word, reset the
+    connection.
     """
 
     link: CoordinatorLink
-    word: bytes
+    word: bytes | None
 
 
 @dataclass(frozen=True, slots=True)

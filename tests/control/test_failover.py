@@ -299,15 +299,16 @@ def test_end_of_a_connection_that_proves_nothing_does_not_count_a_worker_as_gone
     assert server.state.gone == frozenset()
 
 
-def test_control_connection_that_is_left_without_a_word_is_reset():
+@pytest.mark.parametrize("word", [None, wire.encode(wire.Moved())], ids=["no word", "no room"])
+def test_control_connection_that_is_left_without_a_word_is_reset(word):
     with socket.create_server(("127.0.0.1", 0)) as server:
         near = socket.create_connection(server.getsockname())
         far, _ = server.accept()
     near.setblocking(False)
     with contextlib.suppress(BlockingIOError):
-        while near.send(bytes(65536)):
+        while word is not None and near.send(bytes(65536)):
             pass  # until there is room for nothing more
-    ControlConnection(near).leave(wire.encode(wire.Moved()))
+    ControlConnection(near).leave(word)
     with far, pytest.raises(ConnectionResetError):
         read_to_the_end(far)
 

@@ -125,6 +125,17 @@ def test_attempt_that_takes_too_long_is_given_up_and_closed_if_it_succeeds_later
     assert [close.link for close in drain(client, Disconnect)] == [first.link]
 
 
+def test_attempt_that_is_given_up_does_not_look_like_the_end_of_this_process() -> None:
+    """The coordinator may have read who this is, and count it as gone; but it goes to another one, and trains on."""
+    client = make(standby=1000)
+    first = drain(client, Connect)[0]
+    client.connected(first.link, 0.0)
+    client.receive(first.link, wire.encode(wire.Challenge("0f" * 16)), 0.0)
+    assert client.deadline is not None
+    client.tick(client.deadline)
+    assert [(leave.link, leave.word) for leave in drain(client, Leave)] == [(first.link, None)]
+
+
 def test_client_of_an_impostor_looks_no_further_at_its_start() -> None:
     client = make(token=Token("hunter2"))
     link = drain(client, Connect)[0].link

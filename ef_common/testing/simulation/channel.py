@@ -283,8 +283,8 @@ class Channel:
             case Disconnect(link):
                 self._part(link, End.CLOSED)
             case Leave(link, word):
-                wordless = self._scheduler.chance(_WORDLESS)
-                if not wordless and link in self._streams:
+                wordless = word is None or self._scheduler.chance(_WORDLESS)
+                if word is not None and not wordless and link in self._streams:
                     self._streams[link].up(word)
                 self._part(link, End.RESET if wordless else End.CLOSED)
             case EndSending(link):
