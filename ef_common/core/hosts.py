@@ -28,6 +28,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from ef_common.core.doubling import doubled_s
+
 LONGEST_PAUSE_S = 30.0
 AFTER_END_S = 10.0
 """How long a host rests whose node has ended by itself: if the whole job is over, that is known by then."""
@@ -243,7 +245,7 @@ class HostStates:
         if node.since is not None and now >= node.since + STEADY_S:
             node.tries = 0
         node.since = None
-        node.due = now + min(2.0**node.tries, LONGEST_PAUSE_S)
+        node.due = now + doubled_s(1.0, node.tries, most_s=LONGEST_PAUSE_S)
         node.tries += 1
 
     def verdict(self, now: float) -> HostsVerdict | None:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from ef_common.core.doubling import doubled_s
 from ef_common.launch.run_directory import write_json
 from ef_common.session import crash_record
 from ef_common.session.crash_record import Crash
@@ -115,7 +116,7 @@ class Count:
     @property
     def pause_s(self) -> float:
         """How long to wait before the next start: 0, 1, 2, 4 … s."""
-        return 0.0 if self.in_a_row <= 1 else min(LONGEST_PAUSE_S, 2.0 ** (self.in_a_row - 2))
+        return 0.0 if self.in_a_row <= 1 else doubled_s(1.0, self.in_a_row - 2, most_s=LONGEST_PAUSE_S)
 
 
 class Restarts:

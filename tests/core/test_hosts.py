@@ -6,7 +6,17 @@ from collections.abc import Callable
 import pytest
 
 from ef_common.core import hosts as rules
-from ef_common.core.hosts import AFTER_END_S, LAST_S, STEADY_S, Host, HostState, HostStates, HostsVerdict, shares
+from ef_common.core.hosts import (
+    AFTER_END_S,
+    LAST_S,
+    LONGEST_PAUSE_S,
+    STEADY_S,
+    Host,
+    HostState,
+    HostStates,
+    HostsVerdict,
+    shares,
+)
 from tests.diagrams import cases, rows, states
 
 A, B, C = Host("a", 1), Host("b", 2), Host("c", 4)
@@ -97,6 +107,14 @@ def test_node_that_is_cut_off_is_called_again_and_counts_as_there() -> None:
     assert called_again(hosts, 102.0) == 104.0
     hosts.runs("a", 105.0)
     assert hosts.state_of("a") is HostState.RUNNING
+
+
+def test_host_that_is_down_for_a_night_is_called_again() -> None:
+    hosts, now = running(A, B), 0.0
+    for _ in range(1100):
+        hosts.lost("a", now)
+        now += LONGEST_PAUSE_S
+        assert hosts.decide(now) == [A]
 
 
 def test_pauses_grow_until_a_node_has_been_steady() -> None:

@@ -26,6 +26,7 @@ def after(*deaths: Death) -> Count:
 def test_pauses_grow_from_none_to_half_a_minute() -> None:
     pauses = [after(*[death(step=step) for step in range(number)]).pause_s for number in range(1, 10)]
     assert pauses == [0, 1, 2, 4, 8, 16, 30, 30, 30]
+    assert after(*[death(step=step) for step in range(1100)]).pause_s == 30  # 2.0**1024 overflows
 
 
 def test_worker_that_has_trained_well_begins_a_new_count() -> None:

@@ -56,6 +56,7 @@ from ef_common.core.cluster.state import (
     Record,
     Refusal,
 )
+from ef_common.core.doubling import doubled_s
 
 TRY_S = 15.0
 """How long a pod may be unschedulable before it is taken back."""
@@ -122,7 +123,7 @@ def _next_refusal(record: Record, limit: int, now: float, why: str) -> Refusal:
     """A refusal, after that on record. One while nothing more is tried is no new one: a pod was to replace another."""
     before = record.refusal
     tries = 1 if before is None else before.tries + (now >= before.until)
-    return Refusal(limit, now + min(RETRY_S * 2.0 ** min(tries - 1, 60), MOST_RETRY_S), why, tries)
+    return Refusal(limit, now + doubled_s(RETRY_S, tries - 1, most_s=MOST_RETRY_S), why, tries)
 
 
 def rests_on_pods(before: Record, after: Record) -> bool:

@@ -18,12 +18,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ef_common.core.cluster.state import FAILED, FINISHED, LEFT, Job, Pod, Record
+from ef_common.core.doubling import doubled_s
 
 STEADY_S = 600.0
 """A loss so long after the last one is the first in a row."""
 MAX_PAUSE_S = 60.0
-_MAX_DOUBLINGS = 6
-"""After so many, a pause is longer than the longest one. A job may lose pods for months, and 2.0**1024 overflows."""
 
 
 def note_losses(job: Job, now: float) -> Record:
@@ -41,7 +40,7 @@ def leaves_too_few(job: Job, record: Record) -> bool:
 
 def pause_s(record: Record) -> float:
     """How long pods that were lost are not replaced: the first time not at all."""
-    return 0.0 if record.crashes < 2 else min(MAX_PAUSE_S, 2.0 ** min(record.crashes - 2, _MAX_DOUBLINGS))
+    return 0.0 if record.crashes < 2 else doubled_s(1.0, record.crashes - 2, most_s=MAX_PAUSE_S)
 
 
 def what_was_lost(job: Job, record: Record) -> str:
