@@ -15,6 +15,7 @@ import numpy as np
 from ef_common.collectives import operations
 from ef_common.core.sharding import GlobalBatch
 from ef_common.core.view import View
+from ef_common.data.checkpointer import agree_on_place
 from ef_common.data.meter import Meter
 from ef_common.data.settings import ElasticSettings
 from ef_common.data.workers import WorkersWatch, hook_of
@@ -206,7 +207,7 @@ class Fit:
             self._go_on()
             self._join(batch)
         else:
-            self._claiming.compare()
+            agree_on_place(session, has_place=self._checkpoints is not None)
             self._claiming.begin()
             restored = self._restore()
             if restored:

@@ -91,11 +91,20 @@ class WrappedLoader:
     """A user's DataLoader whose batches ElasticFlow plans.
 
     Everything else (dataset, sampler, num_workers …) is as in the user's loader.
+
+    Args:
+        loader: The user's loader, or what stands for several.
+        planned: Reads its batches.
+        shown: What the user sees in its place; the loader itself if there is nothing else.
+
+    Attributes:
+        user_loader: The loader that the user passed, or the structure of several.
     """
 
-    def __init__(self, loader: Any, planned: Any) -> None:
+    def __init__(self, loader: Any, planned: Any, *, shown: Any = None) -> None:
         self._planned = planned
         self._loader = loader
+        self.user_loader = loader if shown is None else shown
 
     def __getattr__(self, name: str) -> Any:
         """Ask the user's loader."""
@@ -115,11 +124,6 @@ class WrappedLoader:
     @worker_init_fn.setter
     def worker_init_fn(self, value: Any) -> None:
         self._planned.worker_init_fn = value
-
-    @property
-    def user_loader(self) -> Any:
-        """The loader that the user passed."""
-        return self._loader
 
     def close(self) -> None:
         """End the data workers."""

@@ -12,7 +12,6 @@ count, and the positions of the other pass would be dealt again although that pa
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from ef_common.core import sharding
 from ef_lightning import hooks
-from ef_lightning.data_workers import WrappedLoader
+from ef_lightning.evaluated_loader import EvaluatedLoader
 from ef_lightning.evaluation import Evaluation
 from ef_lightning.joint_reading import JointLoader
 from ef_lightning.order import before_limit
@@ -29,7 +28,7 @@ from ef_lightning.reading import Reading
 logger = logging.getLogger(__name__)
 
 
-class EvaluationLoader(WrappedLoader):
+class EvaluationLoader(EvaluatedLoader):
     """Wraps one of the user's evaluation DataLoaders, or several that are read together.
 
     Args:
@@ -39,33 +38,23 @@ class EvaluationLoader(WrappedLoader):
     """
 
     def __init__(self, loader: DataLoader[Any] | JointLoader, reading: Reading, evaluation: Evaluation) -> None:
-        super().__init__(loader, reading.planned)
+        super().__init__(loader, reading.planned, evaluation, shown=reading.given)
         self._reading = reading
-        self._evaluation = evaluation
         self._coverage = evaluation.coverage()
         self._batch_size = reading.batch_size
         self._length = 0
-        self._is_over = False
         self._batches: list[list[int]] = []
         self._num_own = 0
         self._next = 0
-        self.padding = False
         self._order = np.arange(0)
         self._recorder = hooks.recorder_of(loader.batch_sampler)  # a prediction writer reads it
-
-    @property
-    def user_loader(self) -> Any:
-        """The loader that the user passed, or the structure of several."""
-        return self._reading.given
 
     def __len__(self) -> int:
         """Batches of a worker in a whole pass, before Lightning applies its limit."""
         return before_limit(self._num_batches(self._num_positions()), self._evaluation.limit)
 
-    def __iter__(self) -> Iterator[Any]:
-        """Begin a pass."""
+    def _begin(self) -> None:
         evaluation = self._evaluation
-        self._is_over = False
         self._coverage.settle()
         self._planned.begin()
         if self._recorder is not None:
@@ -77,19 +66,14 @@ class EvaluationLoader(WrappedLoader):
             steps = int(min(evaluation.num_sanity_steps, length))
             length = min(length, steps * self._samples_per_step)
         self._take(*self._coverage.begin(length, logged=evaluation.is_logged))
-        return self
 
-    def __next__(self) -> Any:
-        if self._is_over:  # a CombinedLoader may ask again in each step of the others
-            raise StopIteration
+    def _batch(self) -> Any:
         if self._next == 0:
             self._evaluation.free_length()
         self.padding = False
         while self._next >= len(self._batches):
             if not self._take_missing():
-                self._is_over = True
-                self._evaluation.end()
-                raise StopIteration
+                self._end()
         batch = self._planned.next()
         if self._recorder is not None:
             self._recorder.seen_batch_indices.append(self._at(self._batches[self._next]))

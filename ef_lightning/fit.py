@@ -24,6 +24,7 @@ from ef_common.core import sharding
 from ef_common.core.sharding import GlobalBatch
 from ef_common.core.view import View
 from ef_common.data import global_batches
+from ef_common.data.checkpointer import agree_on_place
 from ef_common.data.claiming import Claiming
 from ef_common.data.meter import Meter
 from ef_common.data.torch_determinism import Determinism
@@ -138,7 +139,7 @@ class Fit:
     def _choose(self, path: Any, weights_only: bool | None) -> Any:
         """The file to resume from, in place of the user's."""
         if not self._session.newcomer:
-            self._claiming.compare()
+            agree_on_place(self._session, has_place=self.checkpoints is not None)
         return path if self.checkpoints is None else self.checkpoints.find(path, weights_only)
 
     def set_up_schedules(self) -> None:

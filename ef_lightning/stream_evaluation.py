@@ -7,7 +7,7 @@ and counts nowhere; a prediction has none, as its results are not reduced.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -22,11 +22,12 @@ from ef_common.data.stream_epochs import opened, plan_of, turns_of
 from ef_common.data.torch_lanes import LaneLoader
 from ef_common.data.torch_stream import stream_dataset_of
 from ef_common.errors import UnsupportedError
-from ef_lightning.data_workers import WrappedLoader, check_stream
+from ef_lightning.data_workers import check_stream
+from ef_lightning.evaluated_loader import EvaluatedLoader
 from ef_lightning.evaluation import Evaluation
 
 
-class StreamEvaluationLoader(WrappedLoader):
+class StreamEvaluationLoader(EvaluatedLoader):
     """Wraps one of the user's evaluation DataLoaders whose data are a stream.
 
     Args:
@@ -37,8 +38,7 @@ class StreamEvaluationLoader(WrappedLoader):
     def __init__(self, loader: DataLoader[Any], evaluation: Evaluation) -> None:
         check_stream(loader)
         self._lanes = LaneLoader(loader, least=1)
-        super().__init__(loader, self._lanes.planned)
-        self._evaluation = evaluation
+        super().__init__(loader, self._lanes.planned, evaluation)
         self._stream = stream_dataset_of(loader.dataset)
         self._coverage = StreamCoverage(
             evaluation.session,
@@ -50,8 +50,6 @@ class StreamEvaluationLoader(WrappedLoader):
         )
         self._num_samples = self._steps = 0
         self._most_steps = math.inf
-        self._is_over = False
-        self.padding = False
 
     @property
     def dataset(self) -> Any:
@@ -62,9 +60,7 @@ class StreamEvaluationLoader(WrappedLoader):
         """More batches than there can be: nobody knows how many there are."""
         return ENDLESS
 
-    def __iter__(self) -> Iterator[Any]:
-        """Begin a pass."""
-        self._is_over = False
+    def _begin(self) -> None:
         self._coverage.settle()
         self._planned.begin()
         evaluation, stream, lanes = self._evaluation, self._stream, self._lanes
@@ -74,7 +70,6 @@ class StreamEvaluationLoader(WrappedLoader):
         self._coverage.begin(plan, shards, epoch=evaluation.epoch, logged=evaluation.is_logged)
         self._most_steps = self._limit if evaluation.is_logged else min(self._limit, evaluation.num_sanity_steps)
         self._num_samples = self._steps = 0
-        return self
 
     @property
     def _limit(self) -> float:
@@ -86,9 +81,7 @@ class StreamEvaluationLoader(WrappedLoader):
             f"Received: {name}={limit}"
         )
 
-    def __next__(self) -> Any:
-        if self._is_over:
-            raise StopIteration
+    def _batch(self) -> Any:
         if self._steps == 0:
             self._evaluation.free_length()
         self.padding = False
@@ -97,9 +90,7 @@ class StreamEvaluationLoader(WrappedLoader):
             parts = self._coverage.deal() if whole else None
             if parts is None:
                 if self._is_complete(whole=whole):
-                    self._is_over = True
-                    self._evaluation.end()
-                    raise StopIteration
+                    self._end()
                 continue
             self._steps += 1
             own = parts.get(self._evaluation.session.worker.id, ())

@@ -70,7 +70,7 @@ class ElasticLoader(WrappedLoader):
         global_batch: GlobalBatch | None = None,
         seeded: bool = False,
     ) -> None:
-        super().__init__(loader, reading.planned)
+        super().__init__(loader, reading.planned, shown=reading.given)
         self._reading = reading
         self._session = session
         self._trainer = trainer
@@ -142,11 +142,6 @@ class ElasticLoader(WrappedLoader):
     def is_endless(self) -> bool:
         """Whether nobody knows how many batches an epoch has: neither the data, nor a limit."""
         return self._length() >= ENDLESS and math.isinf(self._max_steps())
-
-    @property
-    def user_loader(self) -> Any:
-        """The loader that the user passed."""
-        return self._reading.given
 
     # ------------------------------------------------------------ what Lightning asks
 

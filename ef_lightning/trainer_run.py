@@ -22,6 +22,7 @@ from ef_lightning.checks import callbacks_of_one
 from ef_lightning.combined_loader import check_joint, combined, joined
 from ef_lightning.data_workers import is_stream
 from ef_lightning.default_group import Workers
+from ef_lightning.evaluated_loader import EvaluatedLoader
 from ef_lightning.evaluation import Evaluation
 from ef_lightning.evaluation_loader import EvaluationLoader
 from ef_lightning.fit import Fit
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
     from ef_lightning.strategy import ElasticMixin
 
 logger = logging.getLogger(__name__)
-
-AnyEvaluationLoader = EvaluationLoader | StreamEvaluationLoader | WalkEvaluationLoader
 
 
 class Run:
@@ -72,7 +71,7 @@ class Run:
         self._metrics: MetricSync | None = None
         self._default_group: DefaultGroup | None = None
         self._workers = Workers(strategy)
-        self._evaluation_loaders: list[AnyEvaluationLoader] = []
+        self._evaluation_loaders: list[EvaluatedLoader] = []
         self._has_told_cost = False
         self._to_wrap: list[str] = []
 
@@ -252,7 +251,7 @@ class Run:
         self._evaluation_loaders.append(loader)
         return loader
 
-    def _evaluation_loader(self, dataloader: object, evaluation: Evaluation) -> AnyEvaluationLoader:
+    def _evaluation_loader(self, dataloader: object, evaluation: Evaluation) -> EvaluatedLoader:
         loader = self._checked(dataloader, evaluation.stage)
         if is_stream(loader):
             return StreamEvaluationLoader(loader, evaluation)
@@ -260,7 +259,7 @@ class Run:
             return WalkEvaluationLoader(loader, WalkedLoader(loader, follows_epochs=False), evaluation)
         return EvaluationLoader(loader, SampleReading(loader), evaluation)
 
-    def _joint_evaluation_loader(self, joint: JointLoader, evaluation: Evaluation) -> AnyEvaluationLoader:
+    def _joint_evaluation_loader(self, joint: JointLoader, evaluation: Evaluation) -> EvaluatedLoader:
         check_joint(joint, self._host)
         if self._fits and self._trainer.overfit_batches > 0:
             hooks.stop_shuffling(joint.several, self._host, stage=evaluation.stage)

@@ -18,7 +18,7 @@ from ef_common.core.sharding import EpochProgress, Window
 from ef_common.data.torch_walk import checksums_of, num_samples
 from ef_common.data.walked_stream import WalkedStream
 from ef_common.errors import UsageError
-from ef_lightning.data_workers import WrappedLoader
+from ef_lightning.evaluated_loader import EvaluatedLoader
 from ef_lightning.evaluation import Evaluation
 from ef_lightning.joint_reading import JointLoader
 from ef_lightning.order import before_limit
@@ -33,7 +33,7 @@ class _Taken(NamedTuple):
     padding: bool = False
 
 
-class WalkEvaluationLoader(WrappedLoader):
+class WalkEvaluationLoader(EvaluatedLoader):
     """Wraps one of the user's evaluation DataLoaders over a stream, or several that are read together.
 
     Args:
@@ -51,49 +51,35 @@ class WalkEvaluationLoader(WrappedLoader):
         *,
         num_samples: Callable[[Any], int | None] = num_samples,
     ) -> None:
-        super().__init__(loader, walked)
+        shown = loader.several.iterables if isinstance(loader, JointLoader) else None
+        super().__init__(loader, walked, evaluation, shown=shown)
         self._walked, self._count = walked, num_samples
-        self._evaluation = evaluation
-        self._is_over = False
         self._coverage = evaluation.coverage()
         self._compares = False
         self._stream = self._begin_walk()
         self._share: Iterator[_Taken] = iter(())
         self._num_samples = 0
         self._read: list[int] = []  # of each walk: the number of batches, and their fingerprint
-        self.padding = False
-
-    @property
-    def user_loader(self) -> Any:
-        """The loader that the user passed, or the structure of several."""
-        return self._loader.several.iterables if isinstance(self._loader, JointLoader) else self._loader
 
     def __len__(self) -> int:
         """Batches of a worker in a whole pass, before Lightning applies its limit; a huge number if nobody knows."""
         return before_limit(int(min(self._num_steps(), ENDLESS)), self._evaluation.limit)
 
-    def __iter__(self) -> Iterator[Any]:
-        """Begin a pass."""
-        self._is_over = False
+    def _begin(self) -> None:
         self._coverage.settle()
         self._evaluation.set_num_batches(self._num_steps())
         self._compares = self._evaluation.world_size > 1
         self._stream = self._begin_walk()
         self._read, self._num_samples = [], 0
         self._share = self._turns()
-        return self
 
-    def __next__(self) -> Any:
-        if self._is_over:
-            raise StopIteration
+    def _batch(self) -> Any:
         self._evaluation.free_length()
         while (taken := next(self._share, None)) is None:
             if not self._take_missing():
                 self.padding = False
-                self._is_over = True
                 self._stream.close()
-                self._evaluation.end()
-                raise StopIteration
+                self._end()
         self.padding = taken.padding
         self._num_samples += 0 if taken.padding else taken.num_samples
         return taken.batch

@@ -16,7 +16,7 @@ from ef_common.core.lineage import CheckpointId
 from ef_common.core.retention import Retention
 from ef_common.core.view import SOLO
 from ef_common.data import checkpointer
-from ef_common.data.checkpointer import Checkpointer, Checkpointing
+from ef_common.data.checkpointer import Checkpointer, Checkpointing, agree_on_place
 from ef_common.errors import Fenced, StorageFailed, UsageError
 from ef_common.events import EventLog
 from ef_common.session import Session
@@ -80,6 +80,21 @@ def test_settings_take_a_path_as_text(tmp_path: Path) -> None:
 def test_wrong_settings_are_refused_where_they_are_made(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Checkpointing(**{"url": "memory://run", **wrong})
+
+
+@pytest.mark.parametrize("saves", [0, 1])
+@pytest.mark.parametrize("training", [1, 2])
+def test_members_of_which_only_some_take_checkpoints_all_end(saves: int, training: int) -> None:
+    def begin(session: Session, rank: int) -> str:
+        for _ in range(1, training):
+            agree_on_place(session, has_place=False)
+        with pytest.raises(
+            UsageError, match="some workers have a place for checkpoints, and others have none"
+        ) as caught:
+            agree_on_place(session, has_place=rank == saves)
+        return str(caught.value).partition("Received: ")[2]
+
+    assert set(Cluster(2).run(begin)) <= {"none on m0; a place on m1", "a place on m0; none on m1"}
 
 
 @pytest.mark.parametrize("saved_before", ["no", "written", "perhaps being written"])

@@ -16,7 +16,7 @@ from ef_common.core.view import SOLO
 from ef_common.data import claiming as module
 from ef_common.data.checkpointer import Checkpointing
 from ef_common.data.claiming import Claiming, place_of
-from ef_common.errors import StorageFailed, UsageError
+from ef_common.errors import StorageFailed
 from ef_common.session import Session
 from ef_common.session.ports import GetClaim
 from ef_common.storage.claims import ClaimPlace, place_for
@@ -173,21 +173,6 @@ def test_place_that_only_some_members_have_is_not_told_and_training_begins(
     assert Cluster(2).run(begin) == [[b"\0", b"\1"]] * 2
     assert not told
     assert caplog.text.count("some workers have no place for claims") == 2
-
-
-@pytest.mark.parametrize("saves", [0, 1])
-@pytest.mark.parametrize("training", [1, 2])
-def test_members_of_which_only_some_take_checkpoints_all_end(saves: int, training: int) -> None:
-    def begin(session: Session, rank: int) -> str:
-        for _ in range(1, training):
-            Claiming(None, session).compare()
-        with pytest.raises(
-            UsageError, match="some workers have a place for checkpoints, and others have none"
-        ) as caught:
-            Claiming(None, session, checkpoints=rank == saves).compare()
-        return str(caught.value).partition("Received: ")[2]
-
-    assert set(Cluster(2).run(begin)) <= {"none on m0; a place on m1", "a place on m0; none on m1"}
 
 
 @pytest.mark.usefixtures("impatient")

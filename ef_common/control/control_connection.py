@@ -184,7 +184,7 @@ class ControlConnection:
         """Say that this worker goes to another coordinator, and close.
 
         To a coordinator, a connection that ends in order without this word is the end of the process. So where the word
-        cannot be said, the connection is reset.
+        cannot be said, or is None, the connection is reset.
         """
         self.give_up()
         said = False

@@ -191,11 +191,9 @@ class Checkpointer:
                 raise UsageError(
                     f"{self._checkpoints.store} is not one place for all workers: after {sum(_PAUSES_S):.0f} s they "
                     "still find different checkpoints. Expected: a store that all nodes reach, or a shared file system "
-                    f"that is mounted on each of them. Received: {found_on(names, view)}"
+                    f"that is mounted on each of them. Received: {_seen(names, view)}"
                 )
-            logger.warning(
-                "the workers find different checkpoints, and look again. Received: %s", found_on(names, view)
-            )
+            logger.warning("the workers find different checkpoints, and look again. Received: %s", _seen(names, view))
             time.sleep(pause_s)
 
     def _names(self, found: Checkpoint | None) -> tuple[list[str | None], View]:
@@ -461,7 +459,25 @@ def _share_of(state: SourceState, plan: SharingPlan) -> tuple[Content, Release]:
     return state.content(file) if plan.leads else Content({state.file: file}), release
 
 
-def found_on(names: Sequence[str | None], view: View) -> str:
+def agree_on_place(session: Session, *, has_place: bool) -> None:
+    """Find out whether all have a place for checkpoints, or none. All members of a first view call this together.
+
+    Args:
+        session: The worker's session.
+        has_place: Whether this worker has one.
+
+    Raises:
+        UsageError: Some have one and others have none: these would make other calls.
+    """
+    places, view = operations.gather(session, "a place" if has_place else None, what="place for checkpoints")
+    if len(set(places)) > 1:
+        raise UsageError(
+            "some workers have a place for checkpoints, and others have none. Set checkpoint= or "
+            f"ELASTICFLOW_CHECKPOINT alike on all nodes. Received: {_seen(places, view)}"
+        )
+
+
+def _seen(names: Sequence[str | None], view: View) -> str:
     """What the nodes have found, for a message."""
     finders: dict[str, dict[str, None]] = {}
     for name, member in zip(names, view.members, strict=True):

@@ -13,7 +13,7 @@ from typing import Any
 
 from ef_common import threads
 from ef_common.collectives import operations
-from ef_common.data.checkpointer import Checkpointing, found_on
+from ef_common.data.checkpointer import Checkpointing
 from ef_common.errors import StorageError, StorageFailed, UsageError
 from ef_common.session import Session
 from ef_common.storage.claims import ClaimPlace, Claims, place_for
@@ -32,7 +32,6 @@ class Claiming:
     Args:
         place: Where they are kept; None if there is no place for them, which is told as well.
         session: The worker's session.
-        checkpoints: Whether this worker has a place for checkpoints.
 
     Example:
         >>> from ef_common.core.view import SOLO
@@ -42,9 +41,8 @@ class Claiming:
         (False, ['digest', 'run'])
     """
 
-    def __init__(self, place: ClaimPlace | None, session: Session, *, checkpoints: bool = False) -> None:
+    def __init__(self, place: ClaimPlace | None, session: Session) -> None:
         self._place = place
-        self._checkpoints = checkpoints
         self._session = session
         self._run = ""
         self._digest: str | None = None
@@ -64,20 +62,6 @@ class Claiming:
         return False
 
     # ------------------------------------------------------------ start
-
-    def compare(self) -> None:
-        """Find out whether all have a place for checkpoints, or none. All members of a first view call this together.
-
-        Raises:
-            UsageError: Some have one and others have none: these would make other calls.
-        """
-        mine = "a place" if self._checkpoints else None
-        places, view = operations.gather(self._session, mine, what="place for checkpoints")
-        if len(set(places)) > 1:
-            raise UsageError(
-                "some workers have a place for checkpoints, and others have none. Set checkpoint= or "
-                f"ELASTICFLOW_CHECKPOINT alike on all nodes. Received: {found_on(places, view)}"
-            )
 
     def begin(self) -> None:
         """Find out whether all have one place. All members of a first view call this together, even without a place.

@@ -104,8 +104,7 @@ class Worker:
         """The claims of the program's next training, and the factory of its checkpoints, if any. Asked once each."""
         place = settings.checkpointing(self.checkpoint)
         place = None if place is None else place.of_training(next(self.trainings))
-        claims = settings.place(self.claims, checkpoints=place, elastic=self.elastic)
-        claiming = Claiming(claims, self.session, checkpoints=place is not None)
+        claiming = Claiming(settings.place(self.claims, checkpoints=place, elastic=self.elastic), self.session)
         if place is None:
             return claiming, None
         return claiming, partial(Checkpointer, place, self.session, log=self.log, excluded=claiming.excluded)

@@ -17,6 +17,12 @@ from ef_common.testing.harness import Job
 from tests import warm
 
 HOSTS = ("lightning.pytorch", "pytorch_lightning")
+QUIET = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning"),
+]
+"""Marks of tests that train with Lightning in pytest's own process, maybe with data workers."""
 
 
 @pytest.fixture

@@ -60,6 +60,13 @@ def evaluate(host: str, strategy: Any = "elasticflow") -> dict[str, Any]:
     return found
 
 
+def nested(*lengths: int, **kwargs: Any) -> Any:
+    """Three loaders of these lengths in a structure."""
+    first, second, third = lengths
+    rest = [training.loader(second, 2, **kwargs), training.loader(third, 5, **kwargs)]
+    return {"a": training.loader(first, **kwargs), "b": rest}
+
+
 def parts(batch: Any) -> list[Any]:
     """Batches of the loaders, whatever structure they are in."""
     if isinstance(batch, dict):

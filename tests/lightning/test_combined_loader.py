@@ -12,16 +12,12 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from ef_lightning import strategy_for
 from tests.lightning import looking, training
-from tests.lightning.conftest import HOSTS
+from tests.lightning.conftest import HOSTS, QUIET
 
 pl = importlib.import_module(HOSTS[0])
 Regression = training.regression(pl)
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning"),
-]
+pytestmark = QUIET
 
 
 class Evaluated(Regression):  # type: ignore[misc, valid-type]

@@ -18,13 +18,9 @@ from ef_common.data.torch_loader import PlannedLoader
 from ef_common.errors import DataWorkersLost
 from ef_lightning import strategy_for
 from tests.lightning import training
-from tests.lightning.conftest import HOSTS
+from tests.lightning.conftest import HOSTS, QUIET
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+pytestmark = QUIET
 
 
 class Bad(Dataset[int]):

@@ -16,17 +16,13 @@ from ef_common.errors import UnsupportedError
 from ef_lightning import hooks, strategy_for
 from ef_lightning.joint_reading import LENGTHS
 from tests.lightning import joint, training
-from tests.lightning.conftest import HOSTS
+from tests.lightning.conftest import HOSTS, QUIET
 from tests.lightning.test_adapted import needs
 
 pl = importlib.import_module(HOSTS[0])
 combine = pl.utilities.CombinedLoader
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning"),
-]
+pytestmark = QUIET
 
 
 class Rows(IterableDataset[Any]):
@@ -49,15 +45,11 @@ class Batches(Rows):
         return ([part[None] for part in row] for row in super().__iter__())
 
 
-def nested(**kwargs: Any) -> Any:
-    return {"a": training.loader(7, **kwargs), "b": [training.loader(9, 2, **kwargs), training.loader(22, 5, **kwargs)]}
-
-
 STRUCTURES: dict[str, Callable[[], Any]] = {
     "a list": lambda: [training.loader(23), training.loader(7)],
-    "nested": nested,
+    "nested": lambda: joint.nested(7, 9, 22),
     "data workers": lambda: [training.loader(13, num_workers=1), training.loader(6)],
-    "last batch dropped": lambda: nested(drop_last=True),
+    "last batch dropped": lambda: joint.nested(7, 9, 22, drop_last=True),
     "a stream": lambda: [DataLoader(Rows(23), 4), training.loader(7)],
     "a stream of batches": lambda: [training.loader(23), DataLoader(Batches(7), batch_size=None)],
 }
@@ -96,7 +88,9 @@ def test_one_process_evaluates_as_without_elasticflow(structure: str, options: s
 
 def test_shuffled_loaders_are_not_shuffled_in_overfitting() -> None:
     ours, plain = (
-        evaluate(strategy, lambda: nested(shuffle=True), "max_size", overfit_batches=2, limit_test_batches=0)
+        evaluate(
+            strategy, lambda: joint.nested(7, 9, 22, shuffle=True), "max_size", overfit_batches=2, limit_test_batches=0
+        )
         for strategy in (strategy_for(HOSTS[0])(), "auto")
     )
     fitting = [[batch for batch in seen if batch[0] == "sanity_check"] for seen, *_ in (ours, plain)]

@@ -16,20 +16,16 @@ from ef_common.session import Session
 from ef_lightning import strategy_for
 from ef_lightning.joint_reading import LENGTHS, JointLoader, JointReading
 from tests.lightning import joint, training
-from tests.lightning.conftest import HOSTS
+from tests.lightning.conftest import HOSTS, QUIET
 
 pl = importlib.import_module(HOSTS[0])
 combine = pl.utilities.CombinedLoader
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning"),
-]
+pytestmark = QUIET
 
 
 def loaders(**kwargs: Any) -> Any:
-    return {"a": training.loader(22, **kwargs), "b": [training.loader(9, 2, **kwargs), training.loader(7, 5, **kwargs)]}
+    return joint.nested(22, 9, 7, **kwargs)
 
 
 STRUCTURES: dict[str, Callable[[], Any]] = {

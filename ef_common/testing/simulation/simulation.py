@@ -489,6 +489,11 @@ class Simulation:
             self.count("raised")
             raise UsersError
 
+    def _judge_later(self) -> None:
+        """The number of nodes need not be right for a while: not everybody knows what was decided."""
+        self._decided_at = self.scheduler.now
+        self._reduced.clear()
+
     def _judge_size(self) -> None:
         """If nothing has happened for a while, and the members train, there are as many nodes as are wanted."""
         leader = self.coordinator
@@ -529,8 +534,8 @@ class Simulation:
 
     def _observe(self, before: Membership, event: Event, after: Membership) -> None:
         if after != before:
-            self._active_at = self._decided_at = self.scheduler.now
-            self._reduced.clear()
+            self._active_at = self.scheduler.now
+            self._judge_later()
         for name in lost_in(event):
             if self.schedule.buffer_bytes or self._hears_nothing(name):
                 self.invariants.deaf.add(name)  # it may not get to it that others go on, and it can ask nobody else
@@ -788,13 +793,11 @@ class Simulation:
         self.cuts.heal(self.scheduler.now)
 
     def _resume(self, coordinator: Coordinator) -> None:
-        self._decided_at = self.scheduler.now  # it has told nobody meanwhile what it had decided
-        self._reduced.clear()
+        self._judge_later()  # it has told nobody meanwhile what it had decided
         coordinator.resume()
 
     def _read_on(self, victim: Worker) -> None:
-        self._decided_at = self.scheduler.now  # it does not know yet what has been decided
-        self._reduced.clear()
+        self._judge_later()  # it does not know yet what has been decided
         victim.channel.thaw()
 
     def _crash(self, victim: Worker) -> None:
