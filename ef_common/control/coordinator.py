@@ -246,6 +246,11 @@ class Coordinator:
                 self._population_changed.wait(min(left, 1.0))
             return not self._population
 
+    def wait_until_told(self, timeout_s: float) -> None:
+        """If the job has failed, wait until other coordinators have been told of it: they may have the members."""
+        if self.failure and self._announcer is not None:
+            self._announcer.wait_until_told(timeout_s)
+
     def _address_to_bind(self) -> Address:
         host, port = self._wanted
         return (host, port) if self._token is not None or is_loopback(host) else (LOOPBACK, port)

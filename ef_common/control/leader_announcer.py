@@ -57,12 +57,24 @@ class LeaderAnnouncer:
         self._announcer = announcer
         self._to_endpoints = to_endpoints
         self._stopped = threading.Event()
+        self._told_failure = threading.Event()  # every standby has been told, or tried
 
     def start(self) -> None:
         """Start the threads."""
         for look in (self._look, *([self._look_at_endpoints] if self._to_endpoints.endpoints else [])):
             run = partial(self._run, look)
             threads.start(run, name="elasticflow-announcer", job="tells other coordinators who leads")
+
+    def wait_until_told(self, timeout_s: float) -> bool:
+        """Wait until each standby that was heard of has been told that the job has failed, or tried in vain.
+
+        Args:
+            timeout_s: For how long at most.
+
+        Returns:
+            Whether that is so.
+        """
+        return self._told_failure.wait(timeout_s)
 
     def stop(self) -> None:
         """End the threads without waiting for a connection attempt. May be repeated."""
@@ -80,13 +92,17 @@ class LeaderAnnouncer:
 
     def _look(self) -> None:
         """Tell every standby whose turn it is; who is heard of meanwhile has its turn soon, too."""
-        server, standbys, seen_at = self._server, self._server.standbys.addresses, time.monotonic()
+        server = self._server
+        has_failed = bool(server.state.failed)  # read first: the standbys that are to hear of it are noted before it
+        standbys, seen_at = server.standbys.addresses, time.monotonic()
         while not self._stopped.is_set():
             now = time.monotonic()
             if now >= seen_at + LOOK_S:  # not for each, as all of them are compared when one has come or gone
                 standbys, seen_at = server.standbys.addresses, now
             address = self._announcer.next(server.state, standbys, now)
             if address is None:
+                if has_failed:
+                    self._told_failure.set()
                 return
             try:
                 if self._tell(address, self._announcer.news):

@@ -7,8 +7,9 @@ all members of that view had received it). That view and those after it are the 
 with
 
 * ``M``: its members, without those that are *gone*: a member is gone if it said goodbye; if its process ended its
-  connection to the coordinator, and it took part in no view of another coordinator before; or if it has asked to leave,
-  since no view may rest on it from then on, whoever leads;
+  connection to the coordinator, and it took part in no view of another coordinator before; if it has not received that
+  view, nor any other, and comes as a newcomer, since it never takes part in what rests on it; or if it has asked to
+  leave, since no view may rest on it from then on, whoever leads;
 * ``S``: those of them that are members of the view to be issued,
 
 a view may be issued if ``S = M``. Otherwise it depends on whether the members have one *store* that all of them reach.
@@ -272,6 +273,11 @@ def _next_bid(view: View, here: frozenset[str], gone: Collection[str], stores: S
 def is_in(worker: str, chain: Iterable[ChainLink]) -> bool:
     """Whether a worker is a member of a view of the chain."""
     return any(link.view.rank_of(worker) is not None for link in chain)
+
+
+def is_founder(worker: str, chain: Iterable[ChainLink]) -> bool:
+    """Whether a worker is in the first view of all, to which it has come as one that knew of none; likewise."""
+    return any(link.view.generation == 1 and link.view.rank_of(worker) is not None for link in chain)
 
 
 def members_in(chain: Collection[ChainLink], workers: Iterable[str]) -> frozenset[str]:

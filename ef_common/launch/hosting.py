@@ -50,6 +50,7 @@ reason to wait."""
 STANDBY_LINGER_S = 1.0
 """The same time for an agent whose standby has taken over: usually all agents are about to end."""
 _AGAIN_S = 0.5
+_TELL_S = 2.0
 _LOOK_S = 0.2
 
 
@@ -405,8 +406,9 @@ class Hosting:
         while not (coordinator.wait_until_idle(0) or coordinator.hand_over(self._node)):
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                return
+                break
             coordinator.wait_until_idle(min(left_s, _AGAIN_S))
+        coordinator.wait_until_told(_TELL_S)
 
     def _record_end(self, coordinator: Coordinator) -> None:
         """Tell those who come to the registry how the job has ended, if it has."""

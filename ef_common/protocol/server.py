@@ -18,7 +18,7 @@ from math import inf
 from ef_common.core import membership
 from ef_common.core.membership import Forming, Gathering, Idle, Membership, Serving, Settings, decide
 from ef_common.core.progress import Limits
-from ef_common.core.view import View
+from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
 from ef_common.protocol import returns, sessions, wire
 from ef_common.protocol.action_outputs import answer_heartbeat, outputs_of
@@ -449,11 +449,14 @@ class CoordinatorServer:
     def _decide(self, event: membership.Event, cause: Peer | None) -> None:
         before = self.state.view
         try:
-            self.state, actions, reason = decide(self.state, event, self._now, self._settings)
+            state, actions, reason = decide(self.state, event, self._now, self._settings)
         except ProtocolError as error:
             if cause is not None:
                 self._refuse(cause, "illegal event", str(error))
             return
+        if state.failed and not self.state.failed:  # noted first, as the announcer may look at any time
+            self.standbys.note(_heard_of(self.state, event), self.workers, self.state)
+        self.state = state
         try:
             for action in actions:
                 self._perform(action)
@@ -549,6 +552,14 @@ class CoordinatorServer:
         slowest = slow[0] if slow else ""
         if slowest != state.replacement.straggler and self.liveness.evicts_stragglers(view.ids):
             self._submit(membership.Straggler(slowest), None)
+
+
+def _heard_of(state: Membership, event: membership.Event) -> Iterator[Member]:
+    """The members of another coordinator, as workers tell that have come to this one, which has no view of its own."""
+    chains = [chain for _, chain in state.known.values()] if isinstance(state, Gathering) else []
+    if isinstance(event, membership.Returned):
+        chains.append(event.received)
+    return (member for chain in chains for link in chain for member in link.view.members)
 
 
 def _by_downlink(output: Write | WriteOrReset | Close, downlink: Peer | None) -> Iterator[Output]:

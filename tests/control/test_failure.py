@@ -77,6 +77,24 @@ def test_failure_that_the_coordinator_has_not_told_is_told_by_its_successor(job,
             worker.client.next_view(1)
 
 
+def test_failure_is_told_by_a_standby_that_ends_then_to_the_one_where_the_others_have_gathered(job):  # noqa: F811
+    coordinators, workers, _ = job(3)
+    coordinators[1]._announcer.stop()  # nobody hears from it that it leads
+    for worker, successor in zip(workers, (1, 1, 2), strict=True):
+        worker.client._protocol._search.address = coordinators[successor].address
+    coordinators[0].stop()
+    poll_until(lambda: len(coordinators[1]._server.state.workers) == 2)
+    assert workers[2].client.fail(WHY) is True
+    assert coordinators[2].failure == WHY
+    workers[2].stop()
+    coordinators[2].wait_until_told(20.0)  # as its agent does
+    coordinators[2].stop()
+    poll_until(lambda: coordinators[1].failure == WHY)
+    for worker in workers[:2]:
+        with pytest.raises(JobFailed, match="ValueError: x"):
+            worker.client.next_view(2)  # that without the third one may have been issued
+
+
 def test_failure_is_told_to_all_standbys_for_those_who_come_to_them_afterwards(job):  # noqa: F811
     coordinators, workers, _ = job(3)
     workers[1].client.fail(WHY)

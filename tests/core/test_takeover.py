@@ -582,3 +582,62 @@ def test_coordinator_that_others_may_contest_is_known():
     assert job(Gone("c", "killed")).state.contested_at is None
     assert job(Silent(("b",), "silent")).state.contested_at is not None
     assert Coordinator().returns("ab", view(5, "ab")).state.contested_at is not None
+
+
+# ---------------------------------------------------------------- members that know of no view
+
+
+def formed(names: str) -> Coordinator:
+    """A coordinator of a first view in which nobody has settled."""
+    job = Coordinator(idle=False, max_nodes=len(names))
+    return job(*(Arrived(member(name)) for name in names), Tick())
+
+
+@pytest.mark.parametrize("comes_first", [True, False])
+def test_takeover_takes_a_member_that_has_begun_anew_for_a_newcomer(comes_first):
+    """It trains alone to warm up, while the others still wait for the first view: they are not at one place."""
+    first = view(1, "abcde")
+    job = Coordinator().returns("a", first, settled=0)
+    job.returns("" if comes_first else "bc", first, settled=0)(Arrived(member("e")), Ready("e"))
+    job.returns("bc" if comes_first else "", first, settled=0)(Tick(), at=2.0)
+    assert (job.views, job.state.gone) == ([(2, "abc")], {"e"})
+    assert job.state.view.pending
+    job(*(Settled(name, 2) for name in "abc"), *(AtBoundary(name, 2) for name in "abc"))
+    assert job.views[1:] == [(3, "abce")]
+
+
+def test_takeover_by_too_few_is_held_back_though_one_of_the_others_has_begun_anew():
+    job = Coordinator().returns("ab", view(1, "abcde"), settled=0)(Arrived(member("e")), Ready("e"), Tick(), at=2.0)
+    assert job.views == []
+    assert "only 2 of 4 members of view 1" in job.state.held
+    assert job(Gone("d", "its process ended")).views == [(2, "ab")]
+
+
+def test_member_that_has_begun_anew_and_joined_again_counts_where_it_is_a_member():
+    without, again = view(2, "abc", gone=("e",)), view(3, "abce")
+    job = Coordinator().returns("ab", without, again)(Tick(), at=2.0)
+    assert "only 2 of 4 members of view 3" in job.state.held
+    assert job.returns("e", again, settled=0, at=3.0).views == [(4, "abe")]
+
+
+def test_newcomer_that_does_not_know_yet_that_it_was_admitted_has_not_begun_anew():
+    job = Coordinator().returns("ab", view(4, "ab"), view(5, "abn"))
+    job(Returned(member("n"), Phase.READY, promised=0, settled=0, received=()))
+    assert (job.views, job.state.gone) == ([(6, "abn")], frozenset())
+
+
+@pytest.mark.parametrize("event", ["arrived", Phase.WARMING, Phase.READY])
+def test_member_that_has_begun_anew_is_not_in_the_view_that_was_held_back(event):
+    job = formed("abc")(Gone("b", "silent", silent=True))(Stored("a", ""))
+    job(Gone("c", "silent", silent=True))
+    assert (job.views[1:], bool(job.state.held)) == ([(2, "ac")], True)
+    job(Arrived(member("c")) if event == "arrived" else Returned(member("c"), event, 0, 0, ()))
+    assert job.views[2:] == [(3, "a")]
+    assert job.state.workers["c"].phase is (Phase.READY if event is Phase.READY else Phase.WARMING)
+
+
+@pytest.mark.parametrize("phase", [Phase.WARMING, Phase.READY])
+def test_member_that_has_begun_anew_elsewhere_gives_up_its_place(phase):
+    job = formed("abc")(Returned(member("c"), phase, promised=0, settled=0, received=()))
+    assert job.views[1:] == [(2, "ab")]
+    assert job.state.workers["c"].phase is phase

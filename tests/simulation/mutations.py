@@ -35,7 +35,7 @@ from ef_common.core.streams.stream import Held
 from ef_common.data.stream_dealer import StreamDealer
 from ef_common.data.stream_turns import LaneLayout, StreamTurns
 from ef_common.errors import GroupBroken, Left
-from ef_common.protocol import admission, introduction, liveness
+from ef_common.protocol import admission, introduction, liveness, server
 from ef_common.protocol.admission import Admission
 from ef_common.protocol.auth import Token, coordinator_proof, worker_proof
 from ef_common.protocol.client import Client
@@ -646,6 +646,16 @@ def count_who_leaves(patch: Patch) -> None:
     patch.setattr(roster, "gone", lambda state: state.gone)
 
 
+def keep_the_place_of_who_begins_anew(patch: Patch) -> None:
+    """A member that comes as a newcomer is taken into the view of those who still wait for the first one."""
+    patch.setattr(takeover, "is_founder", lambda worker, chain: False)
+
+
+def tell_no_standby_of_an_exception(patch: Patch) -> None:
+    """A standby to which a worker turns with its exception does not note where the others may have gathered."""
+    patch.setattr(server, "_heard_of", lambda state, event: iter(()))
+
+
 def few_do_not_claim(patch: Patch) -> None:
     """Few wait for ever, though they could have the claim."""
 
@@ -704,7 +714,10 @@ _OF_FAILOVER = _by_name(
     publish_once,
     take_each_end_for_a_death,
     nobody_claims,
+    keep_the_place_of_who_begins_anew,
 )
+
+_OF_HANDOVERS = _by_name(tell_no_standby_of_an_exception)
 
 _OF_THE_SESSION = _by_name(
     forget_the_replay,
@@ -1032,6 +1045,7 @@ _OF_LOST_HOSTS = _by_name(take_a_slow_reader_for_dead, wait_for_the_end_of_a_con
 MUTATIONS = {
     "": _OF_THE_SESSION | _OF_REDUCTIONS | _OF_GREETINGS,
     "failover": _OF_FAILOVER | _OF_LOST_HOSTS,
+    "handovers": _OF_HANDOVERS,
     "hangs": _OF_HANGS,
     "trainings": _OF_TRAININGS,
     "sizes": _OF_SIZES,

@@ -19,6 +19,7 @@ from ef_common.core.membership.model import (
     Settings,
     Shortage,
 )
+from ef_common.core.quorum import is_in
 
 _MAY_FORM = (events.Refused, events.Gone, events.Silent, events.Tick)
 """After these a view may be formed without members, as after :class:`Ready`. After arrivals it is formed at a tick: to
@@ -73,9 +74,9 @@ def _react(state: Membership, event: events.Event, now: float, settings: Setting
     match state, event:
         case Idle(), events.Arrived(member):
             return state, (SendAway(member.id),), ""
-        case Serving(due=due), events.Arrived(member) if due < inf and state.view.rank_of(member.id) is not None:
-            after, actions, _ = rules.losses(state, settings)  # it has begun anew, and is not the member that is lost
-            further, more, reason = _react(after, event, now, settings)
+        case Active(), events.Arrived(member) if member.id not in state.workers and is_in(member.id, state.chain):
+            after, actions = rules.begun_anew(state, member.id, now, settings)
+            further, more, reason = newcomers.arrived(after, member, now)
             return further, (*actions, *more), reason
         case Active(), events.Arrived(member):
             return newcomers.arrived(state, member, now)

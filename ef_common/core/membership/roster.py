@@ -58,13 +58,13 @@ def ended(state: AnyActive, workers: Collection[str]) -> AnyActive:
 
 
 def present(state: Serving) -> tuple[Member, ...]:
-    """Members of the view that are neither lost nor have said goodbye."""
-    return tuple(m for m in state.view.members if m.id in state.workers)
+    """Members of the view that are neither lost nor have said goodbye; who has begun anew is there as a newcomer."""
+    return tuple(m for m in state.view.members if m.id in state.workers and m.id not in state.gone)
 
 
 def is_anybody_present(state: Serving) -> bool:
     """Whether there are such members; found in haste, as this is asked for each that goes."""
-    return any(worker in state.workers for worker in state.view.ids)
+    return any(worker in state.workers and worker not in state.gone for worker in state.view.ids)
 
 
 def remaining(state: Serving) -> list[Member]:

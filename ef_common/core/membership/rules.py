@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from math import inf
 from types import MappingProxyType
+from typing import cast
 
 from ef_common.core.membership import replacement, roster
 from ef_common.core.membership.actions import Action, Announce, Install, Skip
@@ -211,6 +212,15 @@ def gone(state: Active, event: Gone, now: float, settings: Settings, *, gathers:
             state = replace(state, due=now + wait_s, why=why)
         return state, (), f"{worker} gone ({why}), others may follow"
     return install_present(state, settings, f"{worker} gone ({why})")
+
+
+def begun_anew(state: Active, worker: str, now: float, settings: Settings) -> tuple[Active, tuple[Action, ...]]:
+    """Rule 3: a member comes that knows of no view. It is a newcomer, and the member that it was is gone."""
+    after, actions, _ = gone(state, Gone(worker, "it has begun anew"), now, settings, gathers=False)
+    if isinstance(after, Serving) and after.due < inf:
+        after, more, _ = losses(after, settings)
+        actions = (*actions, *more)
+    return cast(Active, after), actions
 
 
 def _gathering_s(state: Serving, settings: Settings) -> float:

@@ -32,7 +32,7 @@ from ef_common.core.membership.model import (
     extended,
 )
 from ef_common.core.membership.phase import MEMBERS, NEWCOMERS, Phase
-from ef_common.core.quorum import ChainLink, follows, is_same, members_in, merge
+from ef_common.core.quorum import ChainLink, follows, is_founder, is_same, members_in, merge
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
 
@@ -85,6 +85,10 @@ def _resized(state: Serving, event: Returned, settings: Settings) -> Decision:
 def _returned(state: Idle | Active, event: Returned, now: float, settings: Settings) -> Decision:
     worker = event.member.id
     admitted = state.view is not None and state.view.rank_of(worker) is not None
+    if isinstance(state, Leading) and event.phase in NEWCOMERS and is_founder(worker, state.chain):
+        others, actions = rules.begun_anew(state, worker, now, settings)
+        after, more, reason = newcomers.returned(others, event, now, settings)
+        return after, (*actions, *more), reason
     if event.phase in NEWCOMERS and not admitted:
         if isinstance(state, Idle):
             return state, (SendAway(worker),), ""
@@ -223,8 +227,7 @@ def end_gathering(state: Gathering, now: float, settings: Settings) -> Decision:
     if can_wait and _is_incomplete(state):
         return state, (), ""
     settled, chain = merge(state.known.values())
-    gone = state.gone | {worker for link in chain for worker in link.view.gone}
-    view = chain[-1].view
+    gone, view = _gone(state, chain), chain[-1].view
     out = gone | state.dead
     if can_wait and any(worker not in state.workers and worker not in out for worker in view.ids):
         return state, (), ""
@@ -251,6 +254,17 @@ def end_gathering(state: Gathering, now: float, settings: Settings) -> Decision:
     if isinstance(after, Serving) and after.shortage:
         after = replace(after, shortage=replace(after.shortage, since=now))
     return after, (*dismissals, *skips, *actions, *(roster.finishes(after) if after.closed else ())), why
+
+
+def _gone(state: Gathering, chain: tuple[ChainLink, ...]) -> frozenset[str]:
+    """Who is gone: as the views say, as was seen here, and of the newest view those who have begun anew."""
+    gone: frozenset[str] = frozenset()
+    for link in chain:
+        gone = gone.difference(link.view.ids).union(link.view.gone)  # it may have begun anew, and joined again
+    phases = {worker: state.workers[worker].phase for worker in chain[-1].view.ids if worker in state.workers}
+    here = {worker for worker, phase in phases.items() if phase in MEMBERS}
+    anew = {worker for worker, phase in phases.items() if phase in NEWCOMERS and is_founder(worker, chain)}
+    return ((gone | state.gone) - here) | anew
 
 
 def _is_incomplete(state: Gathering) -> bool:

@@ -13,11 +13,8 @@ from ef_common.core.membership import (
     Arrived,
     Claimed,
     Event,
-    Failed,
     Forming,
-    Gathering,
     Gone,
-    Idle,
     Leaving,
     Membership,
     Phase,
@@ -256,7 +253,6 @@ class Simulation:
         self._num_rescues = 0
         self._last: list[str] = []  # who should have saved the state
         self._decided_at = 0.0  # when something was decided last that has changed the membership
-        self._leader_knows = False  # of an exception; one that has no members yet may have nobody to tell of it
         self._reduced: Counter[str] = Counter()  # how many reductions each worker has completed since
 
     def _add_coordinator(self) -> None:
@@ -416,7 +412,7 @@ class Simulation:
 
     def _judge_failure(self, failed_at: float) -> None:
         """Nobody trains on; only where not all reach the same coordinator, or hear it, some may never know."""
-        if not self._leader_knows or self.seen[LOST]:
+        if self.seen[LOST]:
             return
         if any(fault.kind in ("cut", "halve", "suspend") for fault in self.schedule.faults):
             return
@@ -539,9 +535,6 @@ class Simulation:
         for name in lost_in(event):
             if self.schedule.buffer_bytes or self._hears_nothing(name):
                 self.invariants.deaf.add(name)  # it may not get to it that others go on, and it can ask nobody else
-        self._leader_knows = self._leader_knows or (
-            isinstance(event, Failed) and not isinstance(before, Idle | Gathering)
-        )
         self.invariants.decided(before, event, after)
         self._closed = self._closed or after.closed
         view = after.view

@@ -94,6 +94,7 @@ class Stream:
         self._cuts = cuts
         self._slowness = slowness
         self._ended_up = self._ended_down = False
+        self._rejected_end = False  # the near end has not been told of the end of the far one
         self._due_up = self._due_down = 0.0
         self._last_up: Parcel | None = None  # that has set out
         self._last_down: Parcel | None = None
@@ -211,6 +212,7 @@ class Stream:
 
     def _send_down(self, act: Callable[..., None], what: Any) -> None:
         if self._cuts.rejects(*self.names[::-1]):
+            self._rejected_end = self._rejected_end or not isinstance(what, bytes)
             self._scheduler.idle_after(self._scheduler.delay(MESSAGE_S), self._end, End.RESET)
             return
         self._due_down = self._due(self._due_down, *self.names[::-1])
@@ -233,9 +235,13 @@ class Stream:
         return max(before, now + self._scheduler.delay(MESSAGE_S * self._slowness()))
 
     def _receive(self, data: bytes) -> None:
-        if not self.closed_far and not self._vanished:
+        if self._vanished:
+            return
+        if not self.closed_far:
             self._came_up += len(data)
             self.far.receive(self, data)
+        elif self._rejected_end:
+            self._send_down(self._lose, False)  # the system answers what comes to a socket that is closed
 
     def _end(self, how: End) -> None:
         if not self.closed_far and not self._vanished:
