@@ -18,6 +18,7 @@ from ef_common.data.torch_walk import checksums_of, num_samples
 from ef_common.data.walked_stream import WalkedStream
 from ef_common.errors import UnsupportedError, UsageError
 from ef_common.session import Session
+from ef_lightning.order import fraction_of
 from ef_lightning.reading import Places, Planned
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ def limited_batches(loader: Any, limit: float, *, name: str) -> int:
     """Batches of a pass in a limit of the Trainer's, if that is a fraction; `ENDLESS` if nobody knows.
 
     Raises:
-        UsageError: The limit is a fraction of an unknown number.
+        UsageError: The limit is a fraction of an unknown number, or leaves no batch.
     """
     length = num_batches(loader)
     if isinstance(limit, int) or limit in (0.0, 1.0):
@@ -57,7 +58,7 @@ def limited_batches(loader: Any, limit: float, *, name: str) -> int:
             f"{name} is a fraction of a stream whose length is unknown. Give the number of batches, or give the stream "
             f"a `__len__`. Received: {name}={limit}"
         )
-    return int(length * limit)
+    return fraction_of(length, limit)
 
 
 def tell_cost() -> None:

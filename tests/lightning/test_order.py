@@ -13,6 +13,7 @@ from ef_common.core import sharding
 from ef_common.core.sharding import EpochProgress, Window
 from ef_common.data.dealer import ranges_of
 from ef_common.data.torch_order import is_computed, num_samples, order_of
+from ef_common.errors import UsageError
 from ef_common.session import Session
 from ef_lightning.order import before_limit, limited
 from tests.collectives.cluster import Cluster, Died
@@ -30,7 +31,18 @@ def test_length_before_the_limit_leaves_what_it_should(num_batches: int, limit: 
 @pytest.mark.parametrize("limit", [0.25, 0.5, 0.9, 1.0])
 def test_fraction_keeps_as_many_samples_as_lightning_does_in_one_process(length: int, limit: float) -> None:
     batches = [min(4, length - start) for start in range(0, length, 4)]
-    assert limited(length, 4, limit) == sum(batches[: int(len(batches) * limit)])
+    if left := int(len(batches) * limit):
+        assert limited(length, 4, limit) == sum(batches[:left])
+    else:
+        with pytest.raises(UsageError, match=r"less than one of the 1 batches .* at least 1,"):
+            limited(length, 4, limit)
+
+
+def test_smallest_fraction_that_is_named_leaves_a_batch() -> None:
+    assert (limited(0, 4, 0.3), limited(9, 4, 0.0)) == (0, 0)
+    with pytest.raises(UsageError, match=r"at least 0\.333334,"):
+        limited(9, 4, 0.3)
+    assert limited(9, 4, 0.333334) == 4
 
 
 def test_number_of_batches_is_no_fraction_of_the_samples() -> None:
