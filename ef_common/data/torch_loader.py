@@ -201,10 +201,9 @@ class PlannedLoader:
     def _begin(self, plan: Plan, start: int) -> None:
         self._batches.plan, self._batches.start = plan, start
         try:
-            self._iterator = iter(self._inner)
+            self._iterator = processes.begin(self._inner)
         except RuntimeError:
             if self._iterator is None or not processes.died(self._iterator):
                 raise
             self.close()
-            self._iterator = iter(self._inner)
-        processes.ignore_child_signals(self._iterator)
+            self._iterator = processes.begin(self._inner)

@@ -10,22 +10,28 @@ from typing import Any
 
 import torch
 
+from ef_common.data.births import Unborn, births
+
 _DEATH_S = 2.0
 """How long a data worker whose connection has ended may take to end."""
 _NOTICE_S = 0.25
 """How long `next` waits for a batch before it looks whether the data workers live."""
 
 
-def ignore_child_signals(iterator: Any) -> None:
-    """Leave it to `next` alone to notice a dead data worker.
+def begin(loader: Any) -> Any:
+    """Begin a pass over a loader; returns its iterator, whose `next` alone notices a dead data worker.
 
     torch's handler of SIGCHLD raises in whatever the main thread does at that moment; in the middle of an
     optimizer step, that would leave half of an update applied.
     """
-    if getattr(iterator, "_worker_pids_set", False):
+    heard = births() if getattr(loader, "num_workers", 0) else None
+    iterator: Any = iter(loader)
+    if heard is not None and getattr(iterator, "_worker_pids_set", False):
         torch._C._remove_worker_pids(id(iterator))
         iterator._worker_pids_set = False
-        iterator._try_get_data = functools.partial(_try_often, iterator._try_get_data)
+        iterator._unborn = Unborn(heard, iterator._workers)
+        iterator._try_get_data = functools.partial(_try_often, iterator._try_get_data, iterator._unborn)
+    return iterator
 
 
 def died_with(iterator: Any, error: BaseException) -> bool:
@@ -44,13 +50,19 @@ def shut_down(iterator: Any) -> None:
     """End the data workers of an iterator, if it has any."""
     if hasattr(iterator, "_shutdown_workers"):
         vars(iterator).pop("_try_get_data", None)  # else it would refer to itself, and stay
+        if hasattr(iterator, "_unborn"):
+            iterator._unborn.end()
         iterator._shutdown_workers()
 
 
-def _try_often(try_once: Callable[[float], tuple[bool, Any]], timeout: float = _NOTICE_S) -> tuple[bool, Any]:
-    """Wait this long for a batch, and check often whether the data workers live."""
-    for _ in range(math.ceil(timeout / _NOTICE_S) - 1):
+def _try_often(
+    try_once: Callable[[float], tuple[bool, Any]], unborn: Unborn, timeout: float = _NOTICE_S
+) -> tuple[bool, Any]:
+    """Wait this long for a batch, and check often whether the data workers live, and have begun to run."""
+    found: tuple[bool, Any] = (False, None)
+    for _ in range(max(1, math.ceil(timeout / _NOTICE_S))):
         found = try_once(_NOTICE_S)
         if found[0]:
-            return found
-    return try_once(_NOTICE_S)
+            break
+        unborn.waited()
+    return found

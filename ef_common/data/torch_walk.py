@@ -108,8 +108,7 @@ class WalkedLoader:
     def _begin(self, number: int) -> Iterator[Any]:
         if self._set_epoch is not None:
             self._set_epoch(number)
-        iterator: Iterator[Any] = iter(self._inner)
-        processes.ignore_child_signals(iterator)
+        iterator: Iterator[Any] = processes.begin(self._inner)
         return iterator
 
 

@@ -83,7 +83,7 @@ def test_stream_of_files_is_read_once_though_a_worker_is_killed_and_one_joins(tm
 def until_step(run: Path, number: int) -> Record:
     """Wait for the record of a step."""
     for _ in range(1000):
-        events = read(run) if (run / "events").exists() else ()
+        events = read(run) if any((run / "events").glob("*.jsonl")) else ()
         found = [event for event in events if event["kind"] == "step" and event["step"] >= number]
         if found:
             return found[0]

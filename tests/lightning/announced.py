@@ -24,6 +24,7 @@ class Slow(training.regression(pl)):  # type: ignore[misc]
 
 if __name__ == "__main__":
     pl.seed_everything(5)
-    trainer = pl.Trainer(accelerator="cpu", strategy=ElasticFlowStrategy(), max_epochs=1000, logger=False)
+    settings = {"max_epochs": 1000, "logger": False, "enable_checkpointing": False}
+    trainer = pl.Trainer(accelerator="cpu", strategy=ElasticFlowStrategy(), **settings)
     trainer.fit(Slow(), training.loader(400))
     pl.seed_everything(7)

@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+from ef_common.data import births
 from ef_common.data.torch_loader import PlannedLoader
+from ef_common.data.torch_walk import WalkedLoader
 from ef_common.errors import DataWorkersLost
 from ef_lightning import strategy_for
 from tests.lightning import training
@@ -72,6 +75,52 @@ def read() -> Iterator[Callable[..., PlannedLoader]]:
 def test_data_worker_that_is_killed_again_and_again_raises_what_it_is(read: Any, timeout_s: float) -> None:
     with pytest.raises(DataWorkersLost, match="died 4 times in a row"):
         read(Bad(signal.SIGKILL), timeout=timeout_s).next()
+
+
+@pytest.fixture
+def stuck(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The second process that is forked from now on never runs a line of Python, and ignores SIGTERM."""
+    fork, forked, found = os.fork, iter(range(1000)), []
+
+    def fork_once() -> int:
+        is_stuck = next(forked) == 1
+        pid = fork()
+        if is_stuck and not pid:
+            signal.signal(signal.SIGTERM, lambda number, frame: None)
+            while True:
+                time.sleep(1.0)
+        found.extend([pid] * is_stuck)
+        return pid
+
+    monkeypatch.setattr(os, "fork", fork_once)
+    return found
+
+
+def test_data_worker_that_does_not_begin_to_run_is_started_again(
+    read: Any, stuck: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(births, "MAX_WAITS", 3)
+    loader = read(Slow(), num_workers=2)
+    assert [int(loader.next()[0]) for _ in range(4)] == [0, 1, 2, 3]
+    (pid,) = stuck
+    assert f"data workers {pid} have not begun to run" in caplog.text
+    assert not psutil.pid_exists(pid)
+
+
+@pytest.mark.parametrize("is_walked", [False, True])
+def test_data_worker_that_has_not_begun_to_run_ends_with_the_others(stuck: list[int], is_walked: bool) -> None:
+    plain = DataLoader(Slow(), 1, num_workers=2)
+    if is_walked:
+        batches = WalkedLoader(plain).batches(0)
+        next(batches)
+        batches.close()
+    else:
+        loader = PlannedLoader(plain)
+        loader.read(lambda start: iter([[0]]))
+        loader.next()
+        loader.close()
+    (pid,) = stuck
+    assert not psutil.pid_exists(pid)
 
 
 def test_exception_of_the_data_set_is_raised_as_it_was(read: Any) -> None:

@@ -40,6 +40,7 @@ GUARDS: dict[str, tuple[str, ...]] = {
         *("tests/faults/test_validation.py", "tests/faults/test_checkpoints.py", "tests/lightning"),
     ),
     "ef_common/data/adapters": ("tests/adapters", "tests/lightning/test_adapted.py"),
+    "ef_common/data/births.py": ("tests/lightning/test_data_workers.py", "tests/lightning/test_torch_walk.py"),
     "ef_common/data/orders.py": ("tests/test_orders.py", "tests/keras/test_shuffling.py"),
     "ef_common/data/read_ahead.py": ("tests/test_read_ahead.py", "tests/keras/test_shuffling.py"),
     "ef_common/data/torch_loader.py": ("tests/lightning/test_data_workers.py", "tests/keras/test_loader.py"),

@@ -26,8 +26,8 @@ Rules:
    to skip what is over; workers that are ahead (because the members have begun again) wait.
 3. When a member is gone, the remaining members get a new view at once, without newcomers: they may be anywhere in a
    step, and newcomers can only be received at a boundary. If that view has not come about when further members are
-   gone, these are gathered for some milliseconds, and left out together. Silent ones are gathered already. A member that
-   comes as a newcomer, since it has not heard of the first view, is not where the others are: what it was is gone.
+   gone, these are gathered for some milliseconds, and left out together. Silent ones are gathered already. A member
+   that comes as a newcomer has not heard of the first view, and is not where the others are: what it was is gone.
 4. If no member is left, the state is lost. The ready workers form a new view as in rule 1: those of the earliest
    training for which there are enough. If there are enough only together, all go to the latest training.
 5. Below ``min_nodes`` a view holds: its members finish the step in flight and wait at the boundary.
