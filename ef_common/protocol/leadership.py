@@ -45,7 +45,7 @@ class Leadership:
         if name == self._name:
             return None
         leads, address = message.leads, format_address((host, message.port))
-        if leads or state.held:
+        if leads or state.held or isinstance(state, Idle):  # newcomers may be members that another one waits for
             self.leader = address
         if leads:
             self._supporter.follow(address)

@@ -35,6 +35,7 @@ HELD = Serving(generation=3, view=VIEW, shortage=Shortage("1 of 2"))
     [
         ("a", False, SERVING, Outranked(False), ""),
         ("a", False, HELD, Outranked(False), "h:1"),  # workers may find others there
+        ("z", False, Idle(), Challenged(), "h:1"),  # likewise newcomers, which nobody needs here
         ("z", False, SERVING, Challenged(), ""),
         ("z", True, SERVING, Outranked(True), "h:1"),
         ("m", True, SERVING, None, ""),  # its own news
