@@ -44,12 +44,13 @@ class KnownStandbys:
 
     def note(self, members: Iterable[Member], workers: Mapping[str, Peer], state: Membership) -> None:
         """Note those of members that have come; if there are too many by now, forget the oldest that nobody names."""
-        for address in _standbys_of(members):
+        noted = _standbys_of(members)
+        for address in noted:
             self._addresses.pop(address, None)
             self._addresses[address] = None
         if len(self._addresses) > 2 * max(NUM_FORMER, len(workers)):
             here = [peer.member for peer in workers.values() if peer.member is not None]
-            named = _standbys_of((*here, *(member for link in state.chain for member in link.view.members)))
+            named = _standbys_of((*here, *(member for link in state.chain for member in link.view.members))) | noted
             former = [address for address in list(self._addresses) if address not in named]
             self._addresses = dict.fromkeys(former[-max(NUM_FORMER, len(named)) :]) | named
         if len(self._addresses) > MAX_STANDBYS:

@@ -559,7 +559,8 @@ def _heard_of(state: Membership, event: membership.Event) -> Iterator[Member]:
     chains = [chain for _, chain in state.known.values()] if isinstance(state, Gathering) else []
     if isinstance(event, membership.Returned):
         chains.append(event.received)
-    return (member for chain in chains for link in chain for member in link.view.members)
+    # The first ranks come last, and are told first: workers look for a coordinator at their standbys first.
+    return (member for chain in chains for link in chain for member in reversed(link.view.members))
 
 
 def _by_downlink(output: Write | WriteOrReset | Close, downlink: Peer | None) -> Iterator[Output]:

@@ -641,3 +641,36 @@ def test_member_that_has_begun_anew_elsewhere_gives_up_its_place(phase):
     job = formed("abc")(Returned(member("c"), phase, promised=0, settled=0, received=()))
     assert job.views[1:] == [(2, "ab")]
     assert job.state.workers["c"].phase is phase
+
+
+def begun_anew(names: str) -> Coordinator:
+    """These have formed the first view, have all begun anew, and are the members of the next one."""
+    job = formed(names)
+    for name in names:
+        job(Gone(name, "it has begun anew"), Arrived(member(name)))
+    job(*(Ready(name) for name in names))
+    generation = job.state.generation
+    return job(*(Settled(name, generation) for name in names), *(Stored(name, "") for name in names))
+
+
+def test_members_that_have_all_begun_anew_are_members_again():
+    assert begun_anew("ab").state.gone == frozenset()
+    assert all(not link.view.gone for link in begun_anew("abcd").state.chain)
+    assert begun_anew("ab")(Gone("b", "its process ended")).views[-1] == (4, "a")
+    spare = begun_anew("a")(Arrived(member("n")), Ready("n"), AtBoundary("a", 2))(Tick(), at=9.0)
+    assert spare.views[-1] == (3, "a")
+
+
+def test_founders_that_come_as_newcomers_are_gone_for_each_view_that_others_know():
+    first, second = view(1, "abcde"), view(2, "abc")
+    newcomers = Arrived(member("d")), Arrived(member("e"))
+    before = Coordinator().returns("a", first, second, settled=0)(*newcomers)
+    before.returns("b", first, second, settled=0)(Tick(), at=2.0)
+    after = Coordinator().returns("ab", first, second, settled=0)(Tick(), at=2.0)(*newcomers, at=2.1)
+    assert before.views == after.views == [(3, "ab")]
+
+
+def test_view_is_held_back_though_all_suspect_it_if_some_of_them_are_lost():
+    job = founded("abc")(Suspected("b", 1), Suspected("c", 1), Silent(("b", "c"), "silent"))
+    assert job(Suspected("a", 1)).views[1:] == []
+    assert "only 1 of 3" in job.state.held

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ef_common.core.membership import Forming, Serving
+from ef_common.core.membership import Forming, Idle, Serving
 from ef_common.core.quorum import ChainLink
 from ef_common.core.view import Member, View
 from ef_common.protocol import known_standbys
@@ -35,10 +35,20 @@ def test_former_ones_are_forgotten_when_they_are_too_many_and_those_of_the_chain
     known.note(MEMBERS[1:7], {}, state)
     assert ports(known) == [1, 2, 3, 4, 5, 6]
     known.note(MEMBERS[7:8], {}, state)
-    assert ports(known) == [5, 6, 7, 1, 2]
+    assert ports(known) == [4, 5, 6, 1, 2, 7]
     monkeypatch.setattr(known_standbys, "MAX_STANDBYS", 5)
     known.note(MEMBERS[8:9], {}, state)
     assert ports(known) == [1, 2]
+
+
+def test_standbys_of_which_a_worker_tells_are_all_kept_though_there_is_no_chain_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(known_standbys, "NUM_FORMER", 3)
+    known = KnownStandbys()
+    known.note(MEMBERS[11:12], {}, Idle())
+    known.note(reversed(MEMBERS[1:11]), {}, Idle())
+    assert ports(known) == [11, *range(10, 0, -1)]
 
 
 def test_newcomer_is_told_a_few_short_addresses() -> None:

@@ -278,7 +278,7 @@ def suspected(state: Serving, worker: str, generation: int, now: float, settings
         return state, (), f"{worker} suspects the group of view {generation}, of which some are lost"
     if is_first and len(present(state)) < view.world_size:
         return install_present(state, settings, f"{worker} needs a view without those who said goodbye")
-    if len(suspects) == view.world_size and len(state.chain) <= _MAX_HASTY:
+    if len(suspects) == len(present(state)) == view.world_size and len(state.chain) <= _MAX_HASTY:
         return install(state, view.members, settings, reason="the group broke for all")
     return state, (), f"{worker} suspects the group of view {generation}"
 
@@ -319,17 +319,18 @@ def install(
         for worker, stands in state.workers.items()
         if worker not in dropped
     }
+    gone = state.gone - ids  # who has begun anew, and is a member again
     view = View(
         generation=state.generation + 1,
         members=members,
         admitted_at=state.generation + 1 if planned or state.view is None else state.view.admitted_at,
         hold=_holds(state, members, settings),
         reason=reason,
-        gone=tuple(sorted(state.gone)),
+        gone=tuple(sorted(gone)),
         base=state.chain[0].view.generation if state.chain and state.based else 0,
         issuer=settings.port,
     )
-    kept = {**carry_over(state), "generation": view.generation, "workers": MappingProxyType(workers)}
+    kept = {**carry_over(state), "generation": view.generation, "workers": MappingProxyType(workers), "gone": gone}
     after = Serving(**kept, view=view)
     if isinstance(state, Serving):
         slow = tuple(worker for worker in state.slow if worker in ids)

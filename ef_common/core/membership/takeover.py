@@ -257,13 +257,13 @@ def end_gathering(state: Gathering, now: float, settings: Settings) -> Decision:
 
 
 def _gone(state: Gathering, chain: tuple[ChainLink, ...]) -> frozenset[str]:
-    """Who is gone: as the views say, as was seen here, and of the newest view those who have begun anew."""
+    """Who is gone: as the views say, as was seen here, and those members who have begun anew."""
     gone: frozenset[str] = frozenset()
     for link in chain:
         gone = gone.difference(link.view.ids).union(link.view.gone)  # it may have begun anew, and joined again
-    phases = {worker: state.workers[worker].phase for worker in chain[-1].view.ids if worker in state.workers}
-    here = {worker for worker, phase in phases.items() if phase in MEMBERS}
-    anew = {worker for worker, phase in phases.items() if phase in NEWCOMERS and is_founder(worker, chain)}
+    view = chain[-1].view
+    here = {w for w, stands in state.workers.items() if stands.phase in MEMBERS and view.rank_of(w) is not None}
+    anew = {w for w, stands in state.workers.items() if stands.phase in NEWCOMERS and is_founder(w, chain)}
     return ((gone | state.gone) - here) | anew
 
 
