@@ -168,6 +168,16 @@ STREAMS_RARE = {
 }
 
 
+FOUNDING_RARE = {
+    "begun anew": 5,
+    "another leads": 10,
+    "takeover": 40,
+    "held back": 70,
+    "planned change": 130,
+    "failed": 20,
+}
+
+
 MANY_RARE = {
     "loss": 300,
     "loss gathered": 100,
@@ -186,13 +196,14 @@ MANY_RARE = {
     [
         ("failover", NUM_SCHEDULES // 4, FAILOVER_RARE),
         ("handovers", NUM_SCHEDULES // 16, HANDOVER_RARE),
+        ("founding", 600, FOUNDING_RARE),
         ("hangs", NUM_SCHEDULES // 16, HANG_RARE),
         ("trainings", NUM_SCHEDULES // 16, TRAININGS_RARE),
         ("sizes", NUM_SCHEDULES // 16, SIZES_RARE),
         ("streams", NUM_SCHEDULES // 16, STREAMS_RARE),
         ("workers=16", 600, MANY_RARE),
     ],
-    ids=["failover", "handovers", "hangs", "trainings", "sizes", "streams", "many"],
+    ids=["failover", "handovers", "founding", "hangs", "trainings", "sizes", "streams", "many"],
 )
 def test_simulation_of_a_family_keeps_every_invariant(
     family: str, most: int, rare: dict[str, int], part: float

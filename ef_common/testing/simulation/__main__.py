@@ -50,6 +50,7 @@ def main() -> int:
     for name, what in (
         ("failover", "coordinators are lost"),
         ("handovers", "coordinators are told to go"),
+        ("founding", "much fails about when the first view comes"),
         ("hangs", "workers hang"),
         ("trainings", "programs train several times"),
         ("sizes", "the wanted number of nodes changes"),

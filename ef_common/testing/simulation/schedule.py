@@ -249,6 +249,46 @@ def handovers_of(seed: int) -> Schedule:
     return replace(schedule, faults=tuple(faults))
 
 
+def founding_of(seed: int) -> Schedule:
+    """Draw the schedule of a seed for a job whose network or coordinator fails about when its first view comes."""
+    draw = random.Random(f"elasticflow/founding/{seed}")
+    job = failover_of(seed).job
+    job = replace(job, num_workers=draw.choice((1, 2, 2, 3, 4, 5)), length=max(job.length, 40 * job.batch_size))
+    faults = []
+    for _ in range(draw.choice((1, 2, 2, 3))):
+        harm = _harm_of_founding(draw, job.last_call_s + 0.2)
+        faults += harm
+        if draw.random() < 0.7:  # somebody arrives at that moment
+            at = (harm[0].at or 0.0) - 0.03 * draw.random()
+            faults.append(Fault("arrive", at=max(0.0, round(at, 4))))
+    for theme in draw.choices(
+        (_crash_anywhere, _join, _leave, _exception, _coordinator_lost), k=draw.choice((0, 1, 2))
+    ):
+        faults += theme(draw, job)
+    return Schedule(seed, job, tuple(faults))
+
+
+def _harm_of_founding(draw: random.Random, typical_s: float) -> list[Fault]:
+    """Workers that have said who they are may not hear the answer, and say it again, here or elsewhere."""
+    at, duration_s = round(draw.random() ** 2 * 1.5 * typical_s, 3), draw.choice((0.3, 0.8, 1.1, 1.5, 3.0, 6.0))
+    kind = draw.choice(("suspend", "cut", "cut", "halve", "coordinator", "retire", "reset", "freeze"))
+    match kind:
+        case "suspend":
+            return [Fault(kind, draw.choice(("", "any")), at=at, duration_s=duration_s)]
+        case "cut":
+            victim, direction = draw.choice(("", "coordinator", "coordinator")), draw.choice(("", "in", "out", "out"))
+            return [Fault(kind, victim, at=at, duration_s=duration_s, direction=direction, rejects=draw.random() < 0.2)]
+        case "halve":
+            return [Fault(kind, at=at, duration_s=duration_s)]
+        case "coordinator":
+            return [Fault(kind, at=at, count=draw.choice((1, 1, 2, 3, 4)))]
+        case "retire":
+            return [Fault(kind, at=at, count=1)]
+        case "reset":
+            return [Fault(kind, "any", at=at) for _ in range(draw.choice((1, 2, 3)))]
+    return [Fault(kind, "any", at=at, duration_s=duration_s)]
+
+
 def trainings_of(seed: int) -> Schedule:
     """Draw the schedule of a seed for a program of several trainings, which newcomers come into."""
     draw = random.Random(f"elasticflow/trainings/{seed}")
@@ -707,7 +747,7 @@ _ROTATION = (("old",), ("old", "old\nnew"), ("old\nnew", "new\nold"), ("new\nold
 """What nodes know of a token before it is replaced, and while one after the other is restarted."""
 _BESIDE = 5
 """One of so many schedules has strangers, or a host that vanishes or does not read; another one, broken connections."""
-_FAMILIES_OF_LOSSES = ("", "failover", "handovers")
+_FAMILIES_OF_LOSSES = ("", "failover", "handovers", "founding")
 
 _GATHERING_S = (0.0, 2e-5, 1e-3, 1e-2)
 """Of these, each seed has one: none, that of a real job, and far more, so that much comes while losses are gathered."""
@@ -756,6 +796,7 @@ _DRAWS: Mapping[str, Callable[[int], Schedule]] = {
     "": schedule_of,
     "failover": failover_of,
     "handovers": handovers_of,
+    "founding": founding_of,
     "hangs": hang_of,
     "trainings": trainings_of,
     "sizes": sizes_of,

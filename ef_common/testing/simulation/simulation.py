@@ -10,6 +10,7 @@ from math import inf
 from typing import Any
 
 from ef_common.core.membership import (
+    Active,
     Arrived,
     Claimed,
     Event,
@@ -540,6 +541,8 @@ class Simulation:
         view = after.view
         if after.held and not before.held:
             self.count("held back")
+        if _anew(after) - _anew(before):
+            self.count("begun anew")
         if isinstance(after, Serving) and after.due < inf and lost_in(event):
             self.count("loss gathered")
         if before.view is None and view is not None and not after.held and after.generation > 1:
@@ -892,3 +895,8 @@ def simulate(schedule: Schedule, *, trace: bool = False) -> Outcome:
         return Simulation(schedule, trace=trace).run()
     finally:
         logging.disable(disabled)
+
+
+def _anew(state: Membership) -> frozenset[str]:
+    """Members of some view that are there as newcomers."""
+    return state.gone.intersection(state.workers) if isinstance(state, Active) else frozenset()
