@@ -11,7 +11,7 @@ tells it where the worker stands (:mod:`ef_common.core.resume_state`)::
     OUTSIDE → SEARCHING     `start`
     SEARCHING → SERVED      a coordinator has proved itself, and takes this worker
     SERVED → RETURNING      the link ends, or the coordinator is silent for too long
-    SERVED → SEARCHING      likewise, and the coordinator has sent this worker away, which leaves it
+    SERVED → SEARCHING      likewise, and the coordinator has sent this worker away; or it breaks before any view
     RETURNING → SERVED      the same coordinator takes this worker back
     RETURNING → SEARCHING   it does not, so this worker leaves it
     SERVED → DISMISSED      nothing more will come: this worker is out, or the job has ended or failed
@@ -472,7 +472,10 @@ class Client:
         self._drop_downlink()
         if self.state is not ClientState.SERVED or not self._search.can_return(self.resume_state):
             self.outputs.append(Disconnect(link))
-            self._finish(CoordinatorLost(why))
+            if self.state is ClientState.SERVED and self.resume_state.phase is Phase.EARLY and not over:
+                self._begin_anew(why)
+            else:
+                self._finish(CoordinatorLost(why))
             return
         logger.info("%s has lost its coordinator, and looks for another one", self.member.id)
         self.resume_state = self.resume_state.parted(over=over)
@@ -481,6 +484,14 @@ class Client:
         if self._search.sent_away:
             self._leave_old()
         self._try(self._search.lose(self.resume_state, since=link.since, now=self._now))
+
+    def _begin_anew(self, why: str) -> None:
+        """The coordinator may live, and this worker holds nothing yet: it introduces itself as a new one."""
+        logger.warning("%s before there was a view; connecting again", why)
+        self.state = ClientState.SEARCHING
+        self._heartbeats.rest()
+        self._ask_at = None
+        self._try(self._search.begin(self.resume_state, self._now))
 
     def _ask_for_downlink(self) -> None:
         """Connect to the coordinator once more, to hear it there; this can wait until it has taken up all workers."""

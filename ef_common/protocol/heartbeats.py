@@ -36,6 +36,10 @@ class Heartbeats:
         self._timeout_s, self._period_s = timeout_s, timeout_s / BEATS_PER_TIMEOUT
         self.due = now + self._period_s
 
+    def rest(self) -> None:
+        """No coordinator has this worker any more, as before the first one."""
+        self.due = None
+
     def beat(self, now: float) -> wire.Heartbeat | None:
         """The heartbeat that is due, if one is."""
         if self.due is None or now < self.due:

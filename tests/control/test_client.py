@@ -34,7 +34,7 @@ from ef_common.protocol.introduction import Answer, Introduction
 from ef_common.protocol.server_outputs import Write
 from ef_common.session.ports import ControlChannel
 from ef_common.testing.ports import reserve_port
-from tests.control.conftest import connection_of, in_loop
+from tests.control.conftest import break_connections, connection_of, in_loop
 from tests.waiting import poll_until
 
 MEMBER = Member("w", "n", "")
@@ -399,3 +399,14 @@ def test_control_plane_does_not_import_torch():
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_worker_whose_connection_breaks_before_the_first_view_connects_again(serve, join, caplog):
+    coordinator = serve(2)
+    early = join(coordinator, "a")
+    poll_until(lambda: "a" in coordinator._server.state.workers and early.client._protocol._link)
+    break_connections(early.client)
+    poll_until(lambda: "connecting again" in caplog.text)
+    other = join(coordinator, "b")
+    assert (early.started().warm_up, other.started().warm_up) == (False, False)
+    assert set(early.client.next_view(0).ids) == {"a", "b"}

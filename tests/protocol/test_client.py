@@ -428,6 +428,11 @@ def ends(client: Client) -> None:
     client.ended(client._link, in_order=True, now=2.0)
 
 
+def is_reset(client: Client) -> None:
+    assert client._link is not None
+    client.ended(client._link, in_order=False, now=2.0)
+
+
 def breaks(client: Client) -> None:
     client.break_off(ThreadFailed("a thread"))
 
@@ -476,7 +481,7 @@ WITNESSES: dict[str, tuple[Callable[[], Client], ...]] = {
     "OUTSIDE → SEARCHING": (make,),
     "SEARCHING → SERVED": (lambda: after(make(), answers()), lambda: after(lost(), refuses, answers())),
     "SERVED → RETURNING": (lost, lambda: after(member()[0], waits)),
-    "SERVED → SEARCHING": (lambda: after(member()[0], sends_away, ends),),
+    "SERVED → SEARCHING": (lambda: after(member()[0], sends_away, ends), lambda: after(make(), answers(), is_reset)),
     "RETURNING → SERVED": (lambda: after(lost(), answers()),),
     "RETURNING → SEARCHING": (
         lambda: after(lost(), refuses),
