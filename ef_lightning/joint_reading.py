@@ -19,6 +19,7 @@ from ef_common.data.torch_loader import Plan
 from ef_common.data.torch_order import batch_size_of, compact, data_of, is_computed, num_drawn, num_samples, order_of
 from ef_common.session import Session
 from ef_lightning.data_workers import itself, planned_for
+from ef_lightning.order import fraction_of
 from ef_lightning.reading import Places, Planned
 
 LENGTHS: dict[str, Callable[[list[int]], int]] = {"max_size_cycle": max, "max_size": max, "min_size": min}
@@ -95,7 +96,7 @@ class JointReading:
         batches = [_num_batches(loader) for loader in self._joint.loaders]
         if self._joint.mode == "max_size_cycle" and not all(batches):
             return 0
-        return LENGTHS[self._joint.mode]([int(number * fraction) for number in batches])
+        return LENGTHS[self._joint.mode]([fraction_of(number, fraction) for number in batches])
 
     def order(self, session: Session, *, seed: int, epoch: int, length: int, begins_late: bool = False) -> np.ndarray:
         """Indices of samples, one pass after the other."""

@@ -38,11 +38,15 @@ class Births:
         with suppress(OSError):
             os.write(self._writer, _PID.pack(os.getpid()))
 
-    def take(self, pid: int) -> bool:
-        """Whether this process has begun to run. That it has is told once."""
+    def hear(self) -> None:
+        """Take in what is told: of too many, the last ones would not be."""
         with suppress(BlockingIOError):
             while told := os.read(self._reader, _MANY * _PID.size):
                 self._born.update(born for (born,) in _PID.iter_unpack(told))
+
+    def take(self, pid: int) -> bool:
+        """Whether this process has begun to run. That it has is told once."""
+        self.hear()
         is_born = pid in self._born
         self._born.discard(pid)
         return is_born
@@ -86,9 +90,10 @@ _heard: dict[int, Births] = {}
 
 
 def births() -> Births:
-    """What this process hears, from its first call on."""
+    """What this process hears, from its first call on. It is called before each fork that matters."""
     pid = os.getpid()
     if pid not in _heard:  # a forked process shares the pipe of the other one
         _heard.clear()
         _heard[pid] = Births()
+    _heard[pid].hear()
     return _heard[pid]

@@ -38,6 +38,7 @@ from enum import Enum, auto
 from math import inf
 
 from ef_common.core import membership
+from ef_common.core.doubling import doubled_s
 from ef_common.core.membership import Phase
 from ef_common.core.progress import Progress
 from ef_common.core.quorum import Bid
@@ -74,7 +75,7 @@ from ef_common.protocol.client_outputs import (
     Send,
     TrustLeader,
 )
-from ef_common.protocol.coordinator_search import Attempt, CoordinatorSearch, SearchState
+from ef_common.protocol.coordinator_search import PAUSE_S, Attempt, CoordinatorSearch, SearchState
 from ef_common.protocol.heartbeats import Heartbeats
 from ef_common.protocol.introduction import HELP, Answer, Introduction
 from ef_common.protocol.newest_view import NewestView
@@ -89,6 +90,7 @@ _IN_FLIGHT_S = 0.5
 _DOWNLINK_S, _MAX_DOWNLINK_S = 1.0, 60.0
 """How long it may take to connect once more, and what may lie between the ends of both connections."""
 _ASK_S = 0.5
+_MAX_PAUSE_S = 5.0
 """The second connection is asked for so long after the first one has come about, or with the first heartbeat."""
 
 _MESSAGES: Mapping[str, Callable[[str, int], membership.Event | wire.Bye]] = {
@@ -177,6 +179,8 @@ class Client:
         self._give_up_at: float | None = None  # as the first connection has ended, and the second one has not
         self._chance = chance or random.Random()
         self._search = CoordinatorSearch(address, member.standby, timeout_s=connect_timeout_s, chance=self._chance)
+        self._num_breaks = 0  # of links before the first view
+        self._again_until: float | None = None  # until when others may follow them
         self._claims = ClaimRequests()
         self._replace_at: float | None = None  # when to end the group of a job that has failed
         self._wants_to_leave = False  # itself; it may also be asked to
@@ -421,9 +425,14 @@ class Client:
             self._lose_ended(over=in_order)
 
     def _lose_ended(self, *, over: bool) -> None:
-        if self._link is not None:
-            where = format_address(self._link.address)
-            self._lose(self._link, f"the connection to the coordinator at {where} has ended", over=over)
+        link = self._link
+        if link is None:
+            return
+        why = f"the connection to the coordinator at {format_address(link.address)} has ended"
+        if over or not self._may_begin_anew(link):
+            self._lose(link, why, over=over)
+        else:
+            self._begin_anew(link, why)
 
     def claimed(self, bid: Bid, named: tuple[str, ...] | None, now: float) -> None:
         """The store has said who has a claim; None: it has not said, and is asked again."""
@@ -472,10 +481,7 @@ class Client:
         self._drop_downlink()
         if self.state is not ClientState.SERVED or not self._search.can_return(self.resume_state):
             self.outputs.append(Disconnect(link))
-            if self.state is ClientState.SERVED and self.resume_state.phase is Phase.EARLY and not over:
-                self._begin_anew(why)
-            else:
-                self._finish(CoordinatorLost(why))
+            self._finish(CoordinatorLost(why))
             return
         logger.info("%s has lost its coordinator, and looks for another one", self.member.id)
         self.resume_state = self.resume_state.parted(over=over)
@@ -485,13 +491,26 @@ class Client:
             self._leave_old()
         self._try(self._search.lose(self.resume_state, since=link.since, now=self._now))
 
-    def _begin_anew(self, why: str) -> None:
-        """The coordinator may live, and this worker holds nothing yet: it introduces itself as a new one."""
+    def _may_begin_anew(self, link: CoordinatorLink) -> bool:
+        """Whether a link that has broken can be replaced by one of a new worker: this one holds nothing yet."""
+        if self.state is not ClientState.SERVED or self.resume_state.phase is not Phase.EARLY:
+            return False
+        if self._again_until is None or self._now > link.since + self._connect_timeout_s:
+            self._num_breaks, self._again_until = 0, self._now + self._connect_timeout_s
+        return not self._search.can_return(self.resume_state) and self._now < self._again_until
+
+    def _begin_anew(self, link: CoordinatorLink, why: str) -> None:
+        """The coordinator may live: introduce this worker as a new one, after a pause that doubles."""
         logger.warning("%s before there was a view; connecting again", why)
+        self._link = None
+        self._drop_downlink()
+        self.outputs.append(Disconnect(link))
         self.state = ClientState.SEARCHING
         self._heartbeats.rest()
         self._ask_at = None
-        self._try(self._search.begin(self.resume_state, self._now))
+        pause_s = doubled_s(PAUSE_S, self._num_breaks, most_s=_MAX_PAUSE_S)
+        self._num_breaks += 1
+        self._search.begin_later(pause_s, self._now)
 
     def _ask_for_downlink(self) -> None:
         """Connect to the coordinator once more, to hear it there; this can wait until it has taken up all workers."""

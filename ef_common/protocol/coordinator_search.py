@@ -68,7 +68,7 @@ class CoordinatorSearch:
 
         RESTING → TRYING        `begin`; `lose`, if the coordinator has sent this worker away
         RESTING → RETURNING     `lose`: it may be the connection alone that broke
-        RESTING → PAUSING       `lose`, soon after that coordinator has taken this worker: it did not want it
+        RESTING → PAUSING       `lose`, soon after that coordinator has taken this worker; `begin_later`
         RETURNING → TRYING      `fail`: it does not take this worker back, so others are tried
         TRYING → PAUSING        `fail`, and all addresses have been tried in this round
         PAUSING → TRYING        `go_on`: the pause is over
@@ -124,6 +124,11 @@ class CoordinatorSearch:
         """Look for the first coordinator."""
         self._tour = _Tour(now + self._timeout_s, _FIRST_PAUSE_S, PAUSE_S if self._standby else _LONGEST_PAUSE_S)
         return self.go_on(resume, now)
+
+    def begin_later(self, pause_s: float, now: float) -> None:
+        """Look for the first coordinator again, after a pause."""
+        self._tour = _Tour(now + self._timeout_s, _FIRST_PAUSE_S, PAUSE_S if self._standby else _LONGEST_PAUSE_S)
+        self._pause(pause_s, now)
 
     def lose(self, resume: ResumeState, *, since: float, now: float) -> Attempt | None:
         """The link to the coordinator is lost, which there was since a time; returns what to try now."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 from ef_common.core.doors import LOOK, DoorAnswer, Supporter
 from ef_common.core.membership import Challenged, Event, FailedElsewhere, Gathering, Idle, Membership, Outranked
 from ef_common.protocol import wire
 from ef_common.protocol.addresses import format_address
 from ef_common.protocol.peer import Peer
+
+_LEADS_S = 10.0
+"""For so long, one that leads counts more than one that gathers members. In doubt, each tells of itself every 5 s."""
 
 
 class Leadership:
@@ -31,12 +35,13 @@ class Leadership:
         self._name = name
         self._job = job
         self._supporter = Supporter()
+        self._led_at = -inf  # when somebody has said last that it leads
 
     def follow(self, leader: str) -> None:
         """The agent of this coordinator has found that the job is led from this address."""
         self._supporter.follow(leader)
 
-    def heed(self, name: str, host: str, message: wire.Follow, state: Membership) -> Event | None:
+    def heed(self, name: str, host: str, message: wire.Follow, state: Membership, now: float) -> Event | None:
         """Another coordinator tells about itself; returns what that is for this one."""
         if self._is_other(message.job):
             return None
@@ -45,9 +50,11 @@ class Leadership:
         if name == self._name:
             return None
         leads, address = message.leads, format_address((host, message.port))
-        if leads or state.held or isinstance(state, Idle):  # newcomers may be members that another one waits for
+        is_needed = state.held or (isinstance(state, Idle) and now > self._led_at + _LEADS_S)
+        if leads or is_needed:  # newcomers may be members that one waits for which gathers them
             self.leader = address
         if leads:
+            self._led_at = now
             self._supporter.follow(address)
         return Outranked(leads) if leads or name < self._name else Challenged()
 

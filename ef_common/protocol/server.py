@@ -322,7 +322,8 @@ class CoordinatorServer:
                 raise PeerRefusal("no coordinator", "its certificate is that of a worker")
             case wire.Follow():
                 self._depart(peer, "it is a coordinator", silent=True)
-                if (event := self._leadership.heed(worker, peer.address, message, self.state)) is not None:
+                event = self._leadership.heed(worker, peer.address, message, self.state, self._now)
+                if event is not None:
                     self._submit(event, None)
             case wire.Heartbeat():
                 if not peer.returning:  # else it is not known yet what it speaks of

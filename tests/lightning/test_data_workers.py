@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import os
@@ -105,6 +106,16 @@ def test_data_worker_that_does_not_begin_to_run_is_started_again(
     (pid,) = stuck
     assert f"data workers {pid} have not begun to run" in caplog.text
     assert not psutil.pid_exists(pid)
+
+
+def test_data_workers_are_heard_though_others_have_filled_the_pipe() -> None:
+    heard = births.births()
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(heard._writer, births._PID.pack(1))
+    assert births.births() is heard
+    os.write(heard._writer, births._PID.pack(7))
+    assert (heard.take(7), heard.take(7)) == (True, False)
 
 
 @pytest.mark.parametrize("is_walked", [False, True])

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.utils.data import SequentialSampler, WeightedRandomSampler
 
+from ef_common.errors import UsageError
 from ef_common.session import Session
 from ef_lightning import strategy_for
 from ef_lightning.joint_reading import LENGTHS, JointLoader, JointReading
@@ -92,6 +93,15 @@ def test_each_pass_over_a_loader_reads_each_sample_once_and_in_another_order(mod
         assert len({tuple(one) for one in whole}) == len(whole)
     again = reading.order(session, seed=1, epoch=1, length=length)
     assert again[:22].tolist() != order[:22].tolist()
+
+
+@pytest.mark.parametrize("mode", LENGTHS)
+def test_fraction_that_leaves_no_batch_of_one_of_the_loaders_is_an_error(mode: str) -> None:
+    several = [training.loader(22), training.loader(9, 2)]
+    reading = JointReading(JointLoader(combine(several, mode), mode=mode, unflatten=list))
+    assert reading.length(0.5, 1) == LENGTHS[mode]([3, 2])
+    with pytest.raises(UsageError, match="less than one of the 5 batches of a loader"):
+        reading.length(0.19, 1)
 
 
 class Overdrawing(SequentialSampler):

@@ -539,3 +539,28 @@ def test_nothing_leads_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
             assert simulate(FAMILIES[family](seed)).violation is None
     assert set(changes) <= set(WITNESSES)
     assert len(set(changes)) > 8
+
+
+def test_links_that_break_again_and_again_before_the_first_view_end_the_search_for_a_coordinator() -> None:
+    client, now, times = make(), 2.0, []
+    while client.end is None:
+        introduce(client, serve(), now)
+        times.append(now)
+        assert client._link is not None
+        client.ended(client._link, in_order=False, now=now)
+        if client.deadline is not None:
+            now = client.deadline
+            client.tick(now)
+    assert isinstance(client.end, CoordinatorLost)
+    assert "has ended" in str(client.end)
+    assert 55.0 < now - 2.0 < 70.0  # as long as it looks for the first one
+    assert len(times) < 30  # the pauses double, so the others' last call is not put off without an end
+    assert times[1] - times[0] < 0.2
+
+
+def test_message_that_is_not_allowed_before_the_first_view_ends_the_worker() -> None:
+    client = after(make(), answers())
+    assert client._link is not None
+    client.receive(client._link, b'{"this is": "no message"}\n', 2.0)
+    with pytest.raises(CoordinatorLost, match="sent what the protocol does not allow"):
+        client.started()

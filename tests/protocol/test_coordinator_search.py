@@ -36,6 +36,10 @@ def loses_at_once(search: CoordinatorSearch) -> None:
     search.lose(MEMBER, since=5.0, now=5.0)
 
 
+def begins_later(search: CoordinatorSearch) -> None:
+    search.begin_later(0.1, 5.0)
+
+
 def is_sent_away(search: CoordinatorSearch) -> None:
     search.sent_away = True
 
@@ -59,7 +63,7 @@ def finds(search: CoordinatorSearch) -> None:
 WITNESSES: dict[str, tuple[tuple[Callable[[CoordinatorSearch], None], ...], ...]] = {
     "RESTING → TRYING": ((begins,), (is_sent_away, loses)),
     "RESTING → RETURNING": ((loses,),),
-    "RESTING → PAUSING": ((loses_at_once,), (is_sent_away, loses_at_once)),
+    "RESTING → PAUSING": ((loses_at_once,), (is_sent_away, loses_at_once), (begins_later,)),
     "RETURNING → TRYING": ((loses, fails),),
     "TRYING → PAUSING": ((begins, fails, fails, fails),),
     "PAUSING → TRYING": ((begins, fails, fails, fails, goes_on), (is_sent_away, loses_at_once, goes_on)),

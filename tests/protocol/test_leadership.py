@@ -43,7 +43,7 @@ HELD = Serving(generation=3, view=VIEW, shortage=Shortage("1 of 2"))
 )
 def test_news_of_another_coordinator(name: str, leads: bool, state: Membership, heard: object, leader: str) -> None:
     known = Leadership("m", "")
-    assert known.heed(name, "h", wire.Follow(1, leads), state) == heard
+    assert known.heed(name, "h", wire.Follow(1, leads), state, 0.0) == heard
     assert known.leader == leader
     seek = wire.Seek("", LOOK)
     answer = known.answer(Peer("", 0.0), seek, Idle(), 0.0)
@@ -51,18 +51,27 @@ def test_news_of_another_coordinator(name: str, leads: bool, state: Membership, 
     assert answer.leader == ("h:1" if leads and leader else "")
 
 
+def test_one_that_leads_counts_more_than_one_that_gathers_members_until_it_is_silent() -> None:
+    known = Leadership("m", "")
+    known.heed("z", "h", wire.Follow(1, True), Idle(), 0.0)
+    known.heed("a", "h", wire.Follow(2, False), Idle(), 9.0)
+    assert known.leader == "h:1"
+    known.heed("a", "h", wire.Follow(2, False), Idle(), 11.0)
+    assert known.leader == "h:2"
+
+
 def test_failure_elsewhere_is_heeded_from_anybody() -> None:
     known = Leadership("m", "")
-    assert known.heed("m", "h", wire.Follow(1, True, "why"), SERVING) == FailedElsewhere("why")
+    assert known.heed("m", "h", wire.Follow(1, True, "why"), SERVING, 0.0) == FailedElsewhere("why")
     assert known.leader == ""
 
 
 @pytest.mark.parametrize("news", [wire.Follow(1, True, job="other"), wire.Follow(1, False, "why", job="other")])
 def test_news_of_another_job_is_none(news: wire.Follow) -> None:
     known = Leadership("m", "job")
-    assert known.heed("z", "h", news, HELD) is None
+    assert known.heed("z", "h", news, HELD, 0.0) is None
     assert known.leader == ""
-    assert Leadership("m", "").heed("z", "h", news, HELD) is not None  # it may be of any
+    assert Leadership("m", "").heed("z", "h", news, HELD, 0.0) is not None  # it may be of any
 
 
 def test_job_is_handed_over_to_the_first_standby_on_another_node() -> None:
