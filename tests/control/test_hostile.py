@@ -132,7 +132,7 @@ def liar_and_worker(serve, join, dial):
     return coordinator, liar, key, worker
 
 
-A_VIEW = View(1, (Member("w0", "n", "127.0.0.1"), Member("liar", "n", "127.0.0.1")), 1)
+A_VIEW = View(1, (Member("liar", "n", "127.0.0.1"), Member("w0", "n", "127.0.0.1")), 1)
 COMES_BACK = returning([ChainLink(A_VIEW)])
 
 

@@ -674,3 +674,21 @@ def test_view_is_held_back_though_all_suspect_it_if_some_of_them_are_lost():
     job = founded("abc")(Suspected("b", 1), Suspected("c", 1), Silent(("b", "c"), "silent"))
     assert job(Suspected("a", 1)).views[1:] == []
     assert "only 1 of 3" in job.state.held
+
+
+def test_member_that_is_back_with_another_view_of_the_same_generation_gets_a_new_one():
+    """What is published for a view of that generation would be taken for that of the other one."""
+    job = formed("abc")
+    other = (ChainLink(view(1, "acb"), over=True),)
+    job(Returned(member("b"), Phase.MEMBER, promised=1, settled=0, received=other, store=""))
+    assert job.views[1:] == [(2, "abc")]
+
+
+def test_member_that_is_back_while_the_view_is_held_back_is_asked_for_nothing():
+    job = founded("abc")(Suspected("a", 1), Silent(("b", "c"), "silent"))
+    assert job.state.held
+    job.actions.clear()
+    own = (ChainLink(job.state.chain[0].view, over=True),)
+    job(Returned(member("b"), Phase.MEMBER, promised=1, settled=1, received=own, store=""))
+    assert job.of(Republish) == []
+    assert job.views == [(2, "ab")]

@@ -118,9 +118,11 @@ def _returned(state: Idle | Active, event: Returned, now: float, settings: Setti
 def _readmitted(state: Serving, event: Returned, now: float, settings: Settings) -> Decision:
     """What a member that is back, and those who wait for it, have to hear."""
     worker, view = event.member.id, state.view
-    if _newest(event) < view.generation:  # that view has never come about; what it rested on may not hold any more
-        return (state, (), "") if state.held else rules.install_present(state, settings, f"{worker} is back")
-    if event.suspects and not state.held:
+    if state.held:  # a new view follows as soon as one may
+        return state, (), ""
+    if not event.received or not is_same(event.received[-1].view, view):  # that one has never come about
+        return rules.install_present(state, settings, f"{worker} is back")
+    if event.suspects:
         return rules.suspected(state, worker, view.generation, now, settings)
     announce = (Announce(view.ids, view.generation),) if state.announced else ()
     # What the others have published for it, so that it can build its group, may be lost with its old connection.

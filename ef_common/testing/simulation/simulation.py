@@ -56,6 +56,7 @@ SETTLED_S = 4.0
 _REDUCTIONS = 4
 QUIET_S = 30.0
 """If nothing but heartbeats has happened for so long, nothing else will: all limits of the control plane are lower."""
+_IN_A_ROW_S = 0.2
 _DETECTION_S = 2.5
 """From the limit to the eviction, at most: what a step takes, heartbeats, messages."""
 _GRACE_IF_HUNG_S = 2.0
@@ -113,7 +114,7 @@ class Worker:
         self.num_freezes = 0
         self.raises = False
         self.vanished = False
-        self.hangs_until = 0.0
+        self.hangs_since = self.hangs_until = 0.0  # hangs without a collective in between are one
         self.place = ""  # that it has passed last
         self._simulation = simulation
         scheduler = simulation.scheduler
@@ -549,7 +550,9 @@ class Simulation:
             self.count("takeover")
         if isinstance(event, Gone) and has_hung(event):
             self.count("evicted as hung")
-            if self.workers[event.worker].hangs_until < self.scheduler.now + _FOREVER_S / 2:
+            hung = self.workers[event.worker]
+            is_short = hung.hangs_until - hung.hangs_since <= self.schedule.job.hang_timeout_s
+            if is_short and hung.hangs_until < self.scheduler.now + _FOREVER_S / 2:
                 raise Violation(f"{event.worker} is evicted, and is about to go on: {event.why}")
         if isinstance(after, Serving) and isinstance(before, Serving):
             if after.asked - before.asked - {after.replacement.straggler}:
@@ -824,6 +827,8 @@ class Simulation:
 
     def _hang(self, victim: Worker, duration_s: float) -> None:
         """Its main thread does nothing for so long."""
+        if self.scheduler.now > victim.hangs_until + _IN_A_ROW_S:
+            victim.hangs_since = self.scheduler.now
         victim.hangs_until = self.scheduler.now + duration_s
         if duration_s > _FOREVER_S:
             self.scheduler.after(0.0, self._expect_eviction, victim, self.scheduler.now)
