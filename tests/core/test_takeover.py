@@ -15,6 +15,7 @@ from ef_common.core.membership import (
     Claim,
     Claimed,
     Dismiss,
+    Failed,
     Finish,
     Forming,
     Gone,
@@ -692,3 +693,12 @@ def test_member_that_is_back_while_the_view_is_held_back_is_asked_for_nothing():
     job(Returned(member("b"), Phase.MEMBER, promised=1, settled=1, received=own, store=""))
     assert job.of(Republish) == []
     assert job.views == [(2, "ab")]
+
+
+def test_last_member_that_leaves_and_fails_to_save_keeps_nobody_waiting():
+    """Its connection may be reset, and then nobody hears that it has ended."""
+    job = founded("a")(Arrived(member("n")), Leaving("a"), AtBoundary("a", 1), Ready("n"))
+    assert job.views[1:] == [(2, "")]
+    job(Failed("a", "OSError: the disk is full"), Tick(), at=9.0)
+    assert job.of(Dismiss)[-1].worker == "a"
+    assert job.views[2:] == [(3, "n")]

@@ -9,6 +9,7 @@ from ef_common.core.membership.actions import Abort, Dismiss, SendAway
 from ef_common.core.membership.events import Arrived, Event, Failed, FailedElsewhere, Returned
 from ef_common.core.membership.model import Active, Decision, Ended, Idle, Membership
 from ef_common.core.membership.phase import MEMBERS, NEWCOMERS
+from ef_common.core.quorum import is_in
 
 
 def react(state: Membership, event: Event) -> Decision | None:
@@ -41,7 +42,9 @@ def _is_admitted(state: Membership, worker: str) -> bool:
 
 def _dismiss(state: Active, worker: str, why: str) -> Decision:
     """Dismiss a newcomer, whose machine may lack something. The one that reported waits for an answer."""
-    after = replace(state, workers=roster.without(state, [worker]))
+    # It may have left as the last one, and failed to save: others may begin, without hearing of its end.
+    gone = state.gone | {worker} if is_in(worker, state.chain) else state.gone
+    after = roster.ended(replace(state, workers=roster.without(state, [worker]), gone=gone), [worker])
     action = Dismiss(worker, "it was no member when it failed")
     return after, (action,), f"{worker} failed before it was admitted: {why}"
 

@@ -789,6 +789,7 @@ class Simulation:
         )
 
     def _heal(self) -> None:
+        self._judge_later()  # what was decided meanwhile is on its way
         self.cuts.heal(self.scheduler.now)
 
     def _resume(self, coordinator: Coordinator) -> None:
