@@ -65,16 +65,9 @@ class LeaderAnnouncer:
             run = partial(self._run, look)
             threads.start(run, name="elasticflow-announcer", job="tells other coordinators who leads")
 
-    def wait_until_told(self, timeout_s: float) -> bool:
-        """Wait until each standby that was heard of has been told that the job has failed, or tried in vain.
-
-        Args:
-            timeout_s: For how long at most.
-
-        Returns:
-            Whether that is so.
-        """
-        return self._told_failure.wait(timeout_s)
+    def wait_until_told(self, timeout_s: float) -> None:
+        """Wait at most so long until each standby that was heard of has been told of a failure, or tried in vain."""
+        self._told_failure.wait(timeout_s)
 
     def stop(self) -> None:
         """End the threads without waiting for a connection attempt. May be repeated."""

@@ -71,7 +71,7 @@ class Unborn:
         if self._num_waits == MAX_WAITS and (ended := self.end()):
             logger.warning(
                 "data workers %s have not begun to run, as a lock was held when they were forked; they are started "
-                "again. Python 3.12 and newer do not have the lock that is known for this",
+                "again. Python 3.12 and newer hold no such lock themselves",
                 ", ".join(map(str, ended)),
             )
 

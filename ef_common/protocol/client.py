@@ -90,8 +90,8 @@ _IN_FLIGHT_S = 0.5
 _DOWNLINK_S, _MAX_DOWNLINK_S = 1.0, 60.0
 """How long it may take to connect once more, and what may lie between the ends of both connections."""
 _ASK_S = 0.5
-_MAX_PAUSE_S = 5.0
 """The second connection is asked for so long after the first one has come about, or with the first heartbeat."""
+_MAX_PAUSE_S = 5.0
 
 _MESSAGES: Mapping[str, Callable[[str, int], membership.Event | wire.Bye]] = {
     "ready": lambda worker, training: membership.Ready(worker, max(1, training)),
@@ -429,10 +429,8 @@ class Client:
         if link is None:
             return
         why = f"the connection to the coordinator at {format_address(link.address)} has ended"
-        if over or not self._may_begin_anew(link):
+        if over or not self._begin_anew(link, why):
             self._lose(link, why, over=over)
-        else:
-            self._begin_anew(link, why)
 
     def claimed(self, bid: Bid, named: tuple[str, ...] | None, now: float) -> None:
         """The store has said who has a claim; None: it has not said, and is asked again."""
@@ -491,16 +489,18 @@ class Client:
             self._leave_old()
         self._try(self._search.lose(self.resume_state, since=link.since, now=self._now))
 
-    def _may_begin_anew(self, link: CoordinatorLink) -> bool:
-        """Whether a link that has broken can be replaced by one of a new worker: this one holds nothing yet."""
-        if self.state is not ClientState.SERVED or self.resume_state.phase is not Phase.EARLY:
+    def _begin_anew(self, link: CoordinatorLink, why: str) -> bool:
+        """Introduce this worker as a new one, after a pause that doubles; returns whether it may still do that.
+
+        The link has broken before there was a view, so this worker holds nothing yet, and the coordinator may live.
+        """
+        is_early = self.state is ClientState.SERVED and self.resume_state.phase is Phase.EARLY
+        if not is_early or self._search.can_return(self.resume_state):
             return False
         if self._again_until is None or self._now > link.since + self._connect_timeout_s:
             self._num_breaks, self._again_until = 0, self._now + self._connect_timeout_s
-        return not self._search.can_return(self.resume_state) and self._now < self._again_until
-
-    def _begin_anew(self, link: CoordinatorLink, why: str) -> None:
-        """The coordinator may live: introduce this worker as a new one, after a pause that doubles."""
+        if self._now >= self._again_until:
+            return False
         logger.warning("%s before there was a view; connecting again", why)
         self._link = None
         self._drop_downlink()
@@ -511,6 +511,7 @@ class Client:
         pause_s = doubled_s(PAUSE_S, self._num_breaks, most_s=_MAX_PAUSE_S)
         self._num_breaks += 1
         self._search.begin_later(pause_s, self._now)
+        return True
 
     def _ask_for_downlink(self) -> None:
         """Connect to the coordinator once more, to hear it there; this can wait until it has taken up all workers."""

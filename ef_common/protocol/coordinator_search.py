@@ -122,12 +122,12 @@ class CoordinatorSearch:
 
     def begin(self, resume: ResumeState, now: float) -> Attempt:
         """Look for the first coordinator."""
-        self._tour = _Tour(now + self._timeout_s, _FIRST_PAUSE_S, PAUSE_S if self._standby else _LONGEST_PAUSE_S)
+        self._tour = self._first_tour(now)
         return self.go_on(resume, now)
 
     def begin_later(self, pause_s: float, now: float) -> None:
         """Look for the first coordinator again, after a pause."""
-        self._tour = _Tour(now + self._timeout_s, _FIRST_PAUSE_S, PAUSE_S if self._standby else _LONGEST_PAUSE_S)
+        self._tour = self._first_tour(now)
         self._pause(pause_s, now)
 
     def lose(self, resume: ResumeState, *, since: float, now: float) -> Attempt | None:
@@ -208,6 +208,9 @@ class CoordinatorSearch:
     def _pause(self, typical_s: float, now: float) -> None:
         self.state = SearchState.PAUSING
         self.due = now + typical_s * self._chance.uniform(0.5, 1.5)
+
+    def _first_tour(self, now: float) -> _Tour:
+        return _Tour(now + self._timeout_s, _FIRST_PAUSE_S, PAUSE_S if self._standby else _LONGEST_PAUSE_S)
 
     def _look_everywhere(self, resume: ResumeState, now: float) -> None:
         skip = 0 if self.led else self._chance.randrange(_SOME)  # who knows different standbys meets by chance

@@ -50,8 +50,8 @@ class Leadership:
         if name == self._name:
             return None
         leads, address = message.leads, format_address((host, message.port))
-        is_needed = state.held or (isinstance(state, Idle) and now > self._led_at + _LEADS_S)
-        if leads or is_needed:  # newcomers may be members that one waits for which gathers them
+        nobody_leads = state.held or (isinstance(state, Idle) and now > self._led_at + _LEADS_S)
+        if leads or nobody_leads:  # one that gathers members may wait for those who come here
             self.leader = address
         if leads:
             self._led_at = now

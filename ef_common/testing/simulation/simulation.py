@@ -114,7 +114,7 @@ class Worker:
         self.num_freezes = 0
         self.raises = False
         self.vanished = False
-        self.hangs_since = self.hangs_until = 0.0  # hangs without a collective in between are one
+        self.hangs_since = self.hangs_until = 0.0  # of several hangs in a row: the others may wait for all of them
         self.place = ""  # that it has passed last
         self._simulation = simulation
         scheduler = simulation.scheduler
