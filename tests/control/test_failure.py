@@ -88,6 +88,7 @@ def test_failure_is_told_by_a_standby_that_ends_then_to_the_one_where_the_others
     assert coordinators[2].failure == WHY
     workers[2].stop()
     coordinators[2].wait_until_told(20.0)  # as its agent does
+    assert coordinators[2]._announcer._told_failure.is_set()
     coordinators[2].stop()
     poll_until(lambda: coordinators[1].failure == WHY)
     for worker in workers[:2]:

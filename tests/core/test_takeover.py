@@ -30,6 +30,7 @@ from ef_common.core.membership import (
     Republish,
     Returned,
     SendAway,
+    Serving,
     Settings,
     Settled,
     Silent,
@@ -41,7 +42,9 @@ from ef_common.core.membership import (
     decide,
     missing,
     next_deadline,
+    roster,
 )
+from ef_common.core.membership.phase import WorkerPhase
 from ef_common.core.quorum import ChainLink, digest_of_ids
 from ef_common.core.resume_state import ResumeState
 from ef_common.core.view import Member, View
@@ -686,11 +689,11 @@ def test_member_that_is_back_with_another_view_of_the_same_generation_gets_a_new
 
 
 def test_member_that_is_back_while_the_view_is_held_back_is_asked_for_nothing():
-    job = founded("abc")(Suspected("a", 1), Silent(("b", "c"), "silent"))
+    job = formed("abc")(Silent(("b", "c"), "silent"))
     assert job.state.held
     job.actions.clear()
     own = (ChainLink(job.state.chain[0].view, over=True),)
-    job(Returned(member("b"), Phase.MEMBER, promised=1, settled=1, received=own, store=""))
+    job(Returned(member("b"), Phase.MEMBER, promised=1, settled=0, received=own, store=""))
     assert job.of(Republish) == []
     assert job.views == [(2, "ab")]
 
@@ -702,3 +705,16 @@ def test_last_member_that_leaves_and_fails_to_save_keeps_nobody_waiting():
     job(Failed("a", "OSError: the disk is full"), Tick(), at=9.0)
     assert job.of(Dismiss)[-1].worker == "a"
     assert job.views[2:] == [(3, "n")]
+
+
+def test_member_that_seemed_to_be_gone_and_comes_after_all_is_in_the_view():
+    job = Coordinator().returns("a", view(5, "abc"))(Gone("b", "its process ended")).returns("b", view(5, "abc"))
+    assert job(Refused("c")).views == [(6, "ab")]
+
+
+def test_member_that_has_begun_anew_is_nobody_who_is_present():
+    first = view(1, "ab")
+    workers = {"b": WorkerPhase(member("b"), Phase.WARMING)}
+    state = Serving(generation=1, view=first, workers=workers, gone=frozenset("b"))
+    assert roster.present(state) == ()
+    assert not roster.is_anybody_present(state)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import multiprocessing
 import os
 import signal
 import time
@@ -116,6 +117,17 @@ def test_data_workers_are_heard_though_others_have_filled_the_pipe() -> None:
     assert births.births() is heard
     os.write(heard._writer, births._PID.pack(7))
     assert (heard.take(7), heard.take(7)) == (True, False)
+
+
+def test_forked_process_hears_of_its_own_data_workers_and_not_of_those_of_the_other_one() -> None:
+    heard, forks = births.births(), multiprocessing.get_context("fork")
+    own = forks.SimpleQueue()
+    child = forks.Process(target=lambda: own.put(births.births() is heard))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    assert own.get() is False
+    assert births.births() is heard
 
 
 @pytest.mark.parametrize("is_walked", [False, True])

@@ -16,6 +16,7 @@ from ef_common.data.torch_order import is_computed, num_samples, order_of
 from ef_common.errors import UsageError
 from ef_common.session import Session
 from ef_lightning.order import before_limit, limited
+from ef_lightning.walk_reading import limited_batches
 from tests.collectives.cluster import Cluster, Died
 from tests.lightning import training
 
@@ -43,6 +44,9 @@ def test_smallest_fraction_that_is_named_leaves_a_batch() -> None:
     with pytest.raises(UsageError, match=r"at least 0\.333334,"):
         limited(9, 4, 0.3)
     assert limited(9, 4, 0.333334) == 4
+    assert limited_batches(training.loader(9), 0.5, name="limit_val_batches") == 1
+    with pytest.raises(UsageError, match=r"at least 0\.333334,"):
+        limited_batches(training.loader(9), 0.3, name="limit_val_batches")
 
 
 def test_number_of_batches_is_no_fraction_of_the_samples() -> None:

@@ -167,6 +167,16 @@ def test_who_does_not_tell_the_view_that_it_names_is_refused_and_others_are_hear
     assert set(standby.server.state.workers) == {"w1"}
 
 
+def test_first_ranks_are_told_first_of_an_exception_that_a_coordinator_without_members_has_heard() -> None:
+    """The announcer begins with the newest standby that is noted, and workers look at that of the first rank first."""
+    standby = Standby()
+    members = tuple(replace(member, standby=rank) for rank, member in enumerate(MEMBERS, 1))
+    peer = standby.introduce(members[2])
+    standby.say(peer, *returning([ChainLink(View(3, members, 3))], failed="ValueError"))
+    assert standby.server.state.failed == "ValueError"
+    assert [port for _, port in standby.server.standbys.addresses][::-1] == list(range(1, 1 + len(members)))
+
+
 def test_view_that_is_named_by_another_generation_is_refused() -> None:
     standby = Standby()
     peer = standby.introduce(MEMBERS[0])

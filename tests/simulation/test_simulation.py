@@ -217,7 +217,13 @@ def test_simulation_of_a_family_keeps_every_invariant(
 
 @pytest.mark.parametrize(
     ("family", "seed"),
-    [("", 11344), ("", 200_099), *(("failover", seed) for seed in (65, 1450, 1925, 2303, 3869)), ("workers=16", 295)],
+    [
+        *(("", seed) for seed in (11344, 200_099, 771_772)),
+        *(("failover", seed) for seed in (65, 1450, 1925, 2303, 3869, 103_442, 723_796, 729_385, 739_401)),
+        *(("handovers", seed) for seed in (760_207, 762_282)),
+        ("hangs", 760_477),
+        ("workers=16", 295),
+    ],
 )
 def test_schedules_that_have_failed_once_keep_every_invariant(family: str, seed: int) -> None:
     assert simulate(FAMILIES[family](seed)).violation is None

@@ -41,8 +41,10 @@ def _is_admitted(state: Membership, worker: str) -> bool:
 
 
 def _dismiss(state: Active, worker: str, why: str) -> Decision:
-    """Dismiss a newcomer, whose machine may lack something. The one that reported waits for an answer."""
-    # It may have left as the last one, and failed to save: others may begin, without hearing of its end.
+    """Dismiss one that is no member, and waits for an answer: a newcomer, whose machine may lack something.
+
+    Or it has left as the last member, and has failed to save: then others may begin, without hearing of its end.
+    """
     gone = state.gone | {worker} if is_in(worker, state.chain) else state.gone
     after = roster.ended(replace(state, workers=roster.without(state, [worker]), gone=gone), [worker])
     action = Dismiss(worker, "it was no member when it failed")
