@@ -11,7 +11,7 @@ tells it where the worker stands (:mod:`ef_common.core.resume_state`)::
     OUTSIDE → SEARCHING     `start`
     SEARCHING → SERVED      a coordinator has proved itself, and takes this worker
     SERVED → RETURNING      the link ends, or the coordinator is silent for too long
-    SERVED → SEARCHING      likewise, and the coordinator has sent this worker away; or it breaks before any view
+    SERVED → SEARCHING      likewise, and the coordinator has sent this worker away, or there is no view yet
     RETURNING → SERVED      the same coordinator takes this worker back
     RETURNING → SEARCHING   it does not, so this worker leaves it
     SERVED → DISMISSED      nothing more will come: this worker is out, or the job has ended or failed
@@ -464,8 +464,16 @@ class Client:
             return
         if not has_listened:
             link.heard = now
-        elif self._search.can_return(self.resume_state) and self._heartbeats.is_silent(link.heard, now):
+        elif self._heartbeats.is_silent(link.heard, now):
+            self._lose_silent(link)
+
+    def _lose_silent(self, link: CoordinatorLink) -> None:
+        """The coordinator says nothing; it answers only to the heartbeats of workers whose node keeps a standby."""
+        where = format_address(link.address)
+        if self._search.can_return(self.resume_state):
             self._lose(link, "the coordinator is silent", over=False)
+        elif self.member.standby:
+            self._begin_anew(link, f"the coordinator at {where} is silent")
 
     def _say(self, message: wire.FromWorker) -> None:
         if self._link is not None and self.state in (ClientState.SERVED, ClientState.DISMISSED):

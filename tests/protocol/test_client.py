@@ -481,7 +481,11 @@ WITNESSES: dict[str, tuple[Callable[[], Client], ...]] = {
     "OUTSIDE → SEARCHING": (make,),
     "SEARCHING → SERVED": (lambda: after(make(), answers()), lambda: after(lost(), refuses, answers())),
     "SERVED → RETURNING": (lost, lambda: after(member()[0], waits)),
-    "SERVED → SEARCHING": (lambda: after(member()[0], sends_away, ends), lambda: after(make(), answers(), is_reset)),
+    "SERVED → SEARCHING": (
+        lambda: after(member()[0], sends_away, ends),
+        lambda: after(make(), answers(), is_reset),
+        lambda: after(make(standby=1000), answers(), waits),
+    ),
     "RETURNING → SERVED": (lambda: after(lost(), answers()),),
     "RETURNING → SEARCHING": (
         lambda: after(lost(), refuses),
@@ -556,6 +560,18 @@ def test_links_that_break_again_and_again_before_the_first_view_end_the_search_f
     assert 55.0 < now - 2.0 < 70.0  # as long as it looks for the first one
     assert len(times) < 30  # the pauses double, so the others' last call is not put off without an end
     assert times[1] - times[0] < 0.2
+
+
+@pytest.mark.parametrize(("standby", "state"), [(1000, ClientState.SEARCHING), (0, ClientState.SERVED)])
+def test_coordinator_silent_before_the_first_view_is_looked_for_again_by_those_that_it_answers(
+    standby: int, state: ClientState
+) -> None:
+    client = make(standby=standby)
+    introduce(client, serve(), 0.0)
+    for quarter in range(1, 26):  # one and a half heartbeat timeouts, and as long as it takes to notice
+        client.tick(quarter / 4)
+    assert client.state is state
+    assert client.end is None
 
 
 def test_message_that_is_not_allowed_before_the_first_view_ends_the_worker() -> None:

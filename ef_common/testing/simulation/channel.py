@@ -220,9 +220,11 @@ class Channel:
             self._do(lambda: self._client.receive(self._links[stream], read, self._scheduler.now))
 
     def lose(self, stream: Stream, *, in_order: bool) -> None:
-        """A connection has ended."""
-        if not self._later(lambda: self.lose(stream, in_order=in_order), reads=True) and stream in self._links:
-            link, now = self._links[stream], self._scheduler.now
+        """A connection has ended. A reset may follow an end in order, but as nobody reads on, it tells no one."""
+        if self._later(lambda: self.lose(stream, in_order=in_order), reads=True) or stream not in self._links:
+            return
+        link, now = self._links[stream], self._scheduler.now
+        if link.ended is None:
             self._do(lambda: self._client.ended(link, in_order=in_order, now=now))
 
     def _tick(self) -> None:
