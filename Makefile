@@ -37,7 +37,7 @@ help:
 	@echo "make test-peers  Lightning's and Keras's own tests with ElasticFlow; LIGHTNING_SRC names a checkout of Lightning (hours)"
 	@echo "make test-kubernetes  the tests with a Kubernetes, which is built first, once (three minutes)"
 	@echo "make test-matrix  what we expect of other packages, with their oldest and newest releases (downloads gigabytes)"
-	@echo "make chaos   each fault in each worker at each moment, after 385,310 simulated schedules (takes hours)"
+	@echo "make chaos   each fault in each worker at each moment, after 405,310 simulated schedules (takes hours)"
 	@echo "make soak    15 minutes of training under constant faults"
 	@echo "make mutants  break the product in one way after the other; the tests must find each (takes hours)"
 	@echo "make fuzz    a minute of fuzzing for each reader of what others have written; findings in build/fuzz"
@@ -129,7 +129,8 @@ chaos: $(HOROVOD)
 	@status=0; \
 	export OMP_NUM_THREADS=1; \
 	for what in "--schedules 100000" "--failover --schedules 200000" "--handovers --schedules 20000" \
-		"--founding --schedules 20000" "--hangs --schedules 10000" "--sizes --schedules 10000" "--streams --schedules 20000" \
+		"--founding --schedules 20000" "--endpoints --schedules 20000" "--hangs --schedules 10000" \
+		"--sizes --schedules 10000" "--streams --schedules 20000" \
 		"--workers 16 --schedules 5000" "--workers 64 --schedules 300" "--workers 256 --schedules 10"; do \
 		$(BIN)/python -m ef_common.testing.simulation $$what --jobs $$(nproc) || status=$$?; \
 	done; \

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import pytest
@@ -39,6 +40,7 @@ from ef_common.protocol import admission, introduction, liveness, server
 from ef_common.protocol.admission import Admission
 from ef_common.protocol.auth import Token, coordinator_proof, worker_proof
 from ef_common.protocol.client import Client
+from ef_common.protocol.endpoint_announcer import EndpointAnnouncer
 from ef_common.protocol.heartbeats import Heartbeats
 from ef_common.protocol.peer import PeerRefusal
 from ef_common.protocol.server import CoordinatorServer
@@ -1042,10 +1044,37 @@ _OF_GREETINGS = _by_name(
 
 _OF_LOST_HOSTS = _by_name(take_a_slow_reader_for_dead, wait_for_the_end_of_a_connection, hear_the_downlink_too_early)
 
+
+def tell_nobody_at_the_endpoints(patch: Patch) -> None:
+    """Whoever comes up at an endpoint never hears who leads."""
+    patch.setattr(EndpointAnnouncer, "next", lambda self, state, now: None)
+
+
+def take_a_refusal_at_an_endpoint_for_good(patch: Patch) -> None:
+    """An endpoint whose port was closed once is not tried again, as a standby is not."""
+
+    def give_up(self: EndpointAnnouncer, endpoint: Any) -> None:
+        self._due[endpoint] = inf
+
+    patch.setattr(EndpointAnnouncer, "refused", give_up)
+
+
+def tell_each_endpoint_once(patch: Patch) -> None:
+    """An endpoint that has heard who leads is not told again, although another process may be there by then."""
+
+    def content(self: EndpointAnnouncer, endpoint: Any) -> None:
+        self._due[endpoint] = inf
+
+    patch.setattr(EndpointAnnouncer, "told", content)
+
+
+_OF_ENDPOINTS = _by_name(tell_nobody_at_the_endpoints, take_a_refusal_at_an_endpoint_for_good, tell_each_endpoint_once)
+
 MUTATIONS = {
     "": _OF_THE_SESSION | _OF_REDUCTIONS | _OF_GREETINGS,
     "failover": _OF_FAILOVER | _OF_LOST_HOSTS,
     "handovers": _OF_HANDOVERS,
+    "endpoints": _OF_ENDPOINTS,
     "hangs": _OF_HANGS,
     "trainings": _OF_TRAININGS,
     "sizes": _OF_SIZES,

@@ -178,6 +178,17 @@ FOUNDING_RARE = {
 }
 
 
+ENDPOINTS_RARE = {
+    "returned": 300,  # the agent of an endpoint came back, and knew nothing
+    "told who leads": 250,
+    "another leads": 120,
+    "takeover": 130,
+    "held back": 150,
+    "planned change": 200,
+    "size judged": 120,
+}
+
+
 MANY_RARE = {
     "loss": 300,
     "loss gathered": 100,
@@ -197,13 +208,14 @@ MANY_RARE = {
         ("failover", NUM_SCHEDULES // 4, FAILOVER_RARE),
         ("handovers", NUM_SCHEDULES // 16, HANDOVER_RARE),
         ("founding", 600, FOUNDING_RARE),
+        ("endpoints", 600, ENDPOINTS_RARE),
         ("hangs", NUM_SCHEDULES // 16, HANG_RARE),
         ("trainings", NUM_SCHEDULES // 16, TRAININGS_RARE),
         ("sizes", NUM_SCHEDULES // 16, SIZES_RARE),
         ("streams", NUM_SCHEDULES // 16, STREAMS_RARE),
         ("workers=16", 600, MANY_RARE),
     ],
-    ids=["failover", "handovers", "founding", "hangs", "trainings", "sizes", "streams", "many"],
+    ids=["failover", "handovers", "founding", "endpoints", "hangs", "trainings", "sizes", "streams", "many"],
 )
 def test_simulation_of_a_family_keeps_every_invariant(
     family: str, most: int, rare: dict[str, int], part: float

@@ -51,6 +51,7 @@ def main() -> int:
         ("failover", "coordinators are lost"),
         ("handovers", "coordinators are told to go"),
         ("founding", "much fails about when the first view comes"),
+        ("endpoints", "nodes at the endpoints of a list are lost, and come back"),
         ("hangs", "workers hang"),
         ("trainings", "programs train several times"),
         ("sizes", "the wanted number of nodes changes"),

@@ -11,16 +11,16 @@ from ef_common.core import membership
 from ef_common.core.membership import Event, Membership, Settings
 from ef_common.core.progress import Limits
 from ef_common.core.view import Member
-from ef_common.errors import ProtocolError
 from ef_common.protocol import wire
-from ef_common.protocol.addresses import LOOPBACK, Address
-from ef_common.protocol.announcer import LOOK_S, Announcer, has_news
+from ef_common.protocol.addresses import Address
+from ef_common.protocol.announcer import Announcer, has_news
 from ef_common.protocol.auth import Token, new_nonce
-from ef_common.protocol.introduction import Introduction
+from ef_common.protocol.endpoint_announcer import EndpointAnnouncer
 from ef_common.protocol.peer import End, Peer, PeerRefusal
 from ef_common.protocol.server import CoordinatorServer
 from ef_common.protocol.server_outputs import Close, Output, Probe, Write, WriteOrReset
 from ef_common.protocol.sessions import STRANGER_S
+from ef_common.testing.simulation.announcements import Announcing, ToEndpoints, ToStandbys
 from ef_common.testing.simulation.cuts import Cuts
 from ef_common.testing.simulation.invariants import Violation
 from ef_common.testing.simulation.scheduler import Scheduler
@@ -28,7 +28,6 @@ from ef_common.testing.simulation.streams import MESSAGE_S, Alarm, Stream
 
 FIRST = 1
 """Number of the coordinator with which the job begins; those of the others are above it."""
-ATTEMPT_S = 0.5
 CPU_S, CPU_S_PER_BYTE = 1e-4, 5e-8
 """What each line costs a coordinator that is charged: more than `python -m tests.benchmarks scale` finds."""
 CPU_S_PER_MEMBER = 1e-6
@@ -125,6 +124,8 @@ class Coordinator:
         scheduler: The clock.
         settings: Settings of the job.
         number: Its port, and its node.
+        life: Which process it is that had this address, one after the other.
+        endpoints: Where the job can be found.
         cuts: The state of the network.
         heartbeat_timeout_s: A worker that is silent for longer is evicted.
         limits: Who is taken for hung.
@@ -141,6 +142,7 @@ class Coordinator:
         suspended: It stands still.
         vanished: Its host is no more.
         greeting: The newest introduction that it has received.
+        key: Of its process.
     """
 
     def __init__(
@@ -149,6 +151,8 @@ class Coordinator:
         settings: Settings,
         *,
         number: int = FIRST,
+        life: int = 0,
+        endpoints: tuple[Address, ...] = (),
         cuts: Cuts,
         heartbeat_timeout_s: float,
         limits: Limits,
@@ -163,7 +167,8 @@ class Coordinator:
     ) -> None:
         self.scheduler = scheduler
         self.name = f"c{number}"
-        self.number = number
+        self.number, self.life = number, life
+        self.id = f"{number:08}" + "'" * life
         self.settings = settings
         self.alive = True
         self.tells_left: int | None = None  # it dies after so many messages
@@ -174,15 +179,15 @@ class Coordinator:
             settings=replace(settings, port=number),
             heartbeat_timeout_s=heartbeat_timeout_s,
             limits=limits,
-            standby=number > FIRST,
-            name=f"{number:08}",
+            standby=number > FIRST or life > 0,
+            name=self.id,
         )
         self.server.observer = self._observe
         self.server.asked = set()
         self.server.note = lambda text: note(self.name, text)
         self.server.count = count
         self._observer = observer
-        self._others = others
+        self.others = others
         self._is_dead = is_dead
         self._note = note
         self._streams: dict[Peer, Stream] = {}
@@ -196,9 +201,10 @@ class Coordinator:
         self._free_at = 0.0
         self._backlog: deque[Callable[[], None]] = deque()  # what has come since it stands still, or is busy
         self._catches_up = False
-        self._announcer = Announcer(port=number)
-        self._announces = False
-        self._key = new_nonce()
+        self._announcing: list[Announcing] = [ToStandbys(self, Announcer(port=number, endpoints=endpoints))]
+        if endpoints:
+            self._announcing.append(ToEndpoints(self, EndpointAnnouncer(port=number, endpoints=endpoints)))
+        self.key = new_nonce()
         self._alarm.set(self.server.deadline)
 
     @property
@@ -210,6 +216,11 @@ class Coordinator:
     def workers(self) -> Mapping[str, Peer]:
         """Who is connected."""
         return self.server.workers
+
+    def reached_from(self, other: Coordinator) -> bool:
+        """Whether it answers to another one."""
+        cut = self.cuts.until(self.name, other.name) or self.cuts.until(other.name, self.name)
+        return self.alive and not self.suspended and not cut
 
     # ------------------------------------------------------------ standing still, being busy, and dying
 
@@ -231,7 +242,8 @@ class Coordinator:
             self._backlog.popleft()()
         self._catches_up = False
 
-    def _later(self, act: Callable[[], None]) -> bool:
+    def later(self, act: Callable[[], None]) -> bool:
+        """Put something off while it stands still or is busy; returns whether it is put off."""
         if not self._is_busy() and (self._catches_up or not self._backlog):
             return False
         self._backlog.append(act)
@@ -278,7 +290,7 @@ class Coordinator:
 
     def accept(self, stream: Stream, address: str) -> None:
         """Somebody has connected, from this address."""
-        if not self._later(lambda: self.accept(stream, address)) and self.alive:
+        if not self.later(lambda: self.accept(stream, address)) and self.alive:
 
             def connect(now: float) -> None:
                 peer = self.server.connect(address, now)
@@ -288,7 +300,7 @@ class Coordinator:
 
     def receive(self, stream: Stream, data: bytes) -> None:
         """Bytes have come."""
-        if not self._later(lambda: self.receive(stream, data)) and stream in self._peers:
+        if not self.later(lambda: self.receive(stream, data)) and stream in self._peers:
             stream.take_up(data)
             self._charge(data)
             if self._peers[stream].worker is None and data.endswith(b"\n"):
@@ -297,7 +309,7 @@ class Coordinator:
 
     def end(self, stream: Stream, how: End) -> None:
         """A connection has ended."""
-        if not self._later(lambda: self.end(stream, how)) and stream in self._peers:
+        if not self.later(lambda: self.end(stream, how)) and stream in self._peers:
             self.do(lambda now: self.server.end(self._peers[stream], how, now))
 
     def submit(self, event: Event) -> None:
@@ -305,7 +317,7 @@ class Coordinator:
         self.do(lambda now: self.server._submit(event, None))
 
     def _tick(self) -> None:
-        if not self._later(self._tick):
+        if not self.later(self._tick):
             self.do(self.server.tick)
 
     def do(self, act: Callable[[float], object]) -> None:
@@ -324,9 +336,9 @@ class Coordinator:
             self._work(CPU_S_PER_MEMBER * sum(link.view.world_size for link in after.chain))
             self._note(self.name, f"view {view.generation} = {', '.join(view.ids)}; {view.reason}; hold={view.hold}")
         self._observer(before, event, after)
-        if not self._announces and has_news(after):
-            self._announces = True
-            self.scheduler.idle_after(LOOK_S * self.scheduler.random.random(), self._announce)
+        if has_news(after):
+            for announcing in self._announcing:
+                announcing.begin()
 
     # ------------------------------------------------------------ what the server asks for
 
@@ -355,7 +367,7 @@ class Coordinator:
         self._count_down()
 
     def _overflow(self, peer: Peer) -> None:
-        if not self._later(lambda: self._overflow(peer)) and self.alive and peer in self._streams:
+        if not self.later(lambda: self._overflow(peer)) and self.alive and peer in self._streams:
             num_bytes = int(self._streams[peer].num_unsent)
             self.do(lambda now: self.server.overflow(peer, num_bytes, now))
             if peer in self._streams:
@@ -385,85 +397,5 @@ class Coordinator:
     def _probe(self, member: Member) -> None:
         reached = not self.cuts.until(self.name, member.id) and not self.cuts.until(member.id, self.name)
         is_refused = self.cuts.rejects(self.name, member.id) or (reached and self._is_dead(member.id))
-        if is_refused and not self._later(lambda: self._probe(member)):
+        if is_refused and not self.later(lambda: self._probe(member)):
             self.do(lambda now: self.server.refused(member.id, now))
-
-    # ------------------------------------------------------------ to other coordinators
-
-    def _announce(self) -> None:
-        """Tell others what it knows, as long as there is something to tell."""
-        if self._later(self._announce) or not self.alive:
-            return
-        address = self._announcer.next(self.state, self.server.standbys.addresses, self.scheduler.now)
-        self._announces = has_news(self.state)
-        if address is not None:
-            Announcement(self, address, self._announcer.news)
-        elif self._announces:
-            self.scheduler.idle_after(LOOK_S, self._announce)
-
-    def announced(self, address: Address, outcome: str) -> None:
-        """An attempt to tell another coordinator has ended: it was "told", "refused" or not "reached"."""
-        if outcome == "told":
-            self._announcer.told(address)
-        elif outcome == "refused":
-            self._announcer.refused(address)
-            self.server.standbys.forget(address)
-        self._announce()
-
-
-class Announcement:
-    """A conversation of one coordinator with another one, in which it says what it knows.
-
-    Args:
-        coordinator: Who speaks.
-        address: To whom.
-        message: What it says.
-    """
-
-    def __init__(self, coordinator: Coordinator, address: Address, message: wire.Follow) -> None:
-        self._coordinator = coordinator
-        self._address = address
-        self._message = message
-        self._is_over = False
-        member = Member(f"{coordinator.number:08}", "coordinator", LOOPBACK)
-        self._introduction = Introduction(
-            member, coordinator.token, key=coordinator._key, address=address, returning=True
-        )
-        other, scheduler = coordinator._others.get(address[1]), coordinator.scheduler
-        names = coordinator.name, f"c{address[1]}"
-        cut = coordinator.cuts.until(*names) or coordinator.cuts.until(*names[::-1])
-        cut = cut or (other is not None and other.vanished)
-        if other is None or coordinator.cuts.rejects(*names) or (not cut and not other.alive):
-            scheduler.idle_after(scheduler.delay(MESSAGE_S), self._end, "refused")
-            return
-        scheduler.idle_after(ATTEMPT_S, self._end, "unreached")
-        if not cut:
-            self._stream = Stream(scheduler, coordinator.cuts, self, other, names)
-            scheduler.idle_after(scheduler.delay(MESSAGE_S), other.accept, self._stream, f"node{coordinator.number}")
-
-    def hear(self, stream: Stream, data: bytes) -> None:
-        """Bytes have come."""
-        if self._is_over or self._coordinator._later(lambda: self.hear(stream, data)):
-            return
-        self._introduction.lines.feed(stream.take(data))
-        try:
-            while (reply := self._introduction.take()) is not None:
-                if self._introduction.answer is not None:
-                    stream.up(wire.encode(self._message))
-                    self._end("told")
-                    return
-                stream.up(reply)
-        except ProtocolError:
-            self._end("unreached")
-
-    def lose(self, stream: Stream, *, in_order: bool) -> None:
-        """The connection has ended."""
-        self._end("unreached")
-
-    def _end(self, outcome: str) -> None:
-        if not self._is_over and not self._coordinator._later(lambda: self._end(outcome)):
-            self._is_over = True
-            if outcome == "told":
-                self._stream.closed_near = True
-                self._stream.end_up()
-            self._coordinator.announced(self._address, outcome)

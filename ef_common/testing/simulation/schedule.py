@@ -41,6 +41,10 @@ _REJECTS = 0.3
 """So many have firewalls that refuse and reset connections where the network is cut."""
 _TIES = 0.03
 """So many of these have a cut between two halves, whose coordinator has taken over from another one."""
+_AWAY_S = (0.01, 0.2, 0.7, 1.5, 3.0, 6.0)
+"""A node is back at its address after one of these times."""
+_UPDATE_S = 0.2
+"""About what an update takes beside the steps."""
 _RECOVERY = ("next_view", "build", "exchange", "send_result", "receive_result", "send_state", "receive_state")
 
 
@@ -133,7 +137,8 @@ class Fault:
             often in the middle, and maybe between some of them and the store), "suspend" (the node of the leading
             coordinator, or of "any" one: all that is on it stands still for `duration_s`), "stall" (it reads nothing of
             what it is sent for `duration_s`), "vanish" (its host is no more, and no connection ends), "reset" (one of
-            its connections to a coordinator breaks), "stranger" (the `victim`, one of `STRANGERS`, connects to the
+            its connections to a coordinator breaks), "return" (nodes at endpoints whose coordinators are dead come
+            back), "stranger" (the `victim`, one of `STRANGERS`, connects to the
             leading coordinator).
         victim: "self" (who passes the place), "another" or "any" member, "first" (rank 0), "both" (self and another),
             "all" members, "others" (all but self), "waiting" (somebody who is not a member), "everybody" (members
@@ -173,6 +178,8 @@ class Schedule:
             know other lines than others.
         buffer_bytes: What a system takes of what a worker does not read, and a third of what a coordinator keeps of
             it; 0: without limits.
+        num_endpoints: The addresses of the first so many nodes are the endpoints at which the job is found; 0: there is
+            no list, and nobody comes back.
     """
 
     seed: int
@@ -180,6 +187,7 @@ class Schedule:
     faults: tuple[Fault, ...]
     tokens: tuple[str, ...] = ()
     buffer_bytes: int = 0
+    num_endpoints: int = 0
 
     def token_of(self, node: int) -> Token | None:
         """What this node knows of the job token."""
@@ -287,6 +295,28 @@ def _harm_of_founding(draw: random.Random, typical_s: float) -> list[Fault]:
         case "reset":
             return [Fault(kind, "any", at=at) for _ in range(draw.choice((1, 2, 3)))]
     return [Fault(kind, "any", at=at, duration_s=duration_s)]
+
+
+def endpoints_of(seed: int) -> Schedule:
+    """Draw the schedule of a seed for a job with a list of endpoints, where lost nodes come back at their addresses."""
+    draw = random.Random(f"elasticflow/endpoints/{seed}")
+    schedule = draw.choice((failover_of, handovers_of, founding_of))(seed)
+    job, faults = schedule.job, list(schedule.faults)
+    if draw.random() < 0.5:  # only what follows
+        job, faults = replace(job, num_workers=draw.choice((3, 3, 4, 5))), []
+    num_updates = draw.choice((3.0, 15.0)) / (_UPDATE_S + job.step_s) / job.epochs
+    most = round(num_updates * job.accumulate * job.batch_size * job.num_workers)
+    job = replace(job, length=max(min(job.length, most), most // 2))
+    for fault in list(faults):
+        if fault.kind in ("coordinator", "node", "retire") and draw.random() < 0.8:
+            faults.append(Fault("return", at=round((fault.at or _sometime(draw)) + draw.choice(_AWAY_S), 4)))
+    when = job.last_call_s + 2.0 * draw.random()
+    for _ in range(draw.choice((0, 1, 2, 3, 4))):  # one after the other
+        faults.append(Fault(draw.choice(("node", "node", "retire", "coordinator")), at=round(when, 4)))
+        when += draw.choice(_AWAY_S)
+        faults.append(Fault("return", at=round(when, 4)))
+        when += draw.choice((0.1, 1.0, 3.0, 6.0)) * draw.random()
+    return replace(schedule, job=job, faults=tuple(faults), num_endpoints=draw.choice((1, 2, 2, 3, 3, 5)))
 
 
 def trainings_of(seed: int) -> Schedule:
@@ -747,7 +777,7 @@ _ROTATION = (("old",), ("old", "old\nnew"), ("old\nnew", "new\nold"), ("new\nold
 """What nodes know of a token before it is replaced, and while one after the other is restarted."""
 _BESIDE = 5
 """One of so many schedules has strangers, or a host that vanishes or does not read; another one, broken connections."""
-_FAMILIES_OF_LOSSES = ("", "failover", "handovers", "founding")
+_FAMILIES_OF_LOSSES = ("", "failover", "handovers", "founding", "endpoints")
 
 _GATHERING_S = (0.0, 2e-5, 1e-3, 1e-2)
 """Of these, each seed has one: none, that of a real job, and far more, so that much comes while losses are gathered."""
@@ -797,6 +827,7 @@ _DRAWS: Mapping[str, Callable[[int], Schedule]] = {
     "failover": failover_of,
     "handovers": handovers_of,
     "founding": founding_of,
+    "endpoints": endpoints_of,
     "hangs": hang_of,
     "trainings": trainings_of,
     "sizes": sizes_of,

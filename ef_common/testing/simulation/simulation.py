@@ -16,6 +16,7 @@ from ef_common.core.membership import (
     Event,
     Forming,
     Gone,
+    Idle,
     Leaving,
     Membership,
     Phase,
@@ -28,6 +29,7 @@ from ef_common.core.membership import (
 from ef_common.core.progress import OTHER, Limits, limit_of
 from ef_common.core.view import Member
 from ef_common.errors import CoordinatorLost, Evicted, JobFailed, JobFinished, Left, MembershipError
+from ef_common.protocol.addresses import format_address, parse_address
 from ef_common.session import Session
 from ef_common.session.progress_tracker import ProgressTracker
 from ef_common.testing.simulation.channel import Channel
@@ -67,6 +69,9 @@ _SUSPICIOUS = ("break", "freeze", "slow", "hang", "suspend", "stall", "vanish")
 _GENTLE = ("arrive", "drain", "leave", "slow", "want", "straggler", "stranger")
 _GRACE_S = 30.0
 _REMIND_S = 1.0
+_ASK_S = 0.5
+_TOLD_WHO_LEADS_S = 8.0
+"""Within this time each agent at an endpoint is told who leads."""
 CANNOT_BEGIN = "cannot begin anew"
 """End of a newcomer that has skipped a training, when nobody is left who has its result."""
 _ENDS = {
@@ -105,10 +110,17 @@ class Outcome:
 
 
 class Worker:
-    """One worker: its process, its control channel, its ends of groups, its session and its training."""
+    """One worker: its process, its control channel, its ends of groups, its session and its training.
 
-    def __init__(self, simulation: Simulation, name: str) -> None:
+    Args:
+        simulation: The run that it takes part in.
+        name: Which no other worker has.
+        node: Number of its node, and of the coordinator there.
+    """
+
+    def __init__(self, simulation: Simulation, name: str, node: int) -> None:
         self.name = name
+        self.node = node
         self.end = ""
         self.ended_at = 0.0
         self.num_freezes = 0
@@ -119,9 +131,8 @@ class Worker:
         self._simulation = simulation
         scheduler = simulation.scheduler
         self.process = Process(scheduler, name, self._run)
-        index = len(simulation.workers)
-        standby = simulation.standby_of(index)
-        host, _ = address_of(index + FIRST)
+        standby = simulation.standby_of(node)
+        host, _ = address_of(node)
         member = Member(id=name, node=host, address=host, standby=standby, liveness_port=standby)
         self.factory = Factory(simulation.network, self.process, self.mark)
         self.tracker = ProgressTracker(lambda: scheduler.now)
@@ -134,7 +145,7 @@ class Worker:
             replaced=self.factory.replaced,
             progress=self.tracker.read,
             store=simulation.store,
-            token=simulation.schedule.token_of(index),
+            token=simulation.schedule.token_of(node - FIRST),
             buffer_bytes=simulation.schedule.buffer_bytes or inf,
         )
         self.channel.on_hung = lambda: scheduler.after(_GRACE_IF_HUNG_S, simulation.end_if_hung, self)
@@ -247,7 +258,8 @@ class Simulation:
         self.workers: dict[str, Worker] = {}
         self.coordinators: dict[int, Coordinator] = {}
         self.strangers: list[Stranger] = []
-        self._add_coordinator()
+        self._num_nodes = 0
+        self._add_coordinator(FIRST)
         self._closed = False
         self._active_at = 0.0  # when something else than heartbeats has happened, or was to come
         self.halted = False
@@ -257,12 +269,15 @@ class Simulation:
         self._decided_at = 0.0  # when something was decided last that has changed the membership
         self._reduced: Counter[str] = Counter()  # how many reductions each worker has completed since
 
-    def _add_coordinator(self) -> None:
-        number, job = len(self.coordinators) + FIRST, self.schedule.job
+    def _add_coordinator(self, number: int) -> Coordinator:
+        """A process begins to listen at the address of this number; one that did so before has ended."""
+        job, before = self.schedule.job, self.coordinators.get(number)
         coordinator = Coordinator(
             self.scheduler,
             self._settings,
             number=number,
+            life=0 if before is None else before.life + 1,
+            endpoints=tuple(address_of(FIRST + index) for index in range(self.schedule.num_endpoints)),
             cuts=self.cuts,
             heartbeat_timeout_s=job.heartbeat_timeout_s,
             limits=Limits(job.hang_timeout_s, unknown_s=_UNKNOWN_S),
@@ -276,14 +291,15 @@ class Simulation:
             max_unsent_bytes=3 * self.schedule.buffer_bytes or inf,
         )
         self.coordinators[number] = coordinator
+        return coordinator
 
-    def standby_of(self, index: int) -> int:
-        """Address of the coordinator on the node of a worker; 0 in a job without standbys."""
+    def standby_of(self, node: int) -> int:
+        """Address of the coordinator on a node; 0 in a job without standbys."""
         if not self.schedule.job.standbys:
             return 0
-        while index + FIRST not in self.coordinators:
-            self._add_coordinator()
-        return index + FIRST
+        if node not in self.coordinators:
+            self._add_coordinator(node)
+        return node
 
     @property
     def coordinator(self) -> Coordinator:
@@ -604,10 +620,65 @@ class Simulation:
     # ------------------------------------------------------------ faults
 
     def _arrive(self) -> None:
-        worker = Worker(self, f"w{len(self.workers)}")
+        self._num_nodes += 1
+        self._arrive_on(FIRST + self._num_nodes - 1)
+
+    def _arrive_on(self, node: int) -> None:
+        worker = Worker(self, f"w{len(self.workers)}", node)
         self.workers[worker.name] = worker
         self.note(worker.name, "arrives")
         worker.process.start()
+
+    def _return_to_endpoints(self) -> None:
+        """Nodes whose agents have ended, and whose addresses are endpoints, come back: they know nothing of the job."""
+        for number in range(FIRST, FIRST + self.schedule.num_endpoints):
+            before = self.coordinators.get(number)
+            if before is not None and not before.alive and not before.vanished:
+                coordinator = self._add_coordinator(number)
+                self.count("returned")
+                self.note(coordinator.name, "*** returns")
+                self.scheduler.after(_ASK_S, self._ask_around, coordinator, self.scheduler.now)
+
+    def _ask_around(self, coordinator: Coordinator, since: float) -> None:
+        """An agent asks at the endpoints who leads, until it knows that, and begins a worker."""
+        if not coordinator.alive:
+            return
+        leader = None if coordinator.suspended else self._leader_seen_from(coordinator)
+        if leader is None:
+            self._judge_search(coordinator, since)
+            self.scheduler.idle_after(_ASK_S, self._ask_around, coordinator, since)
+            return
+        address = format_address(address_of(leader.number))
+        coordinator.do(lambda now: coordinator.server.follow(address, now))
+        self.note(coordinator.name, f"follows {leader.name}")
+        self.count("told who leads")
+        self._arrive_on(coordinator.number)
+
+    def _judge_search(self, coordinator: Coordinator, since: float) -> None:
+        """Once nothing has happened for a while, each agent at an endpoint has been told who leads."""
+        leader = self.coordinator
+        if self.scheduler.now < max(since, self._decided_at) + _TOLD_WHO_LEADS_S or self.cuts.cuts:
+            return
+        if is_at_work(leader.state) and leader.reached_from(coordinator) and not coordinator.suspended:
+            raise Violation(
+                f"{coordinator.name} has come back at an endpoint, and nobody tells it that {leader.name} leads"
+            )
+
+    def _leader_seen_from(self, coordinator: Coordinator) -> Coordinator | None:
+        """The coordinator that leads or gathers members, if it is at an endpoint, or somebody there knows of it."""
+        for number in range(FIRST, FIRST + self.schedule.num_endpoints):
+            asked = self.coordinators.get(number)
+            if asked is None or not asked.reached_from(coordinator):
+                continue
+            leader = (
+                asked if not isinstance(asked.state, Idle) else self._at(asked.server._leadership._supporter.leader)
+            )
+            if leader is not None and leader.reached_from(coordinator) and not isinstance(leader.state, Idle):
+                return leader
+        return None
+
+    def _at(self, address: str) -> Coordinator | None:
+        return self.coordinators.get(parse_address(address, what="leader")[1]) if address else None
 
     def end_if_hung(self, worker: Worker) -> None:
         """A worker was told that it keeps the others waiting; its agent starts it anew, if it does not hear that."""
@@ -627,6 +698,9 @@ class Simulation:
         if fault.kind == "arrive":
             for _ in range(fault.count):
                 self.scheduler.after(self.scheduler.delay(0.005), self._arrive)
+            return
+        if fault.kind == "return":
+            self._return_to_endpoints()
             return
         if fault.kind in ("coordinator", "node", "retire", "cut", "halve", "suspend"):
             self._strike_control(fault)
@@ -713,16 +787,15 @@ class Simulation:
         else:
             coordinator.die()
         if fault.kind == "node":
-            index = coordinator.number - FIRST
-            names = list(self.workers)
-            if index < len(names) and self.workers[names[index]].running:
-                self._crash(self.workers[names[index]])
+            for worker in self._running_on(coordinator.number):
+                self._crash(worker)
 
     def _cut(self, fault: Fault) -> None:
         """Cut some nodes off, with their coordinators; or, with `victim` "coordinator", the leading one alone."""
-        nodes = [{c.name} for c in self.coordinators.values()]
-        for name, node in zip(self.workers, nodes, strict=False):
-            node.add(name)
+        by_number = {number: {c.name} for number, c in self.coordinators.items()}
+        for worker in self.workers.values():
+            by_number.get(worker.node, set()).add(worker.name)
+        nodes = list(by_number.values())
         everything = set().union(*nodes)
         some = {self.coordinator.name}
         random = self.scheduler.random
@@ -762,9 +835,11 @@ class Simulation:
         self.note(coordinator.name, "*** suspended")
         coordinator.suspend()
         self.scheduler.after(fault.duration_s, self._resume, coordinator)
-        index, names = coordinator.number - FIRST, list(self.workers)
-        if index < len(names) and self.workers[names[index]].running:
-            self._freeze(self.workers[names[index]], fault.duration_s)
+        for worker in self._running_on(coordinator.number):
+            self._freeze(worker, fault.duration_s)
+
+    def _running_on(self, node: int) -> list[Worker]:
+        return [worker for worker in self.workers.values() if worker.node == node and worker.running]
 
     def _half_of(self, nodes: list[set[str]]) -> set[str]:
         """Half of the members, or some, with their nodes; the others keep theirs."""
@@ -813,7 +888,7 @@ class Simulation:
         victim.channel.vanish()
         self._freeze(victim, inf)
         victim.vanished = True
-        coordinator = self.coordinators.get(list(self.workers).index(victim.name) + FIRST)
+        coordinator = self.coordinators.get(victim.node)
         if coordinator is not None and self.schedule.job.standbys:
             coordinator.vanish()
 
