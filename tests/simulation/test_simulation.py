@@ -233,7 +233,7 @@ def test_simulation_of_a_family_keeps_every_invariant(
         *(("", seed) for seed in (11344, 200_099, 771_772)),
         *(("failover", seed) for seed in (65, 1450, 1925, 2303, 3869, 103_442, 723_796, 729_385, 739_401)),
         *(("handovers", seed) for seed in (760_207, 762_282, 765_350, 766_047)),
-        ("founding", 800_395),
+        *(("founding", seed) for seed in (800_395, 815_117)),
         ("hangs", 760_477),
         ("workers=16", 295),
     ],

@@ -362,7 +362,8 @@ class Coordinator:
     def _send(self, peer: Peer, data: bytes) -> None:
         self._streams[peer].down(data)
         self._charge(data)
-        if self._streams[peer].num_unsent > self._max_unsent_bytes:
+        is_stranger = peer.worker is None and peer.uplink is None  # what it is sent would fit into any real buffer
+        if self._streams[peer].num_unsent > self._max_unsent_bytes and not is_stranger:
             self.scheduler.idle_after(0.0, self._overflow, peer)
         self._count_down()
 
