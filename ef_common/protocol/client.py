@@ -11,7 +11,7 @@ tells it where the worker stands (:mod:`ef_common.core.resume_state`)::
     OUTSIDE → SEARCHING     `start`
     SEARCHING → SERVED      a coordinator has proved itself, and takes this worker
     SERVED → RETURNING      the link ends, or the coordinator is silent for too long
-    SERVED → SEARCHING      likewise, and the coordinator has sent this worker away, or there is no view yet
+    SERVED → SEARCHING      likewise, and the coordinator has sent this worker away, or it breaks before any view
     RETURNING → SERVED      the same coordinator takes this worker back
     RETURNING → SEARCHING   it does not, so this worker leaves it
     SERVED → DISMISSED      nothing more will come: this worker is out, or the job has ended or failed
@@ -464,16 +464,8 @@ class Client:
             return
         if not has_listened:
             link.heard = now
-        elif self._heartbeats.is_silent(link.heard, now):
-            self._lose_silent(link)
-
-    def _lose_silent(self, link: CoordinatorLink) -> None:
-        """The coordinator says nothing; it answers only to the heartbeats of workers whose node keeps a standby."""
-        where = format_address(link.address)
-        if self._search.can_return(self.resume_state):
+        elif self._search.can_return(self.resume_state) and self._heartbeats.is_silent(link.heard, now):
             self._lose(link, "the coordinator is silent", over=False)
-        elif self.member.standby:
-            self._begin_anew(link, f"the coordinator at {where} is silent")
 
     def _say(self, message: wire.FromWorker) -> None:
         if self._link is not None and self.state in (ClientState.SERVED, ClientState.DISMISSED):
@@ -496,6 +488,9 @@ class Client:
         if self._search.sent_away:
             self._leave_old()
         self._try(self._search.lose(self.resume_state, since=link.since, now=self._now))
+        if self._search.state is SearchState.RESTING:
+            within = f"within {self._connect_timeout_s:g} s"
+            self._finish(CoordinatorLost(f"no coordinator that has members was found {within}: they seem to have ended"))
 
     def _begin_anew(self, link: CoordinatorLink, why: str) -> bool:
         """Introduce this worker as a new one, after a pause that doubles; returns whether it may still do that.
@@ -512,7 +507,7 @@ class Client:
         logger.warning("%s before there was a view; connecting again", why)
         self._link = None
         self._drop_downlink()
-        self.outputs.append(Disconnect(link))
+        self._move(link)
         self.state = ClientState.SEARCHING
         self._heartbeats.rest()
         self._ask_at = None
@@ -560,7 +555,11 @@ class Client:
         """The coordinator that this worker had does not take it back."""
         link, self._old = self._old, None
         if link is not None:
-            self.outputs.append(Leave(link, wire.encode(wire.Moved())))
+            self._move(link)
+
+    def _move(self, link: CoordinatorLink) -> None:
+        """End a connection so that this is not taken for the end of the process."""
+        self.outputs.append(Leave(link, wire.encode(wire.Moved())))
 
     def _search_on(self) -> None:
         """An attempt has taken too long, or a pause is over."""

@@ -16,6 +16,8 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 _FIRST_ATTEMPT_S, _ATTEMPT_S = 10.0, 1.0
 _ACCEPT_S = 0.2  # a host that accepts no connection by then is likely to be gone, and many of them may come first
 _ROUNDS = 2
+_IN_VAIN_S = 1.0
+"""A coordinator that sends a newcomer away within this time has nobody who might lead it."""
 _SOME = 8  # more than most lists of addresses are long
 
 
@@ -80,6 +82,9 @@ class CoordinatorSearch:
     A search for another coordinator goes through all addresses at least twice. With N of them, of hosts that are gone
     without a word, the last one is tried after 0.2 N s.
 
+    Those that send a newcomer away at once do not count as found: if nobody else is, its search ends as if nobody had
+    answered.
+
     Args:
         address: Where to look first.
         standby: Port of the standby on this worker's node; 0 if there is none.
@@ -105,6 +110,7 @@ class CoordinatorSearch:
         self._standby = standby
         self._timeout_s = timeout_s
         self._chance = chance
+        self._until = inf  # when to have found one that wants this worker
         self._answer_s = 0.0  # how much longer the attempt may take once it is accepted
         self._tour: _Tour | None = None  # None while the coordinator that it had is to be tried once more
 
@@ -131,10 +137,18 @@ class CoordinatorSearch:
         self._pause(pause_s, now)
 
     def lose(self, resume: ResumeState, *, since: float, now: float) -> Attempt | None:
-        """The link to the coordinator is lost, which there was since a time; returns what to try now."""
+        """The link to the coordinator is lost, which there was since a time.
+
+        Returns:
+            What to try now; None for nothing, as there is a pause, or as this has been in vain for too long.
+        """
         self._tour = None
         if self.sent_away:
-            self._look_everywhere(resume, now)
+            in_vain = resume.phase in (Phase.WARMING, Phase.READY) and not self.led and now < since + _IN_VAIN_S
+            if in_vain and now > self._until:
+                self.rest()
+                return None
+            self._look_everywhere(resume, now, until=self._until if in_vain else None)
         if now < since + PAUSE_S:  # whoever took this worker did not want it
             self._pause(PAUSE_S, now)
             return None
@@ -210,11 +224,13 @@ class CoordinatorSearch:
         self.due = now + typical_s * self._chance.uniform(0.5, 1.5)
 
     def _first_tour(self, now: float) -> _Tour:
-        return _Tour(now + self._timeout_s, _FIRST_PAUSE_S, PAUSE_S if self._standby else _LONGEST_PAUSE_S)
+        self._until = now + self._timeout_s
+        return _Tour(self._until, _FIRST_PAUSE_S, PAUSE_S if self._standby else _LONGEST_PAUSE_S)
 
-    def _look_everywhere(self, resume: ResumeState, now: float) -> None:
+    def _look_everywhere(self, resume: ResumeState, now: float, *, until: float | None = None) -> None:
         skip = 0 if self.led else self._chance.randrange(_SOME)  # who knows different standbys meets by chance
         if self.sent_away and skip % len(self.candidates(resume)) == 0:
             skip += 1  # the first one is the one that has sent it away
         self.led = self.sent_away = False
-        self._tour = _Tour(now + self._timeout_s, PAUSE_S, PAUSE_S, skip, skip, accept_s=_ACCEPT_S, rounds=_ROUNDS)
+        self._until = now + self._timeout_s if until is None else until
+        self._tour = _Tour(self._until, PAUSE_S, PAUSE_S, skip, skip, accept_s=_ACCEPT_S, rounds=_ROUNDS)

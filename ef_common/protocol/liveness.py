@@ -60,14 +60,17 @@ class Liveness:
     def sweep(self, now: float) -> None:
         """Note that we listen."""
         self.sweep_at = now + self.sweep_s
-        if now - self._swept_at > 2 * self.sweep_s:
-            # It was us who did not listen (a stopped or starved process): what came is still unread.
+        if not self.has_listened(now):  # it was us (a stopped or starved process)
             self._attentive_since = self._absent_at = now
         self._swept_at = now
 
+    def has_listened(self, now: float) -> bool:
+        """Whether we have listened since the last sweep; if not, what has come meanwhile is still unread."""
+        return now - self._swept_at <= 2 * self.sweep_s
+
     def is_attentive(self, now: float) -> bool:
         """Whether we have listened all the time, so that no system can have given up a peer unnoticed."""
-        return now - self._swept_at <= 2 * self.sweep_s and now > self._absent_at + self.timeout_s
+        return self.has_listened(now) and now > self._absent_at + self.timeout_s
 
     def hear(self, peer: Peer, heartbeat: wire.Heartbeat, state: Membership, now: float) -> None:
         """Note the watermark and the progress of a member.

@@ -17,9 +17,9 @@ from ef_common.protocol.server_outputs import Write
 
 _RECALLS = 3
 """Number of workers that are asked for a view which they name: one of them may not answer."""
-AT_ANY_TIME = (membership.Failed, wire.Inquire, wire.Seek, wire.Heartbeat, wire.Moved, wire.Bye)
-"""These are heard from a worker that is about to tell where it stands, too."""
-_BEFORE_RETURN = (wire.Return, wire.Follow, *AT_ANY_TIME)
+AT_ANY_TIME = (wire.Inquire, wire.Seek, wire.Heartbeat, wire.Moved, wire.Bye)
+"""These are heard from a worker whose report waits, too."""
+_BEFORE_RETURN = (wire.Return, wire.Follow, membership.Failed, *AT_ANY_TIME)
 
 
 class Returns:

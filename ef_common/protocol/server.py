@@ -180,6 +180,10 @@ class CoordinatorServer:
     def tick(self, now: float) -> None:
         """Time has passed."""
         self._now = now
+        if isinstance(self.state, Forming) and not self.liveness.has_listened(now):
+            # The last call begins anew: the connections of those who are here may have ended meanwhile.
+            self.state = replace(self.state, last_arrival=now)
+            self._ticks.arm(self.state, self._settings)
         if self._ticks.take(now):
             self._submit(membership.Tick(), None)
         if now >= self._relay.due:

@@ -305,6 +305,18 @@ def test_view_that_is_held_back_too_long_makes_the_coordinator_step_down():
     assert job.state == Idle(generation=2)
 
 
+def test_view_that_is_held_back_waits_for_its_members_while_nobody_is_here():
+    """Whoever has not received it may have begun anew, and nobody else waits for it."""
+    job = founded("ab")(Silent(("a", "b"), "the network is cut"))
+    assert next_deadline(job.state, SETTINGS) is None
+    job(Tick(), at=1000.0)
+    assert job.of(StepDown) == []
+    job(Arrived(member("a")), at=1000.0)
+    assert next_deadline(job.state, SETTINGS) == 1000.0 + SETTINGS.patience_s
+    job(Arrived(member("b")), at=1001.0)
+    assert job.state.held == ""
+
+
 def test_view_that_is_held_back_makes_room_for_a_coordinator_that_comes_first():
     job = founded("abc")(Gone("b", "silent", silent=True))
     assert job(Outranked()).of(StepDown) == []

@@ -147,6 +147,30 @@ def test_whoever_was_taken_in_vain_begins_anywhere() -> None:
     assert begun == {FIRST, OTHER, OWN}
 
 
+WARMING = ResumeState(phase=Phase.WARMING)
+
+
+@pytest.mark.parametrize(
+    ("resume", "held_s", "ends"),
+    [(WARMING, 0.2, True), (WARMING, 2.0, False), (MEMBER, 0.2, False)],
+    ids=["by idle ones", "by some that gather members", "a member"],
+)
+def test_newcomer_that_all_send_away_at_once_has_not_found_any(resume: ResumeState, held_s: float, ends: bool) -> None:
+    search, now = make(), 0.0
+    search.begin(EARLY, now)
+    search.find(FIRST)
+    search.lose(resume, since=now, now=500.0)  # it had led for long
+    now = 500.0
+    search.fail(resume, now)
+    while search.state is not SearchState.RESTING and now < 700.0:
+        search.find(OTHER)
+        search.sent_away = True
+        search.lose(resume, since=now, now=now + held_s)
+        now += held_s
+    assert (search.state is SearchState.RESTING) is ends
+    assert now == pytest.approx(560.0 if ends else 700.0, abs=2.5)
+
+
 def members(number: int) -> ResumeState:
     """A member that knows so many standbys; the coordinator that it had is the first of them."""
     ids = (str(index) for index in range(1, number + 1))

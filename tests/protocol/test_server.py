@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ef_common.core import membership
-from ef_common.core.membership import Ended, Idle, Serving, Settings
+from ef_common.core.membership import Ended, Forming, Idle, Serving, Settings
 from ef_common.core.progress import Limits, Progress
 from ef_common.core.quorum import ChainLink
 from ef_common.core.room import NO_DEMAND, Demand, Room
@@ -212,6 +212,35 @@ def test_what_a_worker_says_after_its_report_is_heard_after_it() -> None:
     phases = {worker: phase.value for worker, (_, phase, _) in standby.server.state.workers.items()}
     assert phases == dict.fromkeys(LINKS[1].view.ids, "leaving")
     assert not any(peer.dropped for peer in peers)
+
+
+def test_exception_that_a_member_tells_while_its_report_waits_ends_the_job() -> None:
+    standby = Standby()
+    peers = [standby.introduce(member) for member in MEMBERS[:5]]
+    report, told = returning(LINKS, settled=5)
+    for peer in peers:
+        standby.say(peer, report)
+    standby.say(peers[0], membership.Failed("", "ValueError"))
+    assert standby.server.state.failed == ""  # it is not known yet that it is a member
+    standby.say(peers[1], told)
+    assert standby.server.state.failed == "ValueError"
+    assert isinstance(standby.heard[peers[0]][-1], wire.Aborted)
+
+
+def test_coordinator_that_stood_still_calls_again_before_the_first_view() -> None:
+    """The connections of those who have come may have ended meanwhile, which it reads only now."""
+    server = CoordinatorServer(
+        0.0, token=None, settings=Settings(last_call_s=1.0), heartbeat_timeout_s=4.0, limits=Limits()
+    )
+    introduce(make(), server, 0.0)
+    server.tick(0.5)
+    server.tick(30.0)
+    assert isinstance(server.state, Forming)
+    while server.deadline < 31.0:
+        server.tick(server.deadline)
+    assert isinstance(server.state, Forming)
+    server.tick(31.0)
+    assert isinstance(server.state, Serving)
 
 
 def test_who_says_very_much_while_its_report_waits_is_refused() -> None:

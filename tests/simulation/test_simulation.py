@@ -235,6 +235,7 @@ def test_simulation_of_a_family_keeps_every_invariant(
         *(("handovers", seed) for seed in (760_207, 762_282, 765_350, 766_047)),
         *(("founding", seed) for seed in (800_395, 815_117)),
         ("hangs", 760_477),
+        ("sizes", 820_050),
         ("workers=16", 295),
     ],
 )

@@ -133,7 +133,7 @@ def next_deadline(state: Membership, settings: Settings) -> float | None:
         case Gathering(since=since):
             return since + settings.loss_notice_s
         case Serving(shortage=Shortage(since=since)):
-            return since + settings.patience_s
+            return since + settings.patience_s if since < inf else None  # nobody is here
         case Serving(due=due) if due < inf:
             return due
         case Serving() if state.suspects:

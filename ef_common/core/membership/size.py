@@ -87,18 +87,19 @@ def follow(before: Membership, state: Membership, settings: Settings) -> tuple[M
 def _leavers(state: Serving, settings: Settings) -> list[str]:
     """Who is to be asked to leave: a straggler whose replacement has come, and the nodes beyond those that are wanted.
 
-    Never so many that fewer than `min_nodes` are left.
+    There may also be a node too many if another coordinator was lost before it could ask a straggler. Never are so many
+    asked that fewer than `min_nodes` are left.
     """
     if state.suspects or state.shortage or len(state.settled) < state.view.world_size:
         return []
     replaced = replacement.replaced(state)
-    if not replaced and not state.demand.nodes:
+    if not replaced and not state.demand.nodes and state.view.world_size <= settings.max_nodes:
         return []
     staying = [member for member in roster.remaining(state) if member.id not in state.asked]
     leavers = [member.id for member in staying if member.id == replaced]
     staying = [member for member in staying if member.id != replaced]
     nodes = _by_dispensability(state, staying)
-    num_beyond = len(nodes) - roster.limit(state, settings) if state.demand.nodes else 0
+    num_beyond = len(nodes) - roster.limit(state, settings)
     beyond = set(nodes[: max(0, num_beyond)])
     return leavers + [member.id for member in staying if member.node in beyond]
 

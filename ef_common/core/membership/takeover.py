@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from math import inf
 from types import MappingProxyType
 
 from ef_common.core.membership import claim_rules, newcomers, roster, rules, size
@@ -295,6 +296,8 @@ def try_again(state: Serving, now: float, settings: Settings) -> Decision:
     after, actions, reason = rules.install_present(state, settings, "enough members are here, or known to be gone")
     if not isinstance(after, Serving) or after.shortage is None:
         return after, actions, reason
+    if not after.workers:  # nobody is here who could look elsewhere; members that begin anew may still come
+        return replace(after, shortage=replace(after.shortage, since=inf)), (), ""
     shortage = replace(after.shortage, since=min(after.shortage.since, now))
     after = replace(after, shortage=shortage)
     if now < shortage.since + settings.patience_s:

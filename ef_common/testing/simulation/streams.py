@@ -26,6 +26,7 @@ MESSAGE_S = 0.005
 _IN_PIECES = 0.05
 _TOGETHER = 0.5  # of what is due at the same time
 _GIVE_UP_S, _GIVES_UP = 5.0, 0.5
+_UNANSWERED_S = 10.0  # a worker, whose heartbeats nobody confirms, has given up by then: after five timeouts
 _IS_TOLD = 0.7  # the far end of a connection that breaks
 _IN_LAST_MOMENTS = 0.3  # of what is on its way when a process dies
 
@@ -176,9 +177,9 @@ class Stream:
             self._kept = min(self._kept, self._read + self._buffer_bytes)
 
     def vanish(self, *, near: bool) -> None:
-        """The host of an end is no more. The system of the other end may give up at some time."""
-        if not self._vanished and self._scheduler.chance(_GIVES_UP):
-            self._scheduler.idle_after(self._scheduler.delay(_GIVE_UP_S), self._give_up, near)
+        """The host of an end is no more. The system of the other end gives up if it misses answers, or maybe."""
+        if not self._vanished and (not near or self._scheduler.chance(_GIVES_UP)):
+            self._give_up_later(near, _GIVE_UP_S)
         self._vanished = True
 
     def break_(self) -> None:
@@ -186,8 +187,12 @@ class Stream:
         for near in () if self._vanished else (False, True):  # whose host has vanished
             if not near or self._scheduler.chance(_IS_TOLD):
                 typical_s = _GIVE_UP_S if self._scheduler.chance(0.3) else MESSAGE_S
-                self._scheduler.idle_after(self._scheduler.delay(typical_s), self._give_up, near)
+                self._give_up_later(near, typical_s)
         self._vanished = True
+
+    def _give_up_later(self, near: bool, typical_s: float) -> None:
+        delay_s = self._scheduler.delay(typical_s)
+        self._scheduler.idle_after(delay_s if near else min(delay_s, _UNANSWERED_S), self._give_up, near)
 
     def _give_up(self, near: bool) -> None:
         if near and not self.closed_far:
