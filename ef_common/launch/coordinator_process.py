@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 START_S = 180.0
 """How long it waits for the first worker."""
 LINGER_S = 5.0
-"""How long it waits for another worker when none is connected."""
+"""How long it waits for another worker when the job has ended and none is connected."""
 RESTART_S = 60.0
 """The same while the job has not ended: the last worker has died, and its launcher may need this long to restart it."""
 _LOOK_S = 0.25
@@ -46,6 +46,7 @@ class CoordinatorOrder:
         heartbeat_timeout_s: See :class:`~ef_common.control.coordinator.Coordinator`.
         hang_timeout_s: Its hang timeout.
         credentials: Its identity, if connections are encrypted.
+        linger_s: How long it waits for another worker when the job has ended and none is connected.
     """
 
     host: str
@@ -54,6 +55,7 @@ class CoordinatorOrder:
     heartbeat_timeout_s: float
     hang_timeout_s: float | None
     credentials: str | None = field(default=None, repr=False)
+    linger_s: float = LINGER_S
 
     def carry_out(self) -> Coordinator:
         """The coordinator, not started yet."""
@@ -76,6 +78,7 @@ def start_coordinator(
     heartbeat_timeout_s: float,
     hang_timeout_s: float | None,
     credentials: Credentials | None = None,
+    linger_s: float = LINGER_S,
     log: Path | None = None,
 ) -> tuple[Address, int]:
     """Start a coordinator and leave it to itself.
@@ -87,6 +90,8 @@ def start_coordinator(
         heartbeat_timeout_s: A worker that is silent for longer is evicted.
         hang_timeout_s: So is one that keeps the others waiting for longer; None to learn it, 0 for no limit.
         credentials: Its identity, if connections are encrypted; they go the same way.
+        linger_s: How long it waits for another worker when the job has ended and none is connected. A worker that is
+            started again and comes later looks in vain for the coordinator, and fails.
         log: File for its log; without one there is none.
 
     Returns:
@@ -102,6 +107,7 @@ def start_coordinator(
         heartbeat_timeout_s,
         hang_timeout_s,
         None if credentials is None else credentials.dump(),
+        linger_s,
     )
     with (log or Path(os.devnull)).open("ab") as errors:
         process = subprocess.Popen(
@@ -136,7 +142,7 @@ def main() -> None:
     with open(os.devnull, "r+b") as nothing:
         os.dup2(nothing.fileno(), 0)
         os.dup2(nothing.fileno(), 1)
-    serve(coordinator, start_s=START_S, linger_s=LINGER_S, restart_s=RESTART_S)
+    serve(coordinator, start_s=START_S, linger_s=order.linger_s, restart_s=RESTART_S)
 
 
 def _wait_for_child(told: int) -> None:

@@ -42,7 +42,7 @@ from ef_common.launch import command, environment, joining, kubeflow, run_direct
 from ef_common.launch.certificates import trust_of
 from ef_common.launch.child import end_with_parent
 from ef_common.launch.command import LEFT, REFUSED
-from ef_common.launch.coordinator_process import start_coordinator
+from ef_common.launch.coordinator_process import RESTART_S, start_coordinator
 from ef_common.launch.departure import SIGNAL
 from ef_common.launch.ending import end_soon
 from ef_common.launch.hosts import options as hosts_options
@@ -335,6 +335,7 @@ class _Agents:
             heartbeat_timeout_s=given.heartbeat_timeout_s,
             hang_timeout_s=given.hang_timeout_s,
             credentials=trust.coordinator,
+            linger_s=RESTART_S,  # who is started again may import for long; this launcher ends it
         )
         with contextlib.suppress(psutil.NoSuchProcess):
             self._coordinator = psutil.Process(pid)

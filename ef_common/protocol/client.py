@@ -490,7 +490,9 @@ class Client:
         self._try(self._search.lose(self.resume_state, since=link.since, now=self._now))
         if self._search.state is SearchState.RESTING:
             within = f"within {self._connect_timeout_s:g} s"
-            self._finish(CoordinatorLost(f"no coordinator that has members was found {within}: they seem to have ended"))
+            self._finish(
+                CoordinatorLost(f"no coordinator that has members was found {within}: they seem to have ended")
+            )
 
     def _begin_anew(self, link: CoordinatorLink, why: str) -> bool:
         """Introduce this worker as a new one, after a pause that doubles; returns whether it may still do that.

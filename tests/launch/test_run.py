@@ -25,6 +25,7 @@ from ef_common.core.membership import Settings
 from ef_common.errors import UsageError
 from ef_common.launch import joining, run_directory
 from ef_common.launch import run as launcher
+from ef_common.launch.coordinator_process import LINGER_S
 from ef_common.launch.signals import listening
 from ef_common.protocol.auth import Token
 from ef_common.storage.checkpoints import Checkpoints
@@ -56,6 +57,31 @@ pl.Trainer(strategy=ElasticFlowStrategy(), logger=False, enable_checkpointing=Fa
 """,
 }
 """Programs that fail, as their machine lacks something."""
+
+
+DIES_NEAR_THE_END = """
+import os, pathlib, signal, sys, time
+import lightning.pytorch as pl
+from lightning.pytorch.demos.boring_classes import BoringModel
+from ef_lightning import ElasticFlowStrategy
+
+died = pathlib.Path(sys.argv[1])
+if died.exists():
+    time.sleep(LINGER_S + 3.0)  # imports, on a slow disk
+
+
+class Model(BoringModel):
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        time.sleep(0.05)
+        if self.trainer.global_rank == 1 and batch_idx == 25:
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+options = {"max_epochs": 1, "accelerator": "cpu", "limit_val_batches": 0, "logger": False}
+trainer = pl.Trainer(strategy=ElasticFlowStrategy(), enable_checkpointing=False, **options)
+trainer.fit(Model())
+""".replace("LINGER_S", str(LINGER_S))
 
 
 class Launched(Run):
@@ -486,6 +512,19 @@ def test_job_whose_others_fail_has_not_finished_because_one_was_asked_to_leave(j
     (last,) = run.workers()
     os.kill(last, signal.SIGKILL)
     assert run.wait() == 1
+
+
+@pytest.mark.thorough
+def test_worker_that_is_started_again_shortly_before_the_end_and_comes_late_has_not_failed(
+    job: Callable[..., Launched], tmp_path: Path
+) -> None:
+    (tmp_path / "a.py").write_text(DIES_NEAR_THE_END)
+    run = job("--nproc-per-node=2", "--nnodes=1:2", str(tmp_path / "a.py"), str(tmp_path / "died"))
+    assert run.wait() == 0
+    text = run.output.read_text()
+    assert "a worker was killed by SIGKILL; restarting it (restart 1 of 3)" in text
+    assert "failed" not in text
+    assert "CoordinatorLost" not in text
 
 
 @pytest.mark.thorough
