@@ -38,7 +38,7 @@ help:
 	@echo "make test-kubernetes  the tests with a Kubernetes, which is built first, once (three minutes)"
 	@echo "make test-matrix  what we expect of other packages, with their oldest and newest releases (downloads gigabytes)"
 	@echo "make chaos   each fault in each worker at each moment, after 405,310 simulated schedules (takes hours)"
-	@echo "make soak    15 minutes of training under constant faults"
+	@echo "make soak    40 minutes of training under constant faults"
 	@echo "make mutants  break the product in one way after the other; the tests must find each (takes hours)"
 	@echo "make fuzz    a minute of fuzzing for each reader of what others have written; findings in build/fuzz"
 	@echo "make check   formatting, lint, types, import layers"

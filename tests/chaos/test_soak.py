@@ -15,9 +15,12 @@ from tests.chaos.soak import Usage, let_go_on, newest_step, soak
 _FAULTS = list(range(0, 400, 4))
 
 
+_THREADS = [7] * len(_FAULTS)
+
+
 def test_memory_that_rises_to_a_ceiling_is_told_from_memory_that_leaks() -> None:
-    rising = Usage(_FAULTS, [300_000_000 + 40_000 * min(number, 200) for number in _FAULTS])
-    leaking = Usage(_FAULTS, [300_000_000 + 3_000 * number for number in _FAULTS])
+    rising = Usage(_FAULTS, [300_000_000 + 40_000 * min(number, 200) for number in _FAULTS], _THREADS)
+    leaking = Usage(_FAULTS, [300_000_000 + 3_000 * number for number in _FAULTS], _THREADS)
     assert rising.kept_bytes == 0
     assert leaking.kept_bytes == pytest.approx(3_000)
     assert rising.kept_bytes_by_window == pytest.approx([40_000, 40_000, 0, 0])
@@ -26,7 +29,13 @@ def test_memory_that_rises_to_a_ceiling_is_told_from_memory_that_leaks() -> None
 def test_a_look_in_a_busy_moment_changes_no_slope() -> None:
     memory = [300_000_000] * len(_FAULTS)
     memory[-2] += 50_000_000
-    assert Usage(_FAULTS, memory).kept_bytes == 0
+    assert Usage(_FAULTS, memory, _THREADS).kept_bytes == 0
+
+
+def test_what_remains_of_old_groups_is_not_what_each_fault_leaves() -> None:
+    remaining = [number // 40 for number in _FAULTS]
+    memory = [300_000_000 + 1_000 * number + 500_000 * old for number, old in zip(_FAULTS, remaining, strict=True)]
+    assert Usage(_FAULTS, memory, [7 + 4 * old for old in remaining]).kept_bytes == pytest.approx(1_000)
 
 
 def test_look_before_the_first_update_finds_none() -> None:

@@ -36,7 +36,7 @@ from ef_common.core.streams.stream import Held
 from ef_common.data.stream_dealer import StreamDealer
 from ef_common.data.stream_turns import LaneLayout, StreamTurns
 from ef_common.errors import GroupBroken, Left
-from ef_common.protocol import admission, introduction, liveness, server
+from ef_common.protocol import admission, introduction, liveness
 from ef_common.protocol.admission import Admission
 from ef_common.protocol.auth import Token, coordinator_proof, worker_proof
 from ef_common.protocol.client import Client
@@ -653,11 +653,6 @@ def keep_the_place_of_who_begins_anew(patch: Patch) -> None:
     patch.setattr(takeover, "is_founder", lambda worker, chain: False)
 
 
-def tell_no_standby_of_an_exception(patch: Patch) -> None:
-    """A standby to which a worker turns with its exception does not note where the others may have gathered."""
-    patch.setattr(server, "_heard_of", lambda state, event: iter(()))
-
-
 def few_do_not_claim(patch: Patch) -> None:
     """Few wait for ever, though they could have the claim."""
 
@@ -718,8 +713,6 @@ _OF_FAILOVER = _by_name(
     nobody_claims,
     keep_the_place_of_who_begins_anew,
 )
-
-_OF_HANDOVERS = _by_name(tell_no_standby_of_an_exception)
 
 _OF_THE_SESSION = _by_name(
     forget_the_replay,
@@ -1073,7 +1066,6 @@ _OF_ENDPOINTS = _by_name(tell_nobody_at_the_endpoints, take_a_refusal_at_an_endp
 MUTATIONS = {
     "": _OF_THE_SESSION | _OF_REDUCTIONS | _OF_GREETINGS,
     "failover": _OF_FAILOVER | _OF_LOST_HOSTS,
-    "handovers": _OF_HANDOVERS,
     "endpoints": _OF_ENDPOINTS,
     "hangs": _OF_HANGS,
     "trainings": _OF_TRAININGS,
