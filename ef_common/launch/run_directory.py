@@ -32,7 +32,8 @@ import psutil
 
 from ef_common.errors import UsageError
 from ef_common.events import no_log
-from ef_common.files import read_whole, write_whole
+from ef_common.files import write_whole
+from ef_common.launch.json_record import read_record
 from ef_common.launch.process_name import process_name
 from ef_common.terminal import say
 
@@ -226,8 +227,11 @@ def newest_first() -> list[Path]:
 
 
 def _began(place: Path) -> tuple[float, float]:
-    """When a run was started, and when its launchers have last written; of another version's, only that is known."""
-    wrote = max((file.stat().st_mtime for file in place.glob(_LAUNCHERS)), default=0.0)
+    """When a run was started, and when its launchers have last written; if they cannot be read, only that is known."""
+    try:
+        wrote = max((file.stat().st_mtime for file in place.glob(_LAUNCHERS)), default=0.0)
+    except OSError:  # it was removed meanwhile, or is another user's: then it is the oldest
+        return 0.0, 0.0
     launcher = _read_or_error(place)
     return (launcher.began if isinstance(launcher, Launcher) else wrote), wrote
 
@@ -328,14 +332,7 @@ def read_launchers(run_dir: Path) -> list[Launcher]:
 
 
 def _read(file: Path) -> Launcher | None:
-    try:
-        return Launcher(**json.loads(read_whole(file)))
-    except FileNotFoundError:
-        return None
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"{file} is not one of this version: {error}") from None
-    except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror}") from None
+    return read_record(Launcher, file)
 
 
 def write_launcher(run_dir: Path, launcher: Launcher) -> None:
@@ -344,11 +341,12 @@ def write_launcher(run_dir: Path, launcher: Launcher) -> None:
 
 
 def read_order(run_dir: Path) -> ScaleOrder | None:
-    """The newest order, if there is one."""
-    try:
-        return ScaleOrder(**json.loads(read_whole(run_dir / _WANTED)))
-    except FileNotFoundError:
-        return None
+    """The newest order, if there is one.
+
+    Raises:
+        UsageError: Its file cannot be read.
+    """
+    return read_record(ScaleOrder, run_dir / _WANTED)
 
 
 def order(run_dir: Path, num_workers: int, *, num_spares: int = 0) -> ScaleOrder:

@@ -9,7 +9,6 @@ Slurm is asked through its own commands. Beside the event log, the directory of 
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
@@ -20,6 +19,7 @@ from pathlib import Path
 from ef_common.errors import UsageError
 from ef_common.files import write_whole
 from ef_common.launch import environment, run_directory
+from ef_common.launch.json_record import read_record
 from ef_common.launch.run_directory import Unanswered
 from ef_common.launch.slurm_script import SlurmSubmission, script_of
 
@@ -72,13 +72,12 @@ def submit(submission: SlurmSubmission, place: Path, *, checkpoint: str) -> Slur
 
 
 def job_in(place: Path) -> SlurmJob | None:
-    """The job that was submitted with this directory of a run; None for a run that Slurm does not know."""
-    try:
-        return SlurmJob(**json.loads((place / _RECORD).read_text()))
-    except FileNotFoundError:
-        return None
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"{place / _RECORD} is not one of this version: {error}") from None
+    """The job that was submitted with this directory of a run; None for a run that Slurm does not know.
+
+    Raises:
+        UsageError: Its file cannot be read.
+    """
+    return read_record(SlurmJob, place / _RECORD)
 
 
 def scale(job: SlurmJob, num_workers: int) -> None:

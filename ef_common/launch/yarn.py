@@ -31,6 +31,7 @@ from typing import Any
 from ef_common.errors import UsageError
 from ef_common.files import write_whole
 from ef_common.launch import environment, run_directory
+from ef_common.launch.json_record import read_record
 from ef_common.launch.run_directory import Unanswered
 
 COMPONENT = "worker"
@@ -222,13 +223,12 @@ def submit(training: Training, place: Path, *, url: str, checkpoint: str) -> Yar
 
 
 def job_in(place: Path) -> YarnJob | None:
-    """The service that was submitted with this directory of a run; None for a run that YARN does not know."""
-    try:
-        return YarnJob(**json.loads((place / _RECORD).read_text()))
-    except FileNotFoundError:
-        return None
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"{place / _RECORD} is not one of this version: {error}") from None
+    """The service that was submitted with this directory of a run; None for a run that YARN does not know.
+
+    Raises:
+        UsageError: Its file cannot be read.
+    """
+    return read_record(YarnJob, place / _RECORD)
 
 
 def scale(job: YarnJob, containers: int) -> None:

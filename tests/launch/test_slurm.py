@@ -311,6 +311,9 @@ def test_record_of_another_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "slurm.json").write_text(json.dumps({"number": "1"}))
     with pytest.raises(UsageError, match=r"slurm\.json is not one of this version"):
         slurm.job_in(tmp_path)
+    (tmp_path / "slurm.json").write_text(json.dumps({"number": "1", "max_nodes": None, "per_node": 1}))
+    with pytest.raises(UsageError, match="Received: max_nodes=None"):
+        slurm.job_in(tmp_path)
     assert slurm.job_in(tmp_path / "another") is None
 
 

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -512,7 +512,30 @@ def test_scale_of_a_run_that_ends_meanwhile_fails(tmp_path: Path, monkeypatch: p
     assert (result.exit_code, result.output) == (1, "the run has ended with 1 worker, before it had 2\n")
 
 
-@pytest.fixture(params=["", '{"unknown": 1}'], ids=["empty", "of another version"])
+def damaged(**changes: object) -> str:
+    """The file of a launcher with other values; no process has its number."""
+    launcher = run_directory.Launcher(1 << 30, 1.0, ["x.py"], num_workers=1, max_workers=8, local=True)
+    return json.dumps({**asdict(launcher), **changes})
+
+
+DAMAGED = {
+    "empty": "",
+    "of another version": '{"unknown": 1}',
+    "deep": "[" * 100_000,
+    "began=null": damaged(began=None),
+    "began=x": damaged(began="x"),
+    "began=1e300": damaged(began=1e300),
+    "began=NaN": damaged(began=float("nan")),
+    "pid=x": damaged(pid="x"),
+    "pid=-5": damaged(pid=-5),
+    "command=null": damaged(command=None),
+    "command=[3]": damaged(command=[3]),
+    "max_workers=x": damaged(max_workers="x"),
+    "outcome=3": damaged(outcome=3, state="ended"),
+}
+
+
+@pytest.fixture(params=DAMAGED.values(), ids=DAMAGED)
 def newer(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file of a launcher that cannot be read, of the newer one of two runs."""
     monkeypatch.chdir(tmp_path)
@@ -546,6 +569,48 @@ def test_run_that_cannot_be_read_is_not_shown_as_the_newest(newer: Path, argumen
     assert result.exit_code == 0
     assert "older" in result.stdout or "a has started" in result.stdout
     assert result.stderr.count(f"elasticflow: the run {newer.parent} is skipped: {newer} is not one of this") == 1
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
+@pytest.mark.parametrize(
+    "arguments", [["status", "--once"], ["status", "--json"], ["report", "--json"], ["stop"], ["scale"]], ids=" ".join
+)
+def test_file_of_a_launcher_that_is_damaged_is_named_in_one_line(
+    tmp_path: Path, content: str, arguments: list[str]
+) -> None:
+    write_run(tmp_path)
+    (tmp_path / "launcher.json").write_text(content)
+    command, *options = arguments
+    number = ["2"] if command == "scale" else []
+    told = elasticflow(command, *options, str(tmp_path), *number, status=2)
+    assert told.startswith(f"elasticflow {command}: {tmp_path / 'launcher.json'} is not one of this version: ")
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize("target", ["nowhere", "launcher.json"], ids=["removed meanwhile", "unreadable"])
+def test_run_that_cannot_be_examined_is_the_oldest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("whole", "lost"):
+        (run_directory.PLACE / name).mkdir(parents=True)
+    run_directory.write_launcher(
+        run_directory.PLACE / "whole", run_directory.this_launcher(["whole.py"], max_workers=8, local=True)
+    )
+    (run_directory.PLACE / "lost" / "launcher.json").symlink_to(target)
+    assert [place.name for place in run_directory.newest_first()] == ["whole", "lost"]
+    assert json.loads(CliRunner().invoke(main, ["list", "--json"]).stdout)[0]["command"] == ["whole.py"]
+    assert json.loads(CliRunner().invoke(main, ["status", "--json"]).stdout)["command"] == ["whole.py"]
+
+
+def test_order_that_is_damaged_is_named_in_one_line(tmp_path: Path) -> None:
+    run_directory.write_launcher(tmp_path, run_directory.this_launcher(["x"], max_workers=8, local=True))
+    (tmp_path / "wanted.json").write_text('{"number": null, "num_workers": 2}')
+    told = elasticflow("scale", str(tmp_path), "2", status=2)
+    assert told == (
+        f"elasticflow scale: {tmp_path / 'wanted.json'} is not one of this version: field 'number' is malformed. "
+        "Received: number=None\n"
+    )
 
 
 @pytest.mark.parametrize("arguments", [["stop"], ["scale", "2"]], ids=" ".join)
@@ -641,7 +706,7 @@ def test_scale_to_what_there_is_says_so(tmp_path: Path) -> None:
 
 _LAUNCHER = """
 import sys, time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from ef_common.launch import run_directory
 from ef_common.launch.signals import listening
