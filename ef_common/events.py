@@ -33,7 +33,9 @@ Record = dict[str, Any]
 
 _ENVELOPE = frozenset({"v", "time", "worker", "kind"})
 _INT_LIMIT = 1 << 62  # the audit computes in int64
+_TIME_LIMIT_S = 1e11  # since the epoch: the year 5138; calendars end somewhere
 _CHUNK_BYTES = 1 << 16
+_FOLDER, _ENDING = "events", ".jsonl"
 _DISPENSABLE = frozenset({"stream"})
 """Fields without which an event is written if it is too long with them."""
 _logger = logging.getLogger(__name__)
@@ -228,14 +230,30 @@ def read(run_dir: Path) -> Iterator[Record]:
         run_dir: Directory of the run.
 
     Raises:
-        EventLogError: If there is no event log, or a line is malformed; names file and line.
+        EventLogError: If there is no event log, it cannot be read, or a line is malformed; names file and line.
     """
-    files = sorted((Path(run_dir) / "events").glob("*.jsonl"))
+    files = files_of(Path(run_dir))
     if not files:
         raise no_log(run_dir)
     sizes = [file.stat().st_size for file in files]
     for file, size in zip(files, sizes, strict=True):
         yield from _read_file(file, size)
+
+
+def files_of(run_dir: Path) -> list[Path]:
+    """The logs of the workers of a run, sorted; none if there is no folder of them.
+
+    Raises:
+        EventLogError: The folder cannot be read.
+    """
+    folder = run_dir / _FOLDER
+    try:
+        with os.scandir(folder) as entries:  # `glob` takes a folder that cannot be read for an empty one
+            return sorted(folder / entry.name for entry in entries if entry.name.endswith(_ENDING))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise EventLogError(f"{folder} cannot be read: {error.strerror}") from error
 
 
 def no_log(run_dir: Path) -> EventLogError:
@@ -267,11 +285,10 @@ class Follower:
         written comes the next time.
 
         Raises:
-            EventLogError: A file cannot be read, or a line is malformed or no JSON object with this version and a time;
-                names the file.
+            EventLogError: A file or their folder cannot be read, or a line is malformed or no JSON object with this
+                version and a time; names the file.
         """
-        files = sorted((self._run_dir / "events").glob("*.jsonl"))
-        return heapq.merge(*map(self._read_on, files), key=_time_of)
+        return heapq.merge(*map(self._read_on, files_of(self._run_dir)), key=_time_of)
 
     def _read_on(self, path: Path) -> Iterator[Record]:
         size = _CHUNK_BYTES
@@ -321,27 +338,14 @@ def _unchecked(line: bytes, path: Path) -> Record:
     return record
 
 
-def malformed(record: Record, error: Exception, *, run_dir: Path) -> EventLogError:
-    """The error that says what is wrong with an event that was read unchecked.
-
-    Args:
-        record: The event.
-        error: What was raised when it was processed.
-        run_dir: The directory of its run.
-    """
-    worker, kind = record.get("worker"), record.get("kind")
-    path = path_of(run_dir, worker) if isinstance(worker, str) else run_dir / "events"
-    try:
-        _require_fields(record)
-    except (ValueError, TypeError) as found:
-        return EventLogError(f"{path}: {found}")
-    return EventLogError(f"{path}: a {kind!r} event cannot be processed: {type(error).__name__}: {error}")
-
-
 def path_of(run_dir: Path, worker: str) -> Path:
     """The log of a worker in the directory of a run."""
+    return run_dir / _FOLDER / _name_of(worker)
+
+
+def _name_of(worker: str) -> str:
     # Ids may hold ':' or '/': quoting keeps one file per id, inside the directory.
-    return run_dir / "events" / f"{quote(worker, safe='')}.jsonl"
+    return quote(worker, safe="") + _ENDING
 
 
 def _cut_torn_line(fd: int) -> None:
@@ -402,12 +406,12 @@ def _read_file(file: Path, size: int) -> Iterator[Record]:
 
 
 def _parse(line: bytes, file: Path) -> Record:
-    record = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
+    record = _DECODER.decode(line.decode("utf-8"))
     if not isinstance(record, dict):
         raise ValueError(f"expected a JSON object. Received: {type(record).__name__}")
     _require_version(record)
     _require_fields(record)
-    if path_of(Path(), record["worker"]).name != file.name:
+    if _name_of(record["worker"]) != file.name:
         raise ValueError(f"a file holds the events of one worker. Received: worker={record['worker']!r}")
     return record
 
@@ -420,11 +424,14 @@ def _require_version(record: Record) -> None:
 def _require_fields(record: Record) -> None:
     _require(record, _ENVELOPE_FIELDS)
     _require(record, _FIELDS.get(record["kind"], {}))
-    _require(record, {name: check for name, check in _OPTIONAL_FIELDS.items() if name in record})
+    _require(record, {name: _OPTIONAL_FIELDS[name] for name in record if name in _OPTIONAL_FIELDS})
 
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _require(record: Record, fields: Mapping[str, Check]) -> None:
@@ -470,7 +477,11 @@ def _number(value: Any) -> bool:
 
 
 def _above_zero(value: Any) -> bool:
-    return _number(value) and value > 0
+    return _number(value) and 0 < value < _INT_LIMIT
+
+
+def _moment(value: Any) -> bool:
+    return _number(value) and abs(value) < _TIME_LIMIT_S
 
 
 def _text_or_null(value: Any) -> bool:
@@ -516,7 +527,7 @@ def _checksums(value: Any) -> bool:
     return isinstance(value, list) and all(found is None or _count(found) for found in value)
 
 
-_ENVELOPE_FIELDS: dict[str, Check] = {"time": _number, "worker": _text, "kind": _text}
+_ENVELOPE_FIELDS: dict[str, Check] = {"time": _moment, "worker": _text, "kind": _text}
 _OPTIONAL_FIELDS: dict[str, Check] = {
     "generation": _count,
     "samples": _count,
@@ -533,6 +544,7 @@ _OPTIONAL_FIELDS: dict[str, Check] = {
     "lr_scale": _number,
     "epochs": _count,
     "noise_scale": _number,
+    "change_s": _number,
 }
 """Fields that events of any kind may have."""
 _FIELDS: dict[str, dict[str, Check]] = {

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ef_common.events import Record
+from ef_common.events import Record, files_of
 
 __all__ = ["log_sizes", "logged_by_all"]
 
@@ -19,8 +19,12 @@ _Place = tuple[int, int]
 
 
 def log_sizes(run_dir: Path) -> dict[Path, int]:
-    """The size of each log in a run directory: the run goes on if it changes."""
-    return {file: file.stat().st_size for file in (run_dir / "events").glob("*.jsonl")}
+    """The size of each log in a run directory in bytes: the run goes on if it changes.
+
+    Raises:
+        EventLogError: Their folder cannot be read.
+    """
+    return {file: file.stat().st_size for file in files_of(run_dir)}
 
 
 def logged_by_all(records: Sequence[Record], offsets: Mapping[str, int]) -> list[Record]:

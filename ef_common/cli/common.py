@@ -34,6 +34,8 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, 
 def refusing(command: str) -> Iterator[None]:
     """Print what is wrong as one line, and exit: with status 2 if the user can fix it, else with 1.
 
+    A file that cannot be read or written is something that the user can fix.
+
     Args:
         command: Name of the command, without `elasticflow`.
     """
@@ -42,6 +44,11 @@ def refusing(command: str) -> Iterator[None]:
     except (UsageError, ClusterFailed, ThreadFailed) as error:
         click.echo(f"elasticflow {command}: {error}", err=True)
         sys.exit(2 if isinstance(error, UsageError) else 1)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        click.echo(f"elasticflow {command}: {error.filename2 or error.filename}: {error.strerror}", err=True)
+        sys.exit(2)
 
 
 def run_with(program: str, arguments: Sequence[str], *, command: str, dry_run: bool) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ef_common.audit import Report, audit
 from ef_common.errors import UsageError
+from ef_common.events import files_of
 from ef_common.launch.run_directory import read_launcher
 from ef_common.report.page import embedded, page
 from ef_common.report.status import over
@@ -97,10 +98,10 @@ class Live:
 
 
 def _audited(run_dir: Path) -> Report | str:
-    size = sum(path.stat().st_size for path in (run_dir / "events").glob("*.jsonl"))
-    if size > MAX_AUDITED_BYTES:
-        return f"The log has {size / 1e9:.1f} GB: run `elasticflow audit {run_dir}`."
     try:
+        size = sum(path.stat().st_size for path in files_of(run_dir))
+        if size > MAX_AUDITED_BYTES:
+            return f"The log has {size / 1e9:.1f} GB: run `elasticflow audit {run_dir}`."
         return audit(run_dir)
     except UsageError as error:
         return str(error)

