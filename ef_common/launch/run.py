@@ -185,12 +185,30 @@ def _parse(made: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace
     may_lack_script = any(
         argument.partition("=")[0] == "--join" for argument in argv
     )  # or it is an option of the script
-    args = made.parse_args([*argv, _NONE] if may_lack_script else argv)
+    words = [*argv, _NONE] if may_lack_script else argv
+    number = _up_to_script(made, words)
+    args = made.parse_args(words[:number])  # behind the script, it would look for options that are abbreviated
+    args.training_script_args += words[number:]
     if args.training_script == _NONE:
         args.training_script = ""
     elif args.training_script_args[-1:] == [_NONE]:
         args.training_script_args.pop()
     return args
+
+
+def _up_to_script(made: argparse.ArgumentParser, words: list[str]) -> int:
+    """The number of words up to the script, with it and a `--` right behind it; of all words if one is before it."""
+    takes_value = {name: action.nargs != 0 for action in made._actions for name in action.option_strings}
+    rest = iter(enumerate(words, start=1))
+    for number, word in rest:
+        if word == "--":
+            break
+        if not word.startswith("-") or word == "-":  # the script
+            return number + (words[number : number + 1] == ["--"])
+        meant = [word] if word in takes_value else [name for name in takes_value if name.startswith(word)]
+        if any(takes_value[name] for name in meant):  # the next word is its value
+            next(rest, None)
+    return len(words)
 
 
 def _take_from_job(args: argparse.Namespace, made: argparse.ArgumentParser) -> None:

@@ -595,6 +595,46 @@ def test_option_of_the_script_that_is_named_as_one_of_ours_is_the_scripts() -> N
     assert (options.torchrun.join, options.torchrun.training_script_args) == (None, ["--join"])
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["-t3"],
+        ["-t", "3"],
+        ["-m"],
+        ["--nproc-per-node", "2", "--no-python"],
+        ["--rdzv_conf=hang_timeout=900", "--max-r", "1"],
+        ["--"],
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize(
+    "arguments",
+    [["--host", "x"], ["--num=3"], ["--run", "1", "--n", "2", "--log"], ["x", "--", "--host"], ["--help"]],
+    ids=" ".join,
+)
+def test_what_is_behind_the_script_is_not_compared_with_the_options(options: list[str], arguments: list[str]) -> None:
+    args = launcher.Options.parse([*options, "mine.py", *arguments]).torchrun
+    assert (args.training_script, args.training_script_args) == ("mine.py", arguments)
+    if "-t" in options or "-t3" in options:
+        assert args.tee == "3"
+    if "--max-r" in options:
+        assert args.max_restarts == 1
+
+
+def test_command_line_is_read_as_torchrun_reads_it() -> None:
+    made = launcher.parser()
+    assert {action.nargs for action in made._actions if action.option_strings} == {None, 0}
+    for argv in (
+        ["x.py", "--", "-a"],
+        ["x.py", "-a", "--", "b"],
+        ["--", "x.py", "-a"],
+        ["-m", "x", "-", ""],
+        ["-", "a"],
+    ):
+        assert vars(launcher._parse(made, argv)) == vars(made.parse_args(argv))
+
+
 def test_refused_run_leaves_no_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     options = launcher.Options.parse(["--nproc-per-node=2", "--rdzv-conf=hang_timeout=soon", "x.py"])
