@@ -382,6 +382,8 @@ class Fit:
         """All members have reached the end of this training."""
         if self.in_trial:
             return
+        if self.schedules is not None:
+            self.schedules.end()
         with leaving_cleanly():
             if self.train_loader is not None:
                 self.train_loader.finish()
