@@ -70,14 +70,20 @@ def shut_down(iterator: Any) -> None:
         iterator._shutdown_workers()
 
 
-def _try_often(
-    try_once: Callable[[float], tuple[bool, Any]], unborn: Unborn, timeout: float = _NOTICE_S
-) -> tuple[bool, Any]:
-    """Wait this long for a batch, and check often whether the data workers live, and have begun to run."""
+def _try_often(try_once: Callable[[float], tuple[bool, Any]], unborn: Unborn, timeout: float = 0.0) -> tuple[bool, Any]:
+    """Wait for a batch, and check often whether the data workers live, and have begun to run.
+
+    Args:
+        try_once: torch's own function, which waits for some seconds.
+        unborn: The data workers that have not begun to run.
+        timeout: Seconds after which torch raises an error, as the user's loader says. Otherwise it calls this again.
+    """
     found: tuple[bool, Any] = (False, None)
     for _ in range(max(1, math.ceil(timeout / _NOTICE_S))):
         found = try_once(_NOTICE_S)
         if found[0]:
-            break
+            return found
         unborn.waited()
+    if timeout:
+        unborn.give_up()  # so that torch's error comes from their end
     return found
