@@ -102,6 +102,10 @@ class TrainerCheckpoints:
         if self.job.is_complete(limits):
             logger.info("the training is complete. To continue it, change one of its limits. Received: %s", limits)
             self._trainer.should_stop = True
+            self._do_without_lost_files()
+
+    def _do_without_lost_files(self) -> None:
+        own_files.do_without_lost_files(self._trainer, self._trainer.strategy.host, self._session)
 
     @property
     def _limits(self) -> dict[str, Any]:
@@ -123,6 +127,7 @@ class TrainerCheckpoints:
         hooks.load_loop_progress(trainer, running["loops"])
         for name, metrics in hooks.metric_dicts(trainer).items():
             metrics.update(running["metrics"][name])
+        self._do_without_lost_files()
         return True
 
     def _read(self) -> dict[str, Any]:

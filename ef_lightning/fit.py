@@ -127,7 +127,6 @@ class Fit:
         self._has_told_of_interval = False
         with leaving_cleanly():
             self.is_over = worker.begin_training()
-        hooks.know_best(trainer)
         is_trial = trainer.fast_dev_run  # of which nothing is to be left
         self._claiming, job = (Claiming(None, self._session), None) if is_trial else worker.places(self._settings)
         self.autoscaler = None if is_trial or stays_one else worker.autoscaler(self._settings)
@@ -343,6 +342,7 @@ class Fit:
 
     def begin(self) -> None:
         """The hooks at the start of the training have been called."""
+        hooks.know_best(self._trainer)
         if self._joining is not None:  # has prepared before it was admitted
             self._joining.end_start()
         elif not self.in_trial:
@@ -382,6 +382,8 @@ class Fit:
         """All members have reached the end of this training."""
         if self.in_trial:
             return
+        if self.schedules is not None:
+            self.schedules.end()
         with leaving_cleanly():
             if self.train_loader is not None:
                 self.train_loader.finish()

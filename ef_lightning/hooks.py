@@ -529,8 +529,27 @@ def do_without_best(trainer: Any) -> None:
     replace(trainer._checkpoint_connector, "_select_ckpt_path", replaced)
 
 
+def do_without_lost(trainer: Any, is_lost: Callable[[str], bool]) -> None:
+    """Evaluate the current weights, because the file from which others would be loaded is lost.
+
+    Args:
+        trainer: The Trainer.
+        is_lost: Whether this is so, given the file's path.
+    """
+
+    def replaced(select: Callable[..., Any]) -> Callable[..., Any]:
+        def selected(state_fn: Any, path: Any, **kwargs: Any) -> Any:
+            found = select(state_fn, path, **kwargs)
+            evaluates = found is not None and state_fn.value != "fit"
+            return None if evaluates and is_lost(str(found)) else found
+
+        return selected
+
+    replace(trainer._checkpoint_connector, "_select_ckpt_path", replaced)
+
+
 def know_best(trainer: Any) -> None:
-    """Undo `do_without_best`."""
+    """Undo `do_without_best` and `do_without_lost`."""
     put_back(trainer._checkpoint_connector, "_select_ckpt_path")
 
 

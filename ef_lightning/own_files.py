@@ -1,4 +1,4 @@
-"""Restricts what a store may tell a ModelCheckpoint about files to the callback's own files.
+"""Restricts what a store may tell a ModelCheckpoint about files to the callback's own files that are still there.
 
 It removes the files that its state names, and `Trainer.test(ckpt_path="best")` loads them, from any URL.
 """
@@ -9,11 +9,17 @@ import logging
 import os
 from typing import Any
 
+from ef_common.session import Session
+from ef_lightning import hooks
+from ef_lightning.host import LightningHost
+
 logger = logging.getLogger(__name__)
 
 _MOST_TOLD = 3
 FILES = ("best_model_path", "kth_best_model_path", "last_model_path", "_last_checkpoint_saved")
 SCORES = ("best_k_models", "best_model_score", "kth_value", "current_score", "_last_global_step_saved")
+
+_NAMED = ("best_model_path", "last_model_path")  # by the user's code
 
 
 def forget_foreign_files(trainer: Any, checkpoint: dict[str, Any]) -> None:
@@ -40,6 +46,29 @@ def written_files(trainer: Any, callback: Any, fields: dict[str, Any]) -> dict[s
     """
     known = {name: value for name, value in fields.items() if name in (*FILES, *SCORES)}
     return {**known, **_own_files(trainer, callback, known)}
+
+
+def do_without_lost_files(trainer: Any, host: LightningHost, session: Session) -> None:
+    """Until the next training, evaluate the current weights if a ModelCheckpoint's file is gone, with a warning.
+
+    This process has not made the training that is over, and a later one may have removed its files: the best ones
+    alone are kept. Each worker decides by itself. If some of them see the file, all take rank 0's weights.
+    """
+    filesystem_of = host.get_fabric("utilities.cloud_io", "get_filesystem")
+
+    def is_lost(path: str) -> bool:
+        known = [getattr(c, name, "") for name in _NAMED for c in trainer.checkpoint_callbacks]
+        if path not in known or filesystem_of(path).exists(path):
+            return False
+        if session.newcomer or session.rank == 0:
+            logger.warning(
+                "%s does not exist any more, and the training that wrote it is over: evaluating the weights with which "
+                "that training ended, not those of this file",
+                path,
+            )
+        return True
+
+    hooks.do_without_lost(trainer, is_lost)
 
 
 def _own_files(trainer: Any, callback: Any, state: dict[str, Any]) -> dict[str, Any]:

@@ -189,8 +189,9 @@ TORCH = (
     *listed("iterator", "_shutdown_workers()", "PlannedLoader"),
     *listed("iterator", "_try_get_data(_)", "PlannedLoader", replaced=True),
     *listed("iterator", "_worker_pids_set", "PlannedLoader", bool),
-    *listed("iterator", "_workers", "PlannedLoader", list),
-    *listed("torch", "_C", "PlannedLoader"),
+    *listed("iterator", "_workers _workers_status", "PlannedLoader", list),
+    *listed("torch", "_C _utils", "PlannedLoader"),
+    *listed("torch._utils", "ExceptionWrapper", "PlannedLoader"),
     *listed("torch._C", "_remove_worker_pids", "PlannedLoader"),
 )
 

@@ -198,10 +198,22 @@ class Schedules:
         loader = self._loader()
         if loader is None or self._reference is None:
             return
+        self._note_reached(loader)
+        if self._by_hand and self._note_steps() and loader.progress.remaining > 0:
+            self._limit(loader)
+
+    def end(self) -> None:
+        """The training ends, maybe in the middle of an epoch, which the loader leaves next."""
+        loader = self._loader()
+        if loader is None or self._reference is None:
+            return
+        self._note_reached(loader)
+        if self._by_hand:
+            self._note_steps()
+
+    def _note_reached(self, loader: ElasticLoader) -> None:
         progress = loader.progress
         self._reached = self._trained(progress) if progress.epoch == self._epoch else None  # another loader has begun
-        if self._by_hand and self._note_steps() and progress.remaining > 0:
-            self._limit(loader)
 
     def _note_steps(self) -> bool:
         """Check whether the user's code has made optimizer steps in the previous batch."""

@@ -15,6 +15,7 @@ from ef_common.collectives.torch_codec import TENSORS
 from ef_common.session import Session
 from ef_lightning import hooks
 from ef_lightning.host import LightningHost
+from ef_lightning.own_files import do_without_lost_files
 from ef_lightning.state import load_written, written_by
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ def agree_on_trainer(trainer: Any, host: LightningHost, session: Session) -> Non
     memories, _ = operations.gather(session, memory_of(trainer, host), what="state of a callback")
     if session.trainings.has_skipped:
         remember(trainer, host, memories[0])
+        do_without_lost_files(trainer, host, session)
 
 
 def memory_of(trainer: Any, host: LightningHost) -> dict[str, Any]:

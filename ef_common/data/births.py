@@ -68,7 +68,12 @@ class Unborn:
     def waited(self) -> None:
         """A batch was waited for in vain: if that has happened too often, end them."""
         self._num_waits += 1
-        if self._num_waits == MAX_WAITS and (ended := self.end()):
+        if self._num_waits == MAX_WAITS:
+            self.give_up()
+
+    def give_up(self) -> None:
+        """They are waited for no longer: end them, with a warning."""
+        if ended := self.end():
             logger.warning(
                 "data workers %s have not begun to run, as a lock was held when they were forked; they are started "
                 "again. Python 3.12 and newer hold no such lock themselves",

@@ -202,8 +202,8 @@ class PlannedLoader:
         self._batches.plan, self._batches.start = plan, start
         try:
             self._iterator = processes.begin(self._inner)
-        except RuntimeError:
-            if self._iterator is None or not processes.died(self._iterator):
+        except RuntimeError as error:
+            if self._iterator is None or not processes.died_with(self._iterator, error):
                 raise
             self.close()
             self._iterator = processes.begin(self._inner)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
+import traceback
 from collections.abc import Callable
 from multiprocessing import connection
 from typing import Any
 
 import torch
+from torch._utils import ExceptionWrapper
 
 from ef_common.data.births import Unborn, births
 
@@ -16,6 +18,8 @@ _DEATH_S = 2.0
 """How long a data worker whose connection has ended may take to end."""
 _NOTICE_S = 0.25
 """How long `next` waits for a batch before it looks whether the data workers live."""
+_FOUND = "DataLoader worker (pid(s)"
+"""How torch begins what it says of data workers whose end it has not expected."""
 
 
 def begin(loader: Any) -> Any:
@@ -35,14 +39,25 @@ def begin(loader: Any) -> Any:
 
 
 def died_with(iterator: Any, error: BaseException) -> bool:
-    """Whether an error of `next` comes from the death of a data worker."""
+    """Whether an error of `next`, or of a new pass, comes from the death of a data worker."""
+    if _is_of_worker(error):
+        return False
+    if _FOUND in str(error):
+        return True  # torch has marked this worker as ended
     # A connection of the worker's may end a moment before the worker itself does.
-    return died(iterator, 0.0 if isinstance(error, RuntimeError) else _DEATH_S)
+    return _died(iterator, 0.0 if isinstance(error, RuntimeError) else _DEATH_S)
 
 
-def died(iterator: Any, patience_s: float = 0.0) -> bool:
-    """Whether a data worker dies within this time, or has died."""
-    sentinels = [worker.sentinel for worker in getattr(iterator, "_workers", [])]
+def _is_of_worker(error: BaseException) -> bool:
+    """Whether code in a data worker has raised this error, and torch raises it again in this process."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and frames[-1].f_code is ExceptionWrapper.reraise.__code__
+
+
+def _died(iterator: Any, patience_s: float) -> bool:
+    """Whether a data worker dies within this time, or has died. One whose part of a stream has ended may end."""
+    workers = zip(getattr(iterator, "_workers", ()), getattr(iterator, "_workers_status", ()), strict=True)
+    sentinels = [worker.sentinel for worker, goes_on in workers if goes_on or worker.exitcode]
     return bool(sentinels and connection.wait(sentinels, patience_s))
 
 
@@ -55,14 +70,20 @@ def shut_down(iterator: Any) -> None:
         iterator._shutdown_workers()
 
 
-def _try_often(
-    try_once: Callable[[float], tuple[bool, Any]], unborn: Unborn, timeout: float = _NOTICE_S
-) -> tuple[bool, Any]:
-    """Wait this long for a batch, and check often whether the data workers live, and have begun to run."""
+def _try_often(try_once: Callable[[float], tuple[bool, Any]], unborn: Unborn, timeout: float = 0.0) -> tuple[bool, Any]:
+    """Wait for a batch, and check often whether the data workers live, and have begun to run.
+
+    Args:
+        try_once: torch's own function, which waits for some seconds.
+        unborn: The data workers that have not begun to run.
+        timeout: Seconds after which torch raises an error, as the user's loader says. Otherwise it calls this again.
+    """
     found: tuple[bool, Any] = (False, None)
     for _ in range(max(1, math.ceil(timeout / _NOTICE_S))):
         found = try_once(_NOTICE_S)
         if found[0]:
-            break
+            return found
         unborn.waited()
+    if timeout:
+        unborn.give_up()  # so that torch's error comes from their end
     return found

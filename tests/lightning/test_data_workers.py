@@ -98,11 +98,17 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+@pytest.mark.parametrize(("max_waits", "timeout_s"), [(3, 0), (births.MAX_WAITS, 4)])
 def test_data_worker_that_does_not_begin_to_run_is_started_again(
-    read: Any, stuck: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    read: Any,
+    stuck: list[int],
+    max_waits: int,
+    timeout_s: float,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(births, "MAX_WAITS", 3)
-    loader = read(Slow(), num_workers=2)
+    monkeypatch.setattr(births, "MAX_WAITS", max_waits)
+    loader = read(Slow(), num_workers=2, timeout=timeout_s)
     assert [int(loader.next()[0]) for _ in range(4)] == [0, 1, 2, 3]
     (pid,) = stuck
     assert f"data workers {pid} have not begun to run" in caplog.text

@@ -96,11 +96,16 @@ def test_newcomer_of_the_first_fit_that_is_ready_in_the_second_joins_there(job: 
     job.audit()
 
 
-def test_newcomer_that_skips_a_fit_with_checkpoints_has_its_result(job: Job, gates: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_best_lost", [False, True])
+def test_newcomer_that_skips_a_fit_with_checkpoints_has_its_result(
+    job: Job, gates: Path, tmp_path: Path, is_best_lost: bool
+) -> None:
     (gates / "validation").touch()
     args = (HOSTS[0], str(gates), 2, str(tmp_path / "checkpoints"))
     members = job.start_world(2, fits.program, *args)
     wait_until(job, lambda state: state.training == 2)
+    if is_best_lost:  # as a ModelCheckpoint does once it has a better one
+        (gates / "best-0" / "epoch=0-step=8.ckpt").unlink()
     newcomer = job.start(fits.program, *args)
     wait_until(job, is_ready(2))
     let_in(gates)
@@ -110,6 +115,7 @@ def test_newcomer_that_skips_a_fit_with_checkpoints_has_its_result(job: Job, gat
     assert third["joined_after"] == first["joined_after"]
     assert third["weights"] == first["weights"]
     assert "skipping it" not in newcomer.output.read_text()  # which says so where something is missing
+    assert ("does not exist any more" in newcomer.output.read_text()) == is_best_lost
     job.audit()
 
 

@@ -249,6 +249,34 @@ def test_training_goes_on_from_a_checkpoint_in_another_world(tmp_path: Path) -> 
         assert rest.rates == whole.rates[step:]
 
 
+@pytest.mark.usefixtures("world_of_one")
+@pytest.mark.parametrize("ends_by", ["max_steps", "should_stop"])
+@pytest.mark.parametrize("stepped", ["by_lightning", "by_hand"])
+def test_training_that_ended_in_the_middle_of_an_epoch_goes_on_to_a_larger_limit(
+    stepped: str, ends_by: str, tmp_path: Path
+) -> None:
+    """Each update stands for two of the reference world, and an epoch has four."""
+
+    def train(max_steps: int, **options: Any) -> Any:
+        make = SCHEDULERS["ExponentialLR"]
+        module = module_of(pl, make) if stepped == "by_lightning" else by_hand(pl, one_cycle_of(40), 1)
+        loader = training.loader(8 * BATCH_SIZE, 2 * BATCH_SIZE)
+        return fit(pl, module, loader=loader, max_epochs=-1, max_steps=max_steps, **options)
+
+    def stop(trainer: Any) -> None:  # as a Timer does when `max_time` is over
+        trainer.should_stop = ends_by == "should_stop" and trainer.global_step == 11
+
+    ending = noting(pl, "on_train_batch_end", stop)
+    first = train(22 if ends_by == "max_steps" else 24, world_size=1, batch_size=BATCH_SIZE, callbacks=[ending])
+    first.save_checkpoint(tmp_path / "first.ckpt")
+    longer = train(26, ckpt_path=tmp_path / "first.ckpt")
+    assert (first.global_step, longer.global_step) == (11, 13)
+
+
+def one_cycle_of(num_updates: int) -> scheduled.MakeScheduler:
+    return lambda optimizer, _: scheduled.one_cycle(optimizer, num_updates)
+
+
 def test_epoch_that_user_code_cuts_short_does_not_count_as_a_whole_one() -> None:
     class Cutting(type(module_of(pl, one_cycle))):  # type: ignore[misc]
         def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:

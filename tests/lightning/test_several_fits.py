@@ -14,6 +14,7 @@ from ef_common.audit import audit
 from ef_common.launch import process
 from ef_common.testing.harness import HarnessError, Job
 from ef_lightning import strategy_for
+from tests import warm
 from tests.lightning import training
 from tests.lightning.compensated import noting
 from tests.lightning.conftest import HOSTS
@@ -58,6 +59,65 @@ def test_program_trains_and_evaluates_several_times_in_a_job_of_one(world_of_one
     assert report.ok, str(report)
     assert report["samples"].detail.count("training") == 3
     assert ours == program(HOSTS[0], "auto")
+
+
+def with_best(host: str, folder: Path, lost_by: int | None = None, max_epochs: int = 4) -> dict[str, Any]:
+    """Trains for two epochs and evaluates the best weights, which are those of the first; then for some more.
+
+    Args:
+        host: The class tree.
+        folder: For checkpoints, and for the files of a ModelCheckpoint that keeps the better ones.
+        lost_by: Rank of the worker that does not see the file of the best weights.
+        max_epochs: In the end.
+    """
+    pl = importlib.import_module(host)
+
+    class Worsening(evaluated(pl)):  # type: ignore[misc]
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val", float(abs(self.current_epoch - 3)) + 9.0 * (self.current_epoch == 1), sync_dist=True)
+
+    module = Worsening()
+    best = pl.callbacks.ModelCheckpoint(folder / "best", monitor="val")
+    strategy = strategy_for(host)(checkpoint=str(folder / "store"))
+    trainer = training.trainer(pl, strategy, callbacks=[best], enable_checkpointing=True)
+    loaders = {"train_dataloaders": training.loader(32), "val_dataloaders": training.loader(9)}
+    trainer.fit(module, **loaders)
+    found = {"trained": training.weights(module)}
+    if lost_by == trainer.global_rank:
+        best.best_model_path = str(folder / "lost.ckpt")
+    trainer.test(module, training.loader(9), ckpt_path="best", verbose=False)
+    found |= {"tested": training.weights(module)}
+    trainer.fit_loop.max_epochs = max_epochs
+    trainer.fit(module, **loaders)
+    trainer.test(module, training.loader(9), ckpt_path="best", verbose=False)
+    return {**found, "best": training.weights(module), "step": trainer.global_step}
+
+
+@pytest.mark.usefixtures("new_process")
+def test_program_that_starts_again_does_without_the_best_weights_that_it_has_removed_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = with_best(HOSTS[0], tmp_path)
+    assert first["trained"] != first["tested"]
+    assert "does not exist any more" not in caplog.text
+    monkeypatch.setattr(process, "_this", None)  # another process
+    assert with_best(HOSTS[0], tmp_path) == {**first, "tested": first["trained"]}
+    assert caplog.text.count("does not exist any more") == 1
+    assert len(list((tmp_path / "best").iterdir())) == 1
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("lost_by", [0, 1])
+def test_workers_of_which_one_does_without_the_best_weights_evaluate_the_same(tmp_path: Path, lost_by: int) -> None:
+    results = []
+    for name, rank in (("first", None), ("second", lost_by)):
+        with Job(tmp_path / name, preload=warm.TORCH) as job:
+            workers = job.start_world(2, with_best, HOSTS[0], tmp_path, rank, 2)
+            results += [worker.result() for worker in workers]
+    first = results[0]
+    tested = first["trained"] if lost_by == 0 else first["tested"]
+    assert results[1] == first
+    assert [result["tested"] for result in results[2:]] == [tested, tested]
 
 
 @pytest.mark.processes

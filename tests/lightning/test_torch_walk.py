@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from ef_common.data import torch_walk
 from ef_common.data.torch_walk import WalkedLoader, checksums_of, num_samples
 from ef_common.errors import DataWorkersLost
 from tests.lightning import walked
+from tests.waiting import poll_until
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning"),
@@ -122,6 +123,52 @@ def test_data_worker_that_dies_again_and_again_raises_what_it_is(
     loader = WalkedLoader(DataLoader(Dying(tmp_path / "dead", again=True), 2, num_workers=1))
     with pytest.raises(DataWorkersLost, match="died 2 times in a row"):
         list(loader.batches(0))
+
+
+class Uneven(IterableDataset[int]):
+    """The first data worker has less to read. The other one ends badly, once the first one has ended."""
+
+    def __init__(self, end: Callable[[], None]) -> None:
+        self.end = end
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        assert info is not None
+        yield info.id
+        if info.id == 1:
+            yield from range(2, 6)
+            self.end()
+            yield 6
+
+
+def fail(error: type[Exception]) -> None:
+    raise error("file 17 is corrupt")
+
+
+@pytest.mark.parametrize("error", [RuntimeError, ConnectionError, EOFError])
+def test_exception_of_a_data_worker_is_raised_at_once_after_another_one_has_ended(
+    error: type[Exception], caplog: pytest.LogCaptureFixture
+) -> None:
+    batches = WalkedLoader(DataLoader(Uneven(partial(fail, error)), None, num_workers=2)).batches(0)
+    found = [next(batches) for _ in range(6)]
+    workers = batches.gi_frame.f_locals["iterator"]._workers
+    poll_until(lambda: not workers[0].is_alive())
+    with pytest.raises(error, match="file 17 is corrupt"):
+        next(batches)
+    assert found == list(range(6))
+    assert not caplog.records
+
+
+def leave_once(path: Path) -> None:
+    if not path.exists():
+        path.touch()
+        os._exit(0)
+
+
+def test_data_worker_that_leaves_with_status_0_counts_as_lost(tmp_path: Path) -> None:
+    loader = WalkedLoader(DataLoader(Uneven(partial(leave_once, tmp_path / "left")), None, num_workers=2))
+    assert list(loader.batches(0)) == list(range(7))
+    assert (tmp_path / "left").exists()
 
 
 def test_exception_of_the_stream_is_raised_as_it_was() -> None:
