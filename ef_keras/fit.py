@@ -91,6 +91,7 @@ class Fit:
         self._claiming, self._job = worker.places(settings)
         self._autoscaler = worker.autoscaler(settings)
         self._checkpoints: FitCheckpoints | None = None
+        self._held: list[tuple[Any, np.ndarray]] = []  # the weights of a training that had ended before
         self._session = worker.session
         self._model = model
         self._callbacks = callbacks
@@ -257,6 +258,7 @@ class Fit:
             self.schedules.load_state(self._checkpoints.schedules)
         self._session.trainings.skip(has_result=has_result)
         self._claiming.skip()
+        self._hold_weights()
         hooks.start_at(self._model, self._epochs)
 
     def _set_up_checkpoints(self) -> None:
@@ -276,9 +278,15 @@ class Fit:
         self.data.is_over = complete = checkpoints.job.is_complete(self._limits)
         self._state.go_back(found)
         if complete:
+            self._hold_weights()
             logger.info("the training is complete. To train on, change its number of epochs. Received: %d", epochs)
         hooks.start_at(self._model, epochs if complete else self.data.epoch)
         return True
+
+    def _hold_weights(self) -> None:
+        """Keep the weights for the end of a `fit` without steps, in which Keras replaces them by their averages."""
+        if hooks.averaged(self._model):
+            self._held = [(variable, hooks.copied(variable)) for variable in hooks.state_variables(self._model)]
 
     @property
     def _limits(self) -> dict[str, Any]:
@@ -301,6 +309,8 @@ class Fit:
 
     def end(self) -> None:
         """All members have reached the end of this training."""
+        for variable, value in self._held:
+            variable.assign(value)
         if self._skips:
             if self._checkpoints is not None:
                 self._state.remember(self._checkpoints.memories)

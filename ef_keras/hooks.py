@@ -230,6 +230,11 @@ def copied(variable: Any) -> np.ndarray:
     return np.array(keras.ops.convert_to_numpy(variable))
 
 
+def averaged(model: Any) -> bool:
+    """Whether an optimizer replaces the weights by their averages at the end of `fit`, even if that makes no step."""
+    return any(optimizer.use_ema for optimizer in optimizers(model))
+
+
 def shared_variables(model: Any) -> list[Any]:
     """All variables that must be equal in all workers, in an order that is the same everywhere."""
     found = state_variables(model)

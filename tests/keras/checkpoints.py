@@ -198,7 +198,14 @@ def started_again(folder: str) -> dict[str, Any]:
     settings = Checkpointing(f"{folder}/epoch", every_steps=1)
     broken = start(adam, settings, BreaksOffAtTheEndOfAnEpoch(), make=make)
     results["end of an epoch"] = [broken["finished"], off(start(adam, settings, make=make), undisturbed)]
+    settings = Checkpointing(f"{folder}/complete", every_steps=1)
+    first = start(adam, settings, make=ends_with_the_first_weights)
+    results["complete"] = off(start(adam, settings, make=ends_with_the_first_weights), first)
     return results
+
+
+def ends_with_the_first_weights() -> list[Any]:
+    return [keras.callbacks.EarlyStopping("loss", mode="max", patience=50, restore_best_weights=True)]
 
 
 class NotesMemory(keras.callbacks.Callback):

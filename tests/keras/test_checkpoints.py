@@ -58,7 +58,7 @@ def results(tmp_path_factory: pytest.TempPathFactory, backend: str) -> dict[str,
 
 
 def test_fit_started_again_at_any_step_ends_as_an_undisturbed_one(results: dict[str, Any]) -> None:
-    assert results["started_again"] == {"each step": [3 * STEPS, []], "end of an epoch": [False, []]}
+    assert results["started_again"] == {"each step": [3 * STEPS, []], "end of an epoch": [False, []], "complete": []}
 
 
 def test_memory_of_a_checkpoint_is_free_when_the_fit_goes_on(results: dict[str, Any]) -> None:
