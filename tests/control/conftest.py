@@ -54,6 +54,12 @@ class Peer:
         self.say(wire.Hello(member, nonce, key, proof, returning))
         return self.hear()
 
+    def end(self) -> None:
+        """End the connection in order; `close` resets it if something has come that was not read."""
+        self.socket.shutdown(socket.SHUT_WR)
+        self.hear_all()
+        self.close()
+
     def close(self) -> None:
         self._lines.close()
         self.socket.close()

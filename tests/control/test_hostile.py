@@ -169,7 +169,7 @@ def test_process_that_ends_before_it_has_told_where_it_stands_is_not_taken_for_g
     if returning:
         liar = dial(coordinator)
         assert isinstance(liar.introduce("liar", TOKEN, key=key, returning=True), wire.Welcome)
-    liar.close()
+    liar.end()
     assert worker.client.next_view(1).ids == ("w0",)
     assert coordinator._server.state.gone == (frozenset() if returning else {"liar"})
 
