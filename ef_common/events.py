@@ -33,7 +33,8 @@ Record = dict[str, Any]
 
 _ENVELOPE = frozenset({"v", "time", "worker", "kind"})
 _INT_LIMIT = 1 << 62  # the audit computes in int64
-_TIME_LIMIT_S = 1e11  # since the epoch: the year 5138; calendars end somewhere
+TIME_LIMIT_S = 1e11
+"""A moment is so many seconds from the epoch at most: the year 5138. Calendars end somewhere."""
 _CHUNK_BYTES = 1 << 16
 _FOLDER, _ENDING = "events", ".jsonl"
 _DISPENSABLE = frozenset({"stream"})
@@ -481,7 +482,7 @@ def _above_zero(value: Any) -> bool:
 
 
 def _moment(value: Any) -> bool:
-    return _number(value) and abs(value) < _TIME_LIMIT_S
+    return _number(value) and abs(value) < TIME_LIMIT_S
 
 
 def _text_or_null(value: Any) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ef_common.errors import UsageError
+from ef_common.events import TIME_LIMIT_S
 from ef_common.files import read_whole
 
 if TYPE_CHECKING:
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 
 _Kind = TypeVar("_Kind", bound="DataclassInstance")
 _INT_LIMIT = 1 << 31
-_TIME_LIMIT_S = 1e11
-"""A moment in seconds since the epoch is before this one, in the year 5138."""
 
 
 def _is_text(value: Any) -> bool:
@@ -26,7 +25,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_moment(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and 0 <= value < _TIME_LIMIT_S
+    return type(value) in (int, float) and math.isfinite(value) and 0 <= value < TIME_LIMIT_S
 
 
 _CHECKS: dict[str, Callable[[Any], bool]] = {

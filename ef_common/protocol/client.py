@@ -491,7 +491,7 @@ class Client:
         if self._search.state is SearchState.RESTING:
             within = f"within {self._connect_timeout_s:g} s"
             self._finish(
-                CoordinatorLost(f"no coordinator that has members was found {within}: they seem to have ended")
+                CoordinatorLost(f"no coordinator that has members was found {within}: the members seem to have ended")
             )
 
     def _begin_anew(self, link: CoordinatorLink, why: str) -> bool:

@@ -36,6 +36,7 @@ from ef_common.core.membership import (
     Wanted,
     decide,
     phase_of,
+    size,
 )
 from ef_common.core.quorum import ChainLink
 from ef_common.core.room import NO_DEMAND, Demand
@@ -351,3 +352,21 @@ def test_rule_14_held_view_asks_nobody() -> None:
     assert isinstance(job.state, Serving)
     assert job.state.held
     assert job.asked == ""
+
+
+def test_rule_14_one_node_too_many_is_asked_to_leave_after_a_takeover() -> None:
+    """The coordinator before was lost after it had admitted a spare, and before it had asked the straggler."""
+    job = Job(Idle(), replace(SETTINGS, max_nodes=2))(*(report(name, VIEW) for name in VIEW.ids))
+    assert job.asked == VIEW.ids[-1]
+
+
+def test_rule_14_nodes_are_not_counted_in_each_event_of_a_job_of_several_workers_per_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It takes time in the number of workers, and there are as many events when all come to a boundary."""
+    counted: list[object] = []
+    monkeypatch.setattr(size, "_by_dispensability", lambda state, members: counted.append(state) or [])
+    job = started("a0", "a1", "b0", "b1", "c0", "c1", max_nodes=3)
+    job(Leaving("c1")).meet().settle()
+    assert job.view.ids == ("a0", "a1", "b0", "b1", "c0")
+    assert counted == []

@@ -87,13 +87,12 @@ def follow(before: Membership, state: Membership, settings: Settings) -> tuple[M
 def _leavers(state: Serving, settings: Settings) -> list[str]:
     """Who is to be asked to leave: a straggler whose replacement has come, and the nodes beyond those that are wanted.
 
-    There may also be a node too many if another coordinator was lost before it could ask a straggler. Never are so many
-    asked that fewer than `min_nodes` are left.
+    Never so many that fewer than `min_nodes` are left.
     """
     if state.suspects or state.shortage or len(state.settled) < state.view.world_size:
         return []
     replaced = replacement.replaced(state)
-    if not replaced and not state.demand.nodes and state.view.world_size <= settings.max_nodes:
+    if not (replaced or state.demand.nodes or _may_exceed_limit(state, settings)):
         return []
     staying = [member for member in roster.remaining(state) if member.id not in state.asked]
     leavers = [member.id for member in staying if member.id == replaced]
@@ -102,6 +101,14 @@ def _leavers(state: Serving, settings: Settings) -> list[str]:
     num_beyond = len(nodes) - roster.limit(state, settings)
     beyond = set(nodes[: max(0, num_beyond)])
     return leavers + [member.id for member in staying if member.node in beyond]
+
+
+def _may_exceed_limit(state: Serving, settings: Settings) -> bool:
+    """Whether another coordinator may have been lost before it could ask a straggler whose replacement had come.
+
+    The nodes themselves are counted only then, as that takes time in the number of workers.
+    """
+    return state.contested_at is not None and not state.announced and state.view.world_size > settings.max_nodes
 
 
 def _by_dispensability(state: Serving, members: list[Member]) -> list[str]:

@@ -25,8 +25,9 @@ ATTEMPT_S = 0.5
 class Announcing(ABC):
     """A thread that tells others, one after the other, what a coordinator knows, as long as there is news."""
 
-    def __init__(self, coordinator: Coordinator) -> None:
+    def __init__(self, coordinator: Coordinator, announcer: Announcer | EndpointAnnouncer) -> None:
         self._coordinator = coordinator
+        self._announcer = announcer
         self._runs = False
 
     def begin(self) -> None:
@@ -40,20 +41,24 @@ class Announcing(ABC):
         coordinator = self._coordinator
         if coordinator.later(self._look) or not coordinator.alive:
             return
-        news = self._next(coordinator.scheduler.now)
+        address = self._next(coordinator.scheduler.now)
         self._runs = has_news(coordinator.state)
-        if news is not None:
-            Announcement(coordinator, *news, partial(self._end, news[0]))
+        if address is not None:
+            Announcement(coordinator, address, self._announcer.news, partial(self._end, address))
         elif self._runs:
             coordinator.scheduler.idle_after(LOOK_S, self._look)
 
     def _end(self, address: Address, outcome: str) -> None:
+        if outcome == "told":
+            self._announcer.told(address)
+        elif outcome == "refused":
+            self._announcer.refused(address)
         self._note(address, outcome)
         self._look()
 
     @abstractmethod
-    def _next(self, now: float) -> tuple[Address, wire.Follow] | None:
-        """Who is to be told next, and what."""
+    def _next(self, now: float) -> Address | None:
+        """Who is to be told next."""
 
     @abstractmethod
     def _note(self, address: Address, outcome: str) -> None:
@@ -63,39 +68,26 @@ class Announcing(ABC):
 class ToStandbys(Announcing):
     """Tells the standbys that the coordinator has heard of."""
 
-    def __init__(self, coordinator: Coordinator, announcer: Announcer) -> None:
-        super().__init__(coordinator)
-        self._announcer = announcer
+    _announcer: Announcer
 
-    def _next(self, now: float) -> tuple[Address, wire.Follow] | None:
-        address = self._announcer.next(self._coordinator.state, self._coordinator.server.standbys.addresses, now)
-        return None if address is None else (address, self._announcer.news)
+    def _next(self, now: float) -> Address | None:
+        return self._announcer.next(self._coordinator.state, self._coordinator.server.standbys.addresses, now)
 
     def _note(self, address: Address, outcome: str) -> None:
-        if outcome == "told":
-            self._announcer.told(address)
-        elif outcome == "refused":
-            self._announcer.refused(address)
+        if outcome == "refused":
             self._coordinator.server.standbys.forget(address)
 
 
 class ToEndpoints(Announcing):
     """Tells those who are at the endpoints."""
 
-    def __init__(self, coordinator: Coordinator, announcer: EndpointAnnouncer) -> None:
-        super().__init__(coordinator)
-        self._announcer = announcer
+    _announcer: EndpointAnnouncer
 
-    def _next(self, now: float) -> tuple[Address, wire.Follow] | None:
-        address = self._announcer.next(self._coordinator.state, now)
-        return None if address is None else (address, self._announcer.news)
+    def _next(self, now: float) -> Address | None:
+        return self._announcer.next(self._coordinator.state, now)
 
     def _note(self, address: Address, outcome: str) -> None:
-        if outcome == "told":
-            self._announcer.told(address)
-        elif outcome == "refused":
-            self._announcer.refused(address)
-        else:
+        if outcome == "unreached":
             self._announcer.unanswered(address, self._coordinator.scheduler.now)
 
 
@@ -106,7 +98,7 @@ class Announcement:
         coordinator: Who speaks.
         address: To whom.
         message: What it says.
-        ended: Called with the outcome: it was "told", "refused" or not "reached".
+        ended: Called with the outcome: it was "told", "refused" or "unreached".
     """
 
     def __init__(

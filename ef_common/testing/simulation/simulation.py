@@ -259,6 +259,7 @@ class Simulation:
         self.coordinators: dict[int, Coordinator] = {}
         self.strangers: list[Stranger] = []
         self._num_nodes = 0
+        self._endpoints = range(FIRST, FIRST + schedule.num_endpoints)
         self._add_coordinator(FIRST)
         self._closed = False
         self._active_at = 0.0  # when something else than heartbeats has happened, or was to come
@@ -277,7 +278,7 @@ class Simulation:
             self._settings,
             number=number,
             life=0 if before is None else before.life + 1,
-            endpoints=tuple(address_of(FIRST + index) for index in range(self.schedule.num_endpoints)),
+            endpoints=tuple(map(address_of, self._endpoints)),
             cuts=self.cuts,
             heartbeat_timeout_s=job.heartbeat_timeout_s,
             limits=Limits(job.hang_timeout_s, unknown_s=_UNKNOWN_S),
@@ -620,8 +621,9 @@ class Simulation:
     # ------------------------------------------------------------ faults
 
     def _arrive(self) -> None:
+        node = FIRST + self._num_nodes
         self._num_nodes += 1
-        self._arrive_on(FIRST + self._num_nodes - 1)
+        self._arrive_on(node)
 
     def _arrive_on(self, node: int) -> None:
         worker = Worker(self, f"w{len(self.workers)}", node)
@@ -631,7 +633,7 @@ class Simulation:
 
     def _return_to_endpoints(self) -> None:
         """Nodes whose agents have ended, and whose addresses are endpoints, come back: they know nothing of the job."""
-        for number in range(FIRST, FIRST + self.schedule.num_endpoints):
+        for number in self._endpoints:
             before = self.coordinators.get(number)
             if before is not None and not before.alive and not before.vanished:
                 coordinator = self._add_coordinator(number)
@@ -666,13 +668,12 @@ class Simulation:
 
     def _leader_seen_from(self, coordinator: Coordinator) -> Coordinator | None:
         """The coordinator that leads or gathers members, if it is at an endpoint, or somebody there knows of it."""
-        for number in range(FIRST, FIRST + self.schedule.num_endpoints):
+        for number in self._endpoints:
             asked = self.coordinators.get(number)
             if asked is None or not asked.reached_from(coordinator):
                 continue
-            leader = (
-                asked if not isinstance(asked.state, Idle) else self._at(asked.server._leadership._supporter.leader)
-            )
+            told = asked.server._leadership._supporter.leader
+            leader = self._at(told) if isinstance(asked.state, Idle) else asked
             if leader is not None and leader.reached_from(coordinator) and not isinstance(leader.state, Idle):
                 return leader
         return None
