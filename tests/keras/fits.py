@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 
-def program(backend: str, gates: str, checkpoint: str = "") -> dict[str, Any]:
-    """Pre-trains a model, evaluates it, and fine-tunes another one that has its weights."""
+def program(backend: str, gates: str, checkpoint: str = "", use_ema: bool = False) -> dict[str, Any]:
+    """Pre-trains a model, evaluates it, and fine-tunes another one that has its weights.
+
+    With `use_ema`, each `fit` ends with the weights of its best epoch, and not with the averages of its optimizer.
+    """
     importlib.import_module(f"tests.keras.on_{backend}")
     keras = importlib.import_module("keras")
     ef_keras = importlib.import_module("ef_keras")
@@ -30,13 +33,15 @@ def program(backend: str, gates: str, checkpoint: str = "") -> dict[str, Any]:
                 time.sleep(0.01)
 
     def added() -> list[Any]:
-        return [Gate(), *ef_keras.callbacks(checkpoint=checkpoint or None)]
+        restores = [keras.callbacks.EarlyStopping("loss", patience=5, restore_best_weights=True)] if use_ema else []
+        return [Gate(), *restores, *ef_keras.callbacks(checkpoint=checkpoint or None)]
 
     def weights(model: Any) -> list[float]:
         return [float(v) for w in model.get_weights() for v in w.flatten()]
 
     keras.utils.set_random_seed(1)
-    model, other = features.compiled(features.net()), features.compiled(features.net())
+    optimizers = [keras.optimizers.Adam(0.01, use_ema=True) if use_ema else None for _ in range(2)]
+    model, other = [features.compiled(features.net(), optimizer) for optimizer in optimizers]
     history = model.fit(*features.data(), epochs=1, verbose=0, callbacks=added()).history
     found = {"losses": history.get("loss", []), "pretrained": weights(model)}
     model.evaluate(*features.data(50), verbose=0, callbacks=added())

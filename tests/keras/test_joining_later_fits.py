@@ -42,6 +42,24 @@ def test_newcomer_that_comes_in_the_second_fit_skips_the_first_and_joins(
         job.audit()
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("backend", BACKENDS[:1])
+def test_newcomer_ends_a_skipped_fit_with_the_weights_of_the_others_in_place_of_averages(
+    tmp_path: Path, backend: str
+) -> None:
+    args = (backend, str(tmp_path), str(tmp_path / "checkpoints"), True)
+    (tmp_path / "validation").touch()
+    with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
+        members = job.start_world(2, fits.program, *args)
+        wait_until(job, lambda state: state.training == 2)
+        newcomer = job.start(fits.program, *args)
+        wait_until(job, is_ready(2))
+        (tmp_path / "second").touch()
+        first, second, third = [worker.result() for worker in (*members, newcomer)]
+        assert first == second == third
+        job.audit()
+
+
 @pytest.mark.parametrize("backend", BACKENDS[:1])
 def test_newcomer_that_waits_between_two_fits_joins_in_the_second(tmp_path: Path, backend: str) -> None:
     with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
