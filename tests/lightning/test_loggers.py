@@ -42,12 +42,16 @@ def tensorboard_runs(directory: Path) -> dict[str, set[int]]:
         return runs
 
 
-def mlflow_runs(uri: str) -> dict[str, set[int]]:
+MLFLOW = {"mlflow": "sqlite:///{}.db", "mlflow-files": "file:{}"}
+"""Where it keeps its runs."""
+
+
+def mlflow_runs(directory: Path, kind: str) -> dict[str, set[int]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from mlflow import MlflowClient
 
-        client = MlflowClient(uri)
+        client = MlflowClient(MLFLOW[kind].format(directory))
         experiment = client.get_experiment_by_name("experiment")
         found = client.search_runs([experiment.experiment_id])
         assert {run.info.status for run in found} == {"FINISHED"}
@@ -57,13 +61,13 @@ def mlflow_runs(uri: str) -> dict[str, set[int]]:
         }
 
 
-def prepare_mlflow(directory: Path) -> None:
-    """MLflow's tables are made by one process, or they are made twice."""
+def prepare_mlflow(directory: Path, kind: str) -> None:
+    """MLflow's tables, or files, are made by one process, or two of them make them at once, of which one fails."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from mlflow import MlflowClient
 
-        MlflowClient(f"sqlite:///{directory}.db").search_experiments()
+        MlflowClient(MLFLOW[kind].format(directory)).search_experiments()
 
 
 def wandb_runs(directory: Path) -> dict[str, set[int]]:
@@ -117,8 +121,8 @@ KINDS: dict[str, tuple[str, Callable[[Path], dict[str, set[int]]]]] = {
     "csv": ("csv", csv_runs),
     "tensorboard": ("tensorboard", tensorboard_runs),
     "wandb": ("wandb", wandb_runs),
-    "mlflow": ("mlflow", lambda directory: mlflow_runs(f"sqlite:///{directory}.db")),
-    "mlflow-files": ("mlflow", lambda directory: mlflow_runs(f"file:{directory}")),
+    "mlflow": ("mlflow", lambda directory: mlflow_runs(directory, "mlflow")),
+    "mlflow-files": ("mlflow", lambda directory: mlflow_runs(directory, "mlflow-files")),
     "comet": ("comet_ml", comet_runs),
 }
 
@@ -130,9 +134,9 @@ def runs(job: Job, kind: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[], d
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed: pip install 'elasticflow-training[loggers]'")
     directory = job.directory / "logged"
-    if kind == "mlflow":
-        prepare_mlflow(directory)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    if kind in MLFLOW:
+        prepare_mlflow(directory, kind)
     return lambda: runs_of(directory)
 
 
