@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterator
 
 from ef_common.errors import JobFailed, JobFinished, Left
-from ef_common.launch.ending import end_soon
+from ef_common.launch.ending import InOrder, end_soon
 from ef_common.launch.failing import is_interruption
 from ef_common.launch.process import worker_if_any
 
@@ -38,4 +38,4 @@ def exit_cleanly(reason: str, status: int = 0) -> None:
     """End this process with that status."""
     logger.info("%s", reason)
     atexit.register(end_soon)
-    raise SystemExit(status)
+    raise InOrder(status)

@@ -235,7 +235,7 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
     session.crash_record = record
     notices = _notices(session, environment, log, elastic=True)
     _write_start(log)
-    failing = Failing(session)
+    failing = Failing(session, is_told=lambda: bool(notices.heard))
     failing.install()
     page = metrics_page(session, environment)
     try:

@@ -172,6 +172,11 @@ def script(**options: Any) -> list[str]:
     return [str(SCRIPT), json.dumps({**OPTIONS, **options})]
 
 
+def fault(harm: str, *, rank: int = 1) -> str:
+    """A fault of the worker with this rank, in its third step."""
+    return json.dumps({"where": "forward", "step": 2, "rank": rank, "harm": harm})
+
+
 def elasticflow(*arguments: str) -> tuple[int, str]:
     with patch.dict(os.environ):  # to which the launcher adds what its agents need
         result = CliRunner().invoke(main, list(arguments))
@@ -500,6 +505,15 @@ def test_error_of_the_script_is_shown_and_gives_status_1(job: Callable[..., Laun
     assert run.wait() == 1
     assert run.output.read_text().count("ValueError: this is wrong") == 2
     assert "Root Cause" not in run.output.read_text()
+
+
+def test_exit_with_another_status_than_0_in_a_step_ends_the_job(job: Callable[..., Launched]) -> None:
+    run = job("--nproc-per-node=2", *script(), fault("exit 3"))
+    assert run.wait() == 1
+    text = run.output.read_text()
+    assert "elasticflow: the job has failed: worker " in text
+    assert "raised SystemExit: 3 (in " in text
+    assert "restarting it" not in text
 
 
 @pytest.mark.thorough
