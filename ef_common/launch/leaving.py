@@ -21,6 +21,8 @@ def leaving_cleanly() -> Iterator[None]:
     try:
         yield
     except JobFinished:
+        if (worker := worker_if_any()) is not None:
+            worker.session.crash_record.finish()
         exit_cleanly("the job has finished already; nothing to join")
     except Left as left:
         worker, status = worker_if_any(), left.status

@@ -517,6 +517,30 @@ def test_exit_with_another_status_than_0_in_a_step_ends_the_job(job: Callable[..
 
 
 @pytest.mark.thorough
+def test_worker_whose_program_ends_in_a_step_has_left_and_the_others_are_replaced(
+    job: Callable[..., Launched],
+) -> None:
+    run = job("--nproc-per-node=2", *script(), fault("exit 0"))
+    left, kept = run.wait_for_world(2), run.wait_for_world(1)
+    assert kept > left
+    run.wait_until(lambda _: len(run.workers()) == 1, "the end of the other worker")
+    run.wait_until(lambda _: "ended with the program; resumed after" in run.output.read_text(), "what is told of it")
+    os.kill(run.workers()[0], signal.SIGKILL)
+    run.wait_for_world(1, after=kept)
+    (run.directory / ENOUGH).touch()
+    assert run.wait() == 0
+    assert "a worker was killed by SIGKILL; restarting it (restart 1 of 3)" in run.output.read_text()
+    run.audit()
+
+
+@pytest.mark.thorough
+def test_job_whose_program_ends_in_a_step_everywhere_is_not_over(job: Callable[..., Launched]) -> None:
+    run = job("--nproc-per-node=1", *script(), fault("exit 0", rank=0))
+    assert run.wait() == os.EX_TEMPFAIL
+    assert "elasticflow: all workers have left before the training was over\n" in run.output.read_text()
+
+
+@pytest.mark.thorough
 def test_job_whose_others_fail_has_not_finished_because_one_was_asked_to_leave(job: Callable[..., Launched]) -> None:
     run = job("--nproc-per-node=2", "--max-restarts=0", *script())
     run.wait_for_world(2)
