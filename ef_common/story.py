@@ -1,7 +1,8 @@
 """Tells what happens to a job, on the terminal of the training: one worker writes one line per change.
 
 The worker of rank 0 writes the lines, from what it writes into its event log. A change of the workers is reported with
-the first update after it, when its cost is known.
+the first update after it, when its cost is known. The end of the program in some workers is reported only if the
+others train on.
 """
 
 from __future__ import annotations
@@ -94,9 +95,6 @@ class Story:
             return
         if self._change is not None:
             before = self._change.before
-        if GOODBYE in record["reason"]:  # the program has ended in some: what is told is the end of all
-            self._change = None
-            return
         paused_s = 0.0 if self._change is None else self._change.pause_s
         self._change = _Change(before, members, record["reason"], paused_s + (record["pause_s"] or 0.0))
 
@@ -111,7 +109,7 @@ class Story:
 
     def _end_change(self, step: dict[str, Any] | None = None) -> None:
         change, self._change = self._change, None
-        if change is None:
+        if change is None or (step is None and GOODBYE in change.reason):  # the end of all
             return
         returned = 0 if step is None else round(num_samples(step, "returned"))
         what = in_words(change.before, change.after, change.reason)

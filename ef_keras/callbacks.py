@@ -21,6 +21,7 @@ from ef_common.data.checkpointer import Checkpointing
 from ef_common.data.settings import ElasticSettings
 from ef_common.data.walked_stream import WalkedStream
 from ef_common.errors import UnsupportedError
+from ef_common.launch.failing import ends_in_order
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.launch.process import Worker, this_worker
 from ef_keras import hooks
@@ -165,7 +166,7 @@ class Elastic(keras.callbacks.Callback):
 
     def _leave(self, error: BaseException | None) -> None:
         """A `fit` has been left: remove everything, and tell the others. None: nobody has seen the exception."""
-        if error is not None and not isinstance(error, SystemExit) and self._worker is not None:
+        if error is not None and not ends_in_order(error) and self._worker is not None:
             self._worker.log.write("fault", what=type(error).__name__, message=str(error)[:500])
             self._worker.failing.tell_if_heard(error)
         try:

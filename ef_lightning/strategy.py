@@ -26,6 +26,7 @@ from ef_common.data import global_batches
 from ef_common.data.checkpointer import Checkpointing
 from ef_common.data.settings import ElasticSettings
 from ef_common.errors import UsageError
+from ef_common.launch.failing import ends_in_order
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.launch.process import Worker, this_worker
 from ef_common.session import Session
@@ -382,7 +383,7 @@ class ElasticMixin(CollectivesMixin):
     def on_exception(self, exception: BaseException) -> None:
         """Record why this training ends, and tell the others."""
         super().on_exception(exception)  # type: ignore[misc]
-        if self._worker is None or isinstance(exception, SystemExit):
+        if self._worker is None or ends_in_order(exception):
             return
         self._here.log.write("fault", what=type(exception).__name__, message=str(exception)[:500])
         self._worker.failing.tell_if_heard(exception)

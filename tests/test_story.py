@@ -113,6 +113,12 @@ def test_end_of_the_program_is_no_loss(told: Told) -> None:
     assert told.take("end", reason="done") == []
 
 
+def test_end_of_the_program_in_a_worker_without_which_the_others_train_on_is_told(told: Told) -> None:
+    told.view(1, "ab", "2 workers start")
+    told.view(2, "a", "b gone (it said goodbye)")
+    assert told.step() == ["2 → 1 worker: worker b ended with the program; resumed after 41 ms"]
+
+
 @pytest.mark.parametrize("kind", ["evaluation", "epoch_end", "end"])
 def test_change_outside_of_a_training_is_told_as_well(told: Told, kind: str) -> None:
     told.view(1, "ab", "2 workers start")

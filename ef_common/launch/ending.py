@@ -12,6 +12,10 @@ import psutil
 _BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
+class InOrder(SystemExit):
+    """This worker has nothing more to do in the job, and so its process ends."""
+
+
 def end_soon() -> None:
     """Let the interpreter end without collecting garbage: with the frameworks loaded, that takes seconds.
 

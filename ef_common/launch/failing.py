@@ -6,7 +6,8 @@ network, a store or this machine (its GPU, its disks) is not the code's fault: i
 launcher may start again.
 
 A KeyboardInterrupt that code raises ends the job, too, and is raised in each worker. SIGINT from outside is a fault
-like any other, and costs only this worker.
+like any other, and costs only this worker. `sys.exit` with a status other than 0 in a training is an exception of the
+code, unless a handler of the program's own calls it on a notice to leave.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from ef_common.errors import (
     ThreadFailed,
     UsageError,
 )
-from ef_common.launch.ending import end_soon
+from ef_common.launch.ending import InOrder, end_soon
 from ef_common.session import Session
 
 logger = logging.getLogger(__name__)
@@ -72,14 +73,16 @@ class Failing:
 
     Args:
         session: The worker's session.
+        is_told: Returns whether a signal has told this worker to leave.
 
     Attributes:
         has_failed: An exception ends this process.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, *, is_told: Callable[[], bool] = lambda: False) -> None:
         self.has_failed = False
         self._session = session
+        self._is_told = is_told
         self._told = False
         self._signalled = False
         self._postponed: str | None = None
@@ -120,7 +123,7 @@ class Failing:
         if self._session.entering:
             self._leave()
             return
-        if is_users(error) or self._raises_interrupt(error):
+        if self._is_of_the_code(error):
             self._tell(self._why(error))
             return
         if isinstance(error, _NO_ERROR):
@@ -144,8 +147,8 @@ class Failing:
 
         Where there are no others, the program may catch it and train again, so newcomers are told at its end.
         """
-        session, of_the_code = self._session, is_users(error) or self._raises_interrupt(error)
-        if session.newcomer or session.world_size > 1 or not of_the_code:
+        session = self._session
+        if session.newcomer or session.world_size > 1 or not self._is_of_the_code(error):
             self.tell(error)
         else:
             self.postpone(error)
@@ -166,8 +169,12 @@ class Failing:
         if self._postponed is not None and not self._told:
             self._tell(self._postponed)
 
-    def _raises_interrupt(self, error: BaseException) -> bool:
-        return isinstance(error, KeyboardInterrupt) and not self._signalled
+    def _is_of_the_code(self, error: BaseException) -> bool:
+        if isinstance(error, KeyboardInterrupt):
+            return not self._signalled
+        if isinstance(error, SystemExit) and self._is_told():
+            return False
+        return is_users(error)
 
     def _why(self, error: BaseException) -> str:
         worker, record = self._session.worker, self._session.crash_record
@@ -196,7 +203,9 @@ def is_users(error: BaseException) -> bool:
     >>> is_users(ValueError("x")), is_users(MembershipError("x"))
     (True, False)
     """
-    if isinstance(error, (*_NO_ERROR, GroupBroken)):
+    if ends_in_order(error) or isinstance(error, (KeyboardInterrupt, GeneratorExit, GroupBroken)):
+        return False
+    if isinstance(error, SystemExit) and isinstance(error.__context__, KeyboardInterrupt):  # as Lightning ends then
         return False
     seen: set[int] = set()
     cause: BaseException | None = error
@@ -206,6 +215,15 @@ def is_users(error: BaseException) -> bool:
         seen.add(id(cause))
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return True
+
+
+def ends_in_order(error: BaseException) -> bool:
+    """Whether the process ends as it is meant to: by `sys.exit` with status 0, or because its worker leaves.
+
+    >>> ends_in_order(SystemExit()), ends_in_order(SystemExit(3)), ends_in_order(SystemExit("no data"))
+    (True, False, False)
+    """
+    return isinstance(error, InOrder) or (isinstance(error, SystemExit) and error.code in (0, None))
 
 
 def _show(error: BaseException) -> None:

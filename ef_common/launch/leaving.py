@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterator
 
 from ef_common.errors import JobFailed, JobFinished, Left
-from ef_common.launch.ending import end_soon
+from ef_common.launch.ending import InOrder, end_soon
 from ef_common.launch.failing import is_interruption
 from ef_common.launch.process import worker_if_any
 
@@ -21,6 +21,8 @@ def leaving_cleanly() -> Iterator[None]:
     try:
         yield
     except JobFinished:
+        if (worker := worker_if_any()) is not None:
+            worker.session.crash_record.finish()
         exit_cleanly("the job has finished already; nothing to join")
     except Left as left:
         worker, status = worker_if_any(), left.status
@@ -38,4 +40,4 @@ def exit_cleanly(reason: str, status: int = 0) -> None:
     """End this process with that status."""
     logger.info("%s", reason)
     atexit.register(end_soon)
-    raise SystemExit(status)
+    raise InOrder(status)

@@ -231,11 +231,11 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
         clock=time.monotonic,
         tracker=tracker,
         surroundings=Surroundings(software_here(), time.time),
+        crash_record=record,
     )
-    session.crash_record = record
     notices = _notices(session, environment, log, elastic=True)
     _write_start(log)
-    failing = Failing(session)
+    failing = Failing(session, is_told=lambda: bool(notices.heard))
     failing.install()
     page = metrics_page(session, environment)
     try:

@@ -55,7 +55,7 @@ from ef_common.launch.signals import GENTLE, Signals, listening, to_end
 from ef_common.launch.surroundings import local_number_in, meeting_in
 from ef_common.protocol.addresses import LOOPBACK, format_address
 from ef_common.protocol.auth import Token
-from ef_common.session.crash_record import ask_to_leave, has_left, read_failure
+from ef_common.session.crash_record import ask_to_leave, ended_early, has_left, read_failure
 from ef_common.storage.store import absolute
 from ef_common.terminal import say
 
@@ -512,7 +512,7 @@ class _Agents:
 
     @property
     def finished(self) -> bool:
-        """Whether an agent that was not asked to leave has reached the end of its script."""
+        """Whether an agent that was not asked to leave has reached the end of its script, and the training its own."""
         return 0 in self._statuses
 
     @property
@@ -538,7 +538,10 @@ class _Agents:
 
     @property
     def left(self) -> bool:
-        """Whether the worker of an agent has left before the end: it alone was given a notice, or the job let it go."""
+        """Whether the worker of an agent has left before the end.
+
+        It alone was given a notice, the job let it go, or its program has ended with status 0 in a training.
+        """
         return self._some_left or any(map(_has_left, self._agents.values()))
 
     @property
@@ -576,7 +579,7 @@ class _Agents:
 
 
 def _has_left(agent: _Agent) -> bool:
-    return agent.process.exitcode == 0 and has_left(agent.records)
+    return agent.process.exitcode == 0 and ended_early(agent.records)
 
 
 def _check_fork() -> None:
@@ -766,10 +769,15 @@ class _Supervisor:
             if self._agents.failed:
                 say("some workers failed; the others finished", color="yellow")
             return 0
-        if self._signals or (self._agents.left and not self._agents.failed):
+        if self._signals:
+            return self._options.left_status
+        has_failed = self._agents.failed or bool(self._agents.failure)
+        if self._agents.left and not has_failed:
+            if self._options.local:
+                say("all workers have left before the training was over", color="yellow")
             return self._options.left_status
         if self._agents.refused:
             return REFUSED
         if not self._options.local and self._agents.killed_as:  # the job goes on, on other nodes
             return self._agents.killed_as
-        return 1 if self._agents.failed else 0
+        return 1 if has_failed else 0

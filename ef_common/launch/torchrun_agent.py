@@ -25,7 +25,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 
 from ef_common.errors import UnsupportedError
 from ef_common.parts import Package, check, listed
-from ef_common.session.crash_record import has_left, path_of, read_failure
+from ef_common.session.crash_record import has_left, in_training, path_of, read_failure
 from ef_common.terminal import say
 
 if TYPE_CHECKING:
@@ -142,17 +142,23 @@ class Siblings:
         for rank, status in statuses.items():
             if status and not self._lose(rank, status, statuses):
                 return False
-        if self._told() or (not has_left(self._deaths.directory) and 0 in statuses.values()):
-            self._due.clear()  # the training is over, or is to be
+        if self._told() or self._is_over(statuses):
+            self._due.clear()
         for rank, due in list(self._due.items()):
             if self._clock() >= due:
                 self._revive(rank)
         return bool(self._due) or None in statuses.values()
 
+    def _is_over(self, statuses: Mapping[int, int | None]) -> bool:
+        """Whether the training is over: some have ended well, and neither have left nor were in the middle of it."""
+        directory = self._deaths.directory
+        ended = [path_of(directory, rank) for rank, status in statuses.items() if status == 0]
+        return not has_left(directory) and not all(map(in_training, ended))
+
     def _lose(self, rank: int, status: int, statuses: Mapping[int, int | None]) -> bool:
         """A worker has died; returns whether others go on."""
         directory, agent = self._deaths.directory, self._agent
-        over = 0 in statuses.values() and not has_left(directory)
+        over = self._is_over(statuses)
         living = bool(self._due) or None in statuses.values()
         self._are_ours = self._are_ours or any(path_of(directory, other).exists() for other in self._context.envs)
         if not self._are_ours or not (living or over) or read_failure(directory):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ef_common.session.collective_log import CollectiveLog
+from ef_common.session.crash_record import CrashRecord
 from ef_common.session.current_view import CurrentView
 from ef_common.session.ports import ControlChannel, GroupFactory
 from ef_common.session.progress_tracker import ProgressTracker
@@ -25,6 +26,7 @@ class Context:
         surroundings: Its software and its clock, which newcomers compare with those of the others.
         current: The view and its group.
         collectives: Those that this worker has completed.
+        crash_record: Where its launcher reads what it works on.
     """
 
     channel: ControlChannel
@@ -35,3 +37,4 @@ class Context:
     surroundings: Surroundings
     current: CurrentView
     collectives: CollectiveLog
+    crash_record: CrashRecord

@@ -23,7 +23,8 @@ _COUNTER_AT, _IN_STEP_AT, _EXCUSED_AT = 8, 16, 17
 _MAGIC = b"EFNOTE01"
 _LIFE = struct.Struct("<QQH512s")  # heartbeats, process id, length of the id in bytes, id
 _LIFE_AT = _STATE.size + MAX_RANGES * _RANGE.size
-SIZE = _LIFE_AT + _LIFE.size
+_TRAINS_AT = _LIFE_AT + _LIFE.size
+SIZE = _TRAINS_AT + 1
 _FAILED, _LEFT, _ASKED = "failed", "left", "asked"
 _MAX_FAILED_BYTES = 16_384
 
@@ -131,6 +132,14 @@ class CrashRecord:
         """Note that the step has ended."""
         self._buffer[_IN_STEP_AT] = 0
 
+    def begin_training(self) -> None:
+        """Note that the program has come to a training: an end of the process is not that of the training now."""
+        self._buffer[_TRAINS_AT] = 1
+
+    def end_training(self) -> None:
+        """Note that the training has ended normally. The program may do anything now, or end in any way."""
+        self._buffer[_TRAINS_AT] = 0
+
     def excuse(self) -> None:
         """Note that this worker ends because of a fault elsewhere."""
         self._buffer[_EXCUSED_AT] = 1
@@ -160,7 +169,8 @@ class CrashRecord:
             write_left(self._directory)
 
     def finish(self) -> None:
-        """Note that this worker's program is at its end, whichever others of its node have left before."""
+        """Note that nothing is left for this worker to train, whichever others of its node have left before."""
+        self.end_training()
         if self._directory is not None:
             with contextlib.suppress(OSError):
                 (self._directory / _LEFT).unlink(missing_ok=True)
@@ -181,6 +191,21 @@ def read(path: Path) -> Crash | None:
         return None
     ranges = tuple(_RANGE.unpack_from(data, _STATE.size + index * _RANGE.size) for index in range(number))
     return Crash(epoch, step, bool(in_step) and epoch >= 0, ranges, total, newest - first, bool(excused))
+
+
+def in_training(path: Path) -> bool:
+    """Whether the program of the worker with this record has come to a training, and not to its end."""
+    data = _data(path)
+    return data is not None and data[_TRAINS_AT] == 1
+
+
+def ended_early(directory: Path) -> bool:
+    """Whether the workers with records in a directory, which have ended with status 0, have done so before the end.
+
+    They have left the job, or their programs have ended in a training. Where there are no records, nothing is trained.
+    """
+    records = list(directory.glob("worker-*"))
+    return has_left(directory) or (bool(records) and all(map(in_training, records)))
 
 
 def lives(directory: Path) -> dict[Path, Life]:

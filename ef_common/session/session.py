@@ -46,7 +46,8 @@ class Session:
     Args:
         worker: This worker.
         channel: Control connection, or None for a world of one without a coordinator.
-        groups, on_event, clock, tracker, surroundings: See :class:`~ef_common.session.context.Context`.
+        groups, on_event, clock, tracker, surroundings, crash_record: See
+            :class:`~ef_common.session.context.Context`.
 
     Attributes:
         stage: What this worker does.
@@ -74,6 +75,7 @@ class Session:
         clock: Callable[[], float] = lambda: 0.0,
         tracker: ProgressTracker | None = None,
         surroundings: Surroundings | None = None,
+        crash_record: CrashRecord | None = None,
     ) -> None:
         alone = channel is None
         self._current = current = CurrentView(worker, SOLO if alone else View(0, (worker,)))
@@ -86,6 +88,7 @@ class Session:
             surroundings=surroundings or Surroundings(),
             current=current,
             collectives=CollectiveLog(0 if alone else FRESH, current),
+            crash_record=crash_record or CrashRecord(),
         )
         self.worker = worker
         self.stage = Stage.ALONE if alone else Stage.OUTSIDE
@@ -93,7 +96,7 @@ class Session:
         self.entering = self.leaving = False
         self.on_view: Callable[[View], None] = lambda view: None
         self.on_last_leave: Callable[[], None] | None = None
-        self.crash_record = CrashRecord()
+        self.crash_record = context.crash_record
         self.stats = Stats()
         self.collectives = context.collectives
         self.trainings = Trainings(context)

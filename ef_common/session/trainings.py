@@ -21,8 +21,8 @@ class Trainings:
         under_way → over   `end`: until the next one, the program may take any time
 
     Args:
-        context: Channel of this worker, the record of its progress, on which nobody relies between two trainings, and
-            the collectives, which tell whether it holds the state of the members' training.
+        context: Channel of this worker, the record of its progress, on which nobody relies between two trainings, the
+            one for its launcher, and the collectives, which tell whether it holds the state of the members' training.
 
     Attributes:
         number: Number of the training that the program has reached.
@@ -39,16 +39,19 @@ class Trainings:
         self._channel = context.channel
         self._tracker = context.tracker
         self._collectives = context.collectives
+        self._record = context.crash_record
 
     def begin(self, number: int) -> None:
         """The program has come to its n-th training."""
         self.number, self._tracker.rests = number, False
+        self._record.begin_training()
         if number > 1 and not self._collectives.is_fresh:
             self._channel.send("begin", number)
 
     def end(self) -> None:
         """The training has ended normally."""
         self._tracker.rests = True
+        self._record.end_training()
 
     @property
     def are_over(self) -> bool:

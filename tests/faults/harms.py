@@ -7,7 +7,9 @@ import ctypes
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 GIL_S = 6
@@ -91,5 +93,7 @@ HARMS: dict[str, Callable[[], None]] = {
     "out of memory": run_out_of_memory,
     "full disk": fill_the_disk,
     "closed sockets": shut_down_all_sockets,
+    "exit 0": partial(sys.exit, 0),
+    "exit 3": partial(sys.exit, 3),
 }
 """By name. A data exception is one in a process of the data loader."""

@@ -144,6 +144,14 @@ def test_exception_that_is_caught_around_a_fit_in_keras_ends_the_job_elsewhere(s
 
 
 @pytest.mark.thorough
+def test_exit_with_another_status_than_0_in_keras_ends_the_job_everywhere(start: Start) -> None:
+    job = start("raising_keras_worker.py")
+    started = nodes(job, 2, {"script_args": ("torch", "exit")})
+    check_that_it_failed(job, started, reason="SystemExit: 3 (in on_train_batch_begin, ")
+    assert len(job.events("start")) == 2
+
+
+@pytest.mark.thorough
 def test_worker_that_crashes_at_one_step_is_given_up_with_its_positions(start: Start, tmp_path: Path) -> None:
     job = start()
     arguments = options(where="crash", rank=0, step=5, checkpoint=str(tmp_path / "store"))

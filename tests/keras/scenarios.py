@@ -666,8 +666,12 @@ class Evaluates(keras.callbacks.Callback):
 
 
 class Leaves(keras.callbacks.Callback):
+    def __init__(self, status: Any) -> None:
+        super().__init__()
+        self._status = status
+
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        raise SystemExit(0)
+        raise SystemExit(self._status)
 
 
 def guard_fit() -> dict[str, Any]:
@@ -721,7 +725,8 @@ def guard_fit() -> dict[str, Any]:
     attempt("train_step", where="train_step")
     attempt("test_step", where="test_step")
     attempt("caught", Evaluates())
-    attempt("leaves", Leaves())
+    attempt("leaves", Leaves(0))
+    attempt("exits", Leaves("in exits"))
     attempt("well")
     return found
 

@@ -124,6 +124,20 @@ def test_agents_whose_worker_the_job_has_let_go_hold_nothing(agents: Any, monkey
     assert (agents.failed, agents.finished, agents.left) == (False, False, True)
 
 
+def end_in_training(args: object, device: object, records: Path, *rest: object) -> None:
+    CrashRecord(records, 0).begin_training()
+    os._exit(0)
+
+
+def test_worker_that_ends_in_a_training_has_left_and_the_job_has_not_finished(
+    agents: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_run_agent", end_in_training)
+    agents.start()
+    poll_until(lambda: not agents.alive)
+    assert (agents.failed, agents.finished, agents.left) == (False, False, True)
+
+
 @pytest.mark.parametrize(
     ("status", "why", "told"),
     [
@@ -190,6 +204,22 @@ def test_launcher_ends_as_soon_as_its_agent_has_ended(
     supervise: Callable[[Callable[..., None]], tuple[int, str]], status: int, told: tuple[int, str]
 ) -> None:
     assert supervise(end_as(status)) == told
+
+
+def test_node_whose_worker_ends_in_a_training_says_that_it_is_not_over(
+    supervise: Callable[[Callable[..., None]], tuple[int, str]],
+) -> None:
+    assert supervise(end_in_training) == (75, "stopped")
+
+
+def test_node_whose_worker_catches_the_exception_that_fails_the_job_has_failed(
+    supervise: Callable[[Callable[..., None]], tuple[int, str]],
+) -> None:
+    def body(args: object, device: object, records: Path, *rest: object) -> None:
+        write_failure(records, "w raised ValueError: x")
+        end_in_training(args, device, records)
+
+    assert supervise(body) == (1, "failed: w raised ValueError: x")
 
 
 def test_launcher_tells_its_workers_to_leave_as_soon_as_it_is_told(
@@ -342,6 +372,21 @@ def test_lost_worker_that_cannot_be_started_again_at_once_costs_no_other(
     assert [agents._agents[number].lives for number in agents.training] == [1, 2]
     said = capfd.readouterr().err
     assert said.count("no worker can be started on this machine (Resource temporarily unavailable)") == 1
+
+
+def test_lost_worker_is_replaced_after_another_one_has_ended_in_a_training(
+    local_job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agents, lives = local_job.agents, module._run_agent
+    monkeypatch.setattr(module, "_run_agent", end_in_training)
+    agents.start()
+    monkeypatch.setattr(module, "_run_agent", lives)
+    local_job.killed.add(1)
+    agents.start()
+    poll_until(lambda: not agents.alive)
+    local_job.killed.clear()
+    look_until(local_job, lambda: bool(agents.training))
+    assert [agents._agents[number].lives for number in agents.training] == [2]
 
 
 @pytest.mark.parametrize(("ordered", "left"), [(1, [0]), (2, [0, 2])])

@@ -27,6 +27,7 @@ from ef_common.errors import (
     StorageFailed,
     UsageError,
 )
+from ef_common.launch.ending import InOrder
 from ef_common.launch.failing import Failing, describe, is_users
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.session.crash_record import CrashRecord, path_of, read, read_failure
@@ -126,10 +127,26 @@ def test_what_the_code_can_be_the_cause_of_is_the_users(error):
     assert is_users(raised(error))
 
 
-@pytest.mark.parametrize("error", [SystemExit(1), GroupBroken("x")])
+@pytest.mark.parametrize("error", [SystemExit(), SystemExit(0), InOrder(75), GroupBroken("x")], ids=repr)
 def test_what_is_no_exception_of_the_code_is_not_told(error):
     session = Told()
     Failing(session).tell(raised(error))  # type: ignore[arg-type]
+    assert session.told == []
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), SystemExit("no data are there")], ids=repr)
+def test_exit_with_another_status_than_0_is_an_exception_of_the_code(error):
+    session = Told()
+    Failing(session).tell(raised(error))  # type: ignore[arg-type]
+    (why,) = session.told
+    assert f"raised SystemExit: {error.code} (in raised, " in why
+
+
+def test_exit_after_a_fault_an_interrupt_or_a_notice_is_none():
+    for earlier in (KeyboardInterrupt(), Evicted("x")):
+        assert not is_users(raised(SystemExit(1), within=earlier))
+    session = Told()
+    Failing(session, is_told=lambda: True).tell(raised(SystemExit(143)))  # type: ignore[arg-type]
     assert session.told == []
 
 

@@ -172,6 +172,11 @@ def script(**options: Any) -> list[str]:
     return [str(SCRIPT), json.dumps({**OPTIONS, **options})]
 
 
+def fault(harm: str, *, rank: int = 1) -> str:
+    """A fault of the worker with this rank, in its third step."""
+    return json.dumps({"where": "forward", "step": 2, "rank": rank, "harm": harm})
+
+
 def elasticflow(*arguments: str) -> tuple[int, str]:
     with patch.dict(os.environ):  # to which the launcher adds what its agents need
         result = CliRunner().invoke(main, list(arguments))
@@ -500,6 +505,39 @@ def test_error_of_the_script_is_shown_and_gives_status_1(job: Callable[..., Laun
     assert run.wait() == 1
     assert run.output.read_text().count("ValueError: this is wrong") == 2
     assert "Root Cause" not in run.output.read_text()
+
+
+def test_exit_with_another_status_than_0_in_a_step_ends_the_job(job: Callable[..., Launched]) -> None:
+    run = job("--nproc-per-node=2", *script(), fault("exit 3"))
+    assert run.wait() == 1
+    text = run.output.read_text()
+    assert "elasticflow: the job has failed: worker " in text
+    assert "raised SystemExit: 3 (in " in text
+    assert "restarting it" not in text
+
+
+@pytest.mark.thorough
+def test_worker_whose_program_ends_in_a_step_has_left_and_the_others_are_replaced(
+    job: Callable[..., Launched],
+) -> None:
+    run = job("--nproc-per-node=2", *script(), fault("exit 0"))
+    left, kept = run.wait_for_world(2), run.wait_for_world(1)
+    assert kept > left
+    run.wait_until(lambda _: len(run.workers()) == 1, "the end of the other worker")
+    run.wait_until(lambda _: "ended with the program; resumed after" in run.output.read_text(), "what is told of it")
+    os.kill(run.workers()[0], signal.SIGKILL)
+    run.wait_for_world(1, after=kept)
+    (run.directory / ENOUGH).touch()
+    assert run.wait() == 0
+    assert "a worker was killed by SIGKILL; restarting it (restart 1 of 3)" in run.output.read_text()
+    run.audit()
+
+
+@pytest.mark.thorough
+def test_job_whose_program_ends_in_a_step_everywhere_is_not_over(job: Callable[..., Launched]) -> None:
+    run = job("--nproc-per-node=1", *script(), fault("exit 0", rank=0))
+    assert run.wait() == os.EX_TEMPFAIL
+    assert "elasticflow: all workers have left before the training was over\n" in run.output.read_text()
 
 
 @pytest.mark.thorough

@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from torch.distributed.elastic.multiprocessing.api import SubprocessContext
@@ -154,6 +155,22 @@ def test_crashed_worker_is_restarted_alone_and_neither_sibling_nor_other_node(jo
     job.wait_for("view", size=2, pid=pair[1])
     job.tell("end")
     assert [job.wait_exit(agent) for agent in job.agents] == [0, 0]
+
+
+@pytest.mark.processes
+def test_worker_that_ends_in_the_training_ends_it_for_no_sibling(job: Job, entry_point: None) -> None:
+    pids = start(job, 3, "--max-restarts=1")
+    job.wait_for("view", 3, size=3)
+    job.tell("quit", pids[0])
+    job.wait_for("view", 2, size=2)
+    poll_until(lambda: not psutil.pid_exists(pids[0]))  # the agent knows how it has ended
+    os.kill(pids[1], signal.SIGKILL)
+    (newcomer,) = job.wait_for("newcomer")
+    job.wait_for("view", size=2, pid=newcomer["pid"])
+    job.tell("end")
+    assert job.wait_exit(job.agents[0]) == 0
+    assert len(job.records("start")) == 4
+    assert job.logs().count("(SIGKILL); restarting it (restart 1 of 1)") == 1
 
 
 @pytest.mark.processes

@@ -1,7 +1,8 @@
 """A worker without a framework: follows the membership, and writes down what it sees.
 
 Everything goes by files in the directory EF_TEST_DIR: `<pid>.jsonl` holds this worker's records; the tests
-create `crash-<pid>` to make it fail, and `end` or `end-<pid>` to make it finish the training.
+create `crash-<pid>` to make it fail, `quit-<pid>` to make it end in the training, and `end` or `end-<pid>` to make it
+finish the training.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def told(word: str) -> bool:
     return (DIRECTORY / f"{word}-{PID}").exists() or (DIRECTORY / word).exists()
 
 
-def train(client: CoordinatorClient) -> None:
+def train(client: CoordinatorClient, note: CrashRecord) -> None:
+    note.begin_training()
     known = [0]
     if client.start(known.append):
         record(kind="newcomer")
@@ -55,7 +57,11 @@ def train(client: CoordinatorClient) -> None:
                 asked = True
             if told("crash"):
                 os._exit(17)
+            if told("quit"):
+                client.send("bye")
+                return
             if told("end"):
+                note.finish()
                 client.send("close")
                 record(kind="closed")
                 while told("stay"):
@@ -72,8 +78,7 @@ def main() -> None:
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT")
     record(kind="start", has_token=environment.token is not None, restart=restart, local_rank=environment.local_rank)
     sys.stdout.write("started\n")
-    if environment.crash_records is not None:
-        CrashRecord(environment.crash_records, environment.local_rank)  # as a worker of ElasticFlow, for its agent
+    note = CrashRecord(environment.crash_records, environment.local_rank)  # as a worker of ElasticFlow, for its agent
     if environment.coordinator is None:
         from ef_common.launch.c10d import host_or_find_coordinator, is_plain_torchrun
 
@@ -83,8 +88,9 @@ def main() -> None:
         record(kind="c10d", hosts=job.coordinator is not None)
     client = CoordinatorClient(environment.coordinator, environment.member(), environment.token)
     try:
-        train(client)
+        train(client, note)
     except JobFinished:
+        note.finish()
         record(kind="finished")
     finally:
         client.stop()

@@ -8,7 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from ef_common.session.crash_record import MAX_RANGES, SIZE, Crash, CrashRecord, Life, has_left, lives, path_of, read
+from ef_common.session.crash_record import (
+    MAX_RANGES,
+    SIZE,
+    Crash,
+    CrashRecord,
+    Life,
+    ended_early,
+    has_left,
+    in_training,
+    lives,
+    path_of,
+    read,
+)
 
 
 def test_crash_record_of_a_process_that_is_killed_is_what_it_wrote_last(tmp_path: Path) -> None:
@@ -111,6 +123,29 @@ def test_node_has_left_unless_one_of_its_workers_has_come_to_the_end(tmp_path: P
     assert has_left(tmp_path)
     second.finish()
     assert not has_left(tmp_path)
+
+
+def test_workers_that_end_in_a_training_have_ended_early_unless_one_of_them_is_through(tmp_path: Path) -> None:
+    assert not ended_early(tmp_path), "nothing is trained there"
+    first, second = CrashRecord(tmp_path, 0), CrashRecord(tmp_path, 1)
+    assert not ended_early(tmp_path), "they may have evaluated"
+    for record in (first, second):
+        record.begin_training()
+        record.begin(0, 3, [(0, 8)])
+    assert ended_early(tmp_path)
+    second.end_training()
+    assert not ended_early(tmp_path)
+    second.begin_training()
+    second.finish()  # the others have finished without it
+    assert not ended_early(tmp_path)
+    first.leave()
+    assert ended_early(tmp_path)
+
+
+def test_record_that_is_not_there_or_not_whole_is_of_no_training(tmp_path: Path) -> None:
+    assert not in_training(path_of(tmp_path, 0))
+    path_of(tmp_path, 0).write_bytes(b"\1" * SIZE)
+    assert not in_training(path_of(tmp_path, 0))
 
 
 def test_nobody_reads_that_a_worker_has_left_whose_record_is_in_memory() -> None:

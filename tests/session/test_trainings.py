@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ import pytest
 from ef_common.core.replay import FRESH
 from ef_common.core.view import Member, View
 from ef_common.session.collective_log import CollectiveLog
+from ef_common.session.crash_record import CrashRecord, in_training, path_of
 from ef_common.session.current_view import CurrentView
 from ef_common.session.progress_tracker import ProgressTracker
 from ef_common.session.trainings import Trainings
@@ -22,13 +24,16 @@ ME = Member("w", "n", "")
 class Program:
     """A program, in a member or (fresh) in a newcomer, and what it tells the coordinator."""
 
-    def __init__(self, completed: int = 7, *, others_are_in: int = 1) -> None:
+    def __init__(self, completed: int = 7, *, others_are_in: int = 1, directory: Path | None = None) -> None:
         self.told: list[tuple[str, int]] = []
         channel = SimpleNamespace(
             send=lambda kind, number: self.told.append((kind, number)), job_training=lambda: others_are_in
         )
         log = CollectiveLog(completed, CurrentView(ME, View(1, (ME,))))
-        context = SimpleNamespace(channel=channel, tracker=ProgressTracker(lambda: 0.0), collectives=log)
+        record = CrashRecord(directory)
+        context = SimpleNamespace(
+            channel=channel, tracker=ProgressTracker(lambda: 0.0), collectives=log, crash_record=record
+        )
         self.trainings = Trainings(cast(Any, context))
 
     @property
@@ -62,6 +67,17 @@ def test_each_row_of_the_diagram_is_true(row: str) -> None:
         act(program)
         shown.append(program.state)
     assert row == " → ".join(shown[-2:])
+
+
+def test_launcher_can_read_whether_a_training_is_under_way(tmp_path: Path) -> None:
+    trainings, path = Program(directory=tmp_path).trainings, path_of(tmp_path, 0)
+    seen = [in_training(path)]
+    for number in (1, 2):
+        trainings.begin(number)
+        seen.append(in_training(path))
+        trainings.end()
+        seen.append(in_training(path))
+    assert seen == [False, True, False, True, False]
 
 
 @pytest.mark.parametrize(("completed", "told"), [(7, [("begin", 2)]), (FRESH, [])])
