@@ -254,8 +254,6 @@ def main(argv: list[str]) -> int:
         return hosts_job.main(args, argv)
     options = Options.parse(argv)
     script = [options.torchrun.training_script, *options.torchrun.training_script_args]
-    run_dir = run_directory.create(script[0], options.run_dir, local=options.local, joins=bool(options.torchrun.join))
-    os.environ[environment.RUN_DIR] = str(run_dir)
     if options.checkpoint:
         os.environ[environment.CHECKPOINT] = options.checkpoint
     for name in (environment.CHECKPOINT, environment.CLAIMS):
@@ -263,7 +261,14 @@ def main(argv: list[str]) -> int:
             os.environ[name] = absolute(url)  # the script may change its working directory
     os.environ.update(options.variables)
     launcher = run_directory.this_launcher(script, max_workers=options.max_nodes, local=options.local)
-    with listening() as signals, _Agents(options) as agents:
+    with (
+        run_directory.taken(
+            script[0], options.run_dir, launcher=launcher, joins=bool(options.torchrun.join)
+        ) as run_dir,
+        listening() as signals,
+        _Agents(options) as agents,
+    ):
+        os.environ[environment.RUN_DIR] = str(run_dir)
         if not options.torchrun.join:
             joining.write(run_dir, options.torchrun, script, local=options.local, token=agents.token_to_join)
         return _Supervisor(options, run_dir, agents, launcher, signals).run()
