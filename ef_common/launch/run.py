@@ -116,7 +116,8 @@ class Options:
         if args.join:
             _take_from_job(args, made)
         meeting = None
-        if args.standalone:
+        is_alone = args.standalone
+        if is_alone:
             _be_alone(args)
         elif not args.rdzv_endpoint:
             meeting = meeting_in(os.environ, has_token=names_token(config_of(args.rdzv_conf)))
@@ -138,6 +139,12 @@ class Options:
             raise UsageError(str(error)) from None
         if num_workers < 1:
             raise UsageError(f"at least one worker is needed. Received: --nproc-per-node={args.nproc_per_node}")
+        if local and min_nodes > num_workers and not is_alone:
+            raise UsageError(
+                f"a job of at least {min_nodes} nodes needs a place where they meet: add --rdzv-endpoint=HOST:PORT, or "
+                f"start it with --nnodes=1:{max_nodes} or --nproc-per-node={min_nodes} on this machine. Received: "
+                f"--nnodes={args.nnodes} --nproc-per-node={args.nproc_per_node}"
+            )
         if local:
             min_nodes, max_nodes = min(min_nodes, num_workers), max(max_nodes, num_workers)
         if not 0 <= args.left_status <= 255:

@@ -555,6 +555,8 @@ def test_options_of_torchrun_pass_through(job: Callable[..., Launched], tmp_path
         (["--nproc-per-node=0", "x.py"], "at least one worker"),
         (["--nproc-per-node=many", "x.py"], "many"),
         (["--nnodes=3:1:4", "x.py"], "3:1:4"),
+        (["--nnodes=2", "x.py"], "at least 2 nodes needs a place where they meet: add --rdzv-endpoint=HOST:PORT"),
+        (["--nnodes=4:8", "--nproc-per-node=2", "x.py"], "or start it with --nnodes=1:8 or --nproc-per-node=4 on this"),
         (["--rdzv-conf=hang_timeout=soon", "x.py"], "hang_timeout=soon"),
         (["--rdzv-conf=hang_timeout", "x.py"], "expected KEY=VALUE"),
         (["--left-status=256", "x.py"], "--left-status=256"),
@@ -566,6 +568,12 @@ def test_what_cannot_be_run_is_refused(arguments: list[str], message: str, tmp_p
     code, text = elasticflow("run", f"--run-dir={tmp_path}", *arguments)
     assert code == 2
     assert message in text
+
+
+@pytest.mark.parametrize("options", [["--nnodes=2:3", "--nproc-per-node=2"], ["--nnodes=2", "--standalone"]])
+def test_job_that_needs_several_workers_of_this_machine_starts_on_it(options: list[str]) -> None:
+    """With --standalone, the number of nodes may be that of a scheduler's jobs, of which each trains alone."""
+    assert launcher.Options.parse([*options, "x.py"]).local
 
 
 def test_job_on_this_machine_is_joined_with_its_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
