@@ -192,10 +192,19 @@ def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironm
         scale_command=env.get(SCALE_COMMAND, "").strip() or None,
         scale_timeout_s=_seconds(env, SCALE_TIMEOUT, default=DEFAULT_SCALE_TIMEOUT_S, low=0.1),
         metrics_port=_integer(env, METRICS_PORT, default=0, low=0, high=65535),
-        grace_s=_seconds(env, GRACE, default=DEFAULT_GRACE_S),
+        grace_s=grace_s_in(env),
         heartbeat_timeout_s=_seconds(env, HEARTBEAT_TIMEOUT, default=DEFAULT_HEARTBEAT_TIMEOUT_S, low=0.1, high=3600.0),
         hang_timeout_s=_seconds(env, HANG_TIMEOUT, default=0.0) if env.get(HANG_TIMEOUT, "").strip() else None,
     )
+
+
+def grace_s_in(env: Mapping[str, str]) -> float:
+    """How many seconds a worker may take to leave.
+
+    Raises:
+        UsageError: That is no number of seconds.
+    """
+    return _seconds(env, GRACE, default=DEFAULT_GRACE_S)
 
 
 def check_log_format(env: Mapping[str, str]) -> None:

@@ -5,8 +5,9 @@ elastic job on this machine. Each worker then has its own agent, because an agen
 crashes; and the coordinator is a process of its own, so no worker is special.
 
 A worker that a signal has ended (SIGKILL, a lack of memory, a crash) is restarted: the first time at once, then after
-growing pauses. A worker that has raised an exception would raise it again, so the job ends. So it does when a worker
-dies at the same step repeatedly (:mod:`ef_common.launch.restarts`).
+growing pauses. If a signal has ended its agent, the worker leaves by itself, and another one is started with a new
+agent. A worker that has raised an exception would raise it again, so the job ends. So it does when a worker dies at the
+same step repeatedly (:mod:`ef_common.launch.restarts`).
 
 This process imports torch once and has one thread; agents are forked from it, even later, when the job is scaled.
 """
@@ -29,6 +30,7 @@ import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 
 import psutil
@@ -44,7 +46,7 @@ from ef_common.launch.child import end_with_parent
 from ef_common.launch.command import LEFT, REFUSED
 from ef_common.launch.coordinator_process import RESTART_S, start_coordinator
 from ef_common.launch.departure import SIGNAL
-from ef_common.launch.ending import end_soon
+from ef_common.launch.ending import end_soon, has_ended
 from ef_common.launch.hosts import options as hosts_options
 from ef_common.launch.launcher_file import LauncherFile
 from ef_common.launch.nnodes import DEFAULT_NNODES
@@ -55,7 +57,7 @@ from ef_common.launch.signals import GENTLE, Signals, listening, to_end
 from ef_common.launch.surroundings import local_number_in, meeting_in
 from ef_common.protocol.addresses import LOOPBACK, format_address
 from ef_common.protocol.auth import Token
-from ef_common.session.crash_record import ask_to_leave, ended_early, has_left, read_failure
+from ef_common.session.crash_record import ask_to_leave, ended_early, has_left, pids, read_failure
 from ef_common.storage.store import absolute
 from ef_common.terminal import say
 
@@ -74,6 +76,9 @@ _OF_THE_MACHINE = frozenset(
 _NONE = "\0"  # stands for a script that is not named
 _LOOK_S = 0.1
 _START_AGAIN_S = 5.0
+_LATE_S = 5.0
+"""A worker without an agent that has not ended so long after its grace time stands still: it finds out within a second
+that it is alone."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +121,8 @@ class Options:
         if args.join:
             _take_from_job(args, made)
         meeting = None
-        if args.standalone:
+        is_alone = args.standalone
+        if is_alone:
             _be_alone(args)
         elif not args.rdzv_endpoint:
             meeting = meeting_in(os.environ, has_token=names_token(config_of(args.rdzv_conf)))
@@ -138,6 +144,12 @@ class Options:
             raise UsageError(str(error)) from None
         if num_workers < 1:
             raise UsageError(f"at least one worker is needed. Received: --nproc-per-node={args.nproc_per_node}")
+        if local and min_nodes > num_workers and not is_alone:
+            raise UsageError(
+                f"a job of at least {min_nodes} nodes needs a place where they meet: add --rdzv-endpoint=HOST:PORT, or "
+                f"start it with --nnodes=1:{max_nodes} or --nproc-per-node={min_nodes} on this machine. Received: "
+                f"--nnodes={args.nnodes} --nproc-per-node={args.nproc_per_node}"
+            )
         if local:
             min_nodes, max_nodes = min(min_nodes, num_workers), max(max_nodes, num_workers)
         if not 0 <= args.left_status <= 255:
@@ -254,8 +266,6 @@ def main(argv: list[str]) -> int:
         return hosts_job.main(args, argv)
     options = Options.parse(argv)
     script = [options.torchrun.training_script, *options.torchrun.training_script_args]
-    run_dir = run_directory.create(script[0], options.run_dir, local=options.local, joins=bool(options.torchrun.join))
-    os.environ[environment.RUN_DIR] = str(run_dir)
     if options.checkpoint:
         os.environ[environment.CHECKPOINT] = options.checkpoint
     for name in (environment.CHECKPOINT, environment.CLAIMS):
@@ -263,7 +273,14 @@ def main(argv: list[str]) -> int:
             os.environ[name] = absolute(url)  # the script may change its working directory
     os.environ.update(options.variables)
     launcher = run_directory.this_launcher(script, max_workers=options.max_nodes, local=options.local)
-    with listening() as signals, _Agents(options) as agents:
+    with (
+        run_directory.taken(
+            script[0], options.run_dir, launcher=launcher, joins=bool(options.torchrun.join)
+        ) as run_dir,
+        listening() as signals,
+        _Agents(options) as agents,
+    ):
+        os.environ[environment.RUN_DIR] = str(run_dir)
         if not options.torchrun.join:
             joining.write(run_dir, options.torchrun, script, local=options.local, token=agents.token_to_join)
         return _Supervisor(options, run_dir, agents, launcher, signals).run()
@@ -316,6 +333,8 @@ class _Agents:
         self._start_failed = False  # and that was said
         self._directory = Path(tempfile.mkdtemp(prefix="elasticflow-"))
         self._max_restarts = 0
+        self._grace_s = environment.grace_s_in(os.environ)
+        self._orphans: dict[psutil.Process, float] = {}  # when they are late
         self._coordinator: psutil.Process | None = None
 
     def __enter__(self) -> _Agents:
@@ -425,6 +444,11 @@ class _Agents:
 
     def replace_lost(self) -> None:
         """Start replacements for agents whose worker is lost, as often as that is allowed."""
+        for agent in self._agents.values():
+            if agent.due is None and _is_lost(agent) and agent.lives > self._max_restarts:
+                agent.due = inf
+                lost = f"a worker {_end_of(agent.process.exitcode)}"
+                say(f"{lost}; it is not replaced (--max-restarts={self._max_restarts})", color="yellow", event="lost")
         for number in self.lost:
             agent = self._agents[number]
             if agent.due is None:
@@ -437,7 +461,9 @@ class _Agents:
                     color="yellow",
                     event="restarting",
                 )
-            if time.monotonic() >= agent.due and self.try_to_start(lives=agent.lives + 1, records=agent.records):
+            # An orphan still writes into its directory.
+            records = None if _is_killed(agent) else agent.records
+            if time.monotonic() >= agent.due and self.try_to_start(lives=agent.lives + 1, records=records):
                 self._forget(number)
 
     def give_up(self, number: int) -> None:
@@ -456,6 +482,7 @@ class _Agents:
             shutil.rmtree(agent.records, ignore_errors=True)
 
     def _forget(self, number: int) -> None:
+        self._note_orphans(self._agents[number])
         process = self._agents.pop(number).process
         process.join()
         process.close()
@@ -464,13 +491,29 @@ class _Agents:
     def lost(self) -> list[int]:
         """Agents to replace: their worker was killed, or ended because of a fault elsewhere."""
         return [
-            number
-            for number, agent in self._agents.items()
-            if (status := agent.process.exitcode) is not None
-            and (status > KILLED or status == EXCUSED)
-            and not agent.asked
-            and agent.lives <= self._max_restarts
+            number for number, agent in self._agents.items() if _is_lost(agent) and agent.lives <= self._max_restarts
         ]
+
+    @property
+    def orphans(self) -> list[psutil.Process]:
+        """Workers whose agent a signal has ended. They leave by themselves, with a checkpoint if they are the last."""
+        for agent in self._agents.values():
+            self._note_orphans(agent)
+        return [worker for worker in self._orphans if not has_ended(worker)]
+
+    @property
+    def waits_for_orphans(self) -> bool:
+        """Whether there are such workers that are not late."""
+        return any(time.monotonic() < self._orphans[worker] for worker in self.orphans)
+
+    def _note_orphans(self, agent: _Agent) -> None:
+        if not _is_killed(agent):
+            return
+        for pid in pids(agent.records):
+            with contextlib.suppress(psutil.Error):
+                worker = psutil.Process(pid)
+                if worker.environ().get(environment.CRASH_RECORDS) == str(agent.records):  # else it has got the number
+                    self._orphans.setdefault(worker, time.monotonic() + self._grace_s + _LATE_S)
 
     def _free_device(self) -> int | None:
         """The GPU that the fewest workers have, if there are any."""
@@ -572,14 +615,30 @@ class _Agents:
         for process in [agent.process for agent in self._agents.values()]:
             victims = _workers_of(process.pid) if process.is_alive() else []
             process.kill()  # first: it would start its workers again
-            for victim in victims:
-                with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
-                    os.killpg(victim.pid, signal.SIGKILL)  # with its data workers
+            _kill_groups(victims)
             process.join()
+        _kill_groups(self.orphans)
 
 
 def _has_left(agent: _Agent) -> bool:
     return agent.process.exitcode == 0 and ended_early(agent.records)
+
+
+def _is_killed(agent: _Agent) -> bool:
+    """Whether a signal has ended the agent itself, which leaves its workers alone."""
+    return (agent.process.exitcode or 0) < 0
+
+
+def _is_lost(agent: _Agent) -> bool:
+    status = agent.process.exitcode
+    return status is not None and (status > KILLED or status < 0 or status == EXCUSED) and not agent.asked
+
+
+def _kill_groups(workers: list[psutil.Process]) -> None:
+    """Kill workers with their data workers."""
+    for worker in workers:
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            os.killpg(worker.pid, signal.SIGKILL)
 
 
 def _check_fork() -> None:
@@ -593,10 +652,12 @@ def _check_fork() -> None:
 def _end_of(status: int | None) -> str:
     if status == EXCUSED:
         return "lost its place in the job (see above)"
+    status = status or 0
     try:
-        return f"was killed by {signal.Signals((status or 0) - KILLED).name}"
+        how = f"was killed by {signal.Signals(-status if status < 0 else status - KILLED).name}"
     except ValueError:
-        return f"was killed by a signal (status {status})"
+        how = f"was killed by a signal (status {status})"
+    return f"lost its agent, which {how}" if status < 0 else how
 
 
 def _workers_of(pid: int | None) -> list[psutil.Process]:
@@ -697,7 +758,7 @@ class _Supervisor:
         while True:
             had_ended = not self._agents.alive
             self._look()  # which may replace them
-            waits = self._replaces and bool(self._agents.lost)
+            waits = (self._replaces and bool(self._agents.lost)) or self._waits_for_orphans
             have_ended = not self._agents.alive and not waits
             if had_ended and have_ended:
                 return
@@ -708,6 +769,10 @@ class _Supervisor:
     def _is_killed(self) -> bool:
         """Whether a second signal asks to end the workers at once."""
         return len([number for number in self._signals if number not in GENTLE]) > 1
+
+    @property
+    def _waits_for_orphans(self) -> bool:
+        return not self._is_killed and not self._agents.alive and self._agents.waits_for_orphans
 
     @property
     def _replaces(self) -> bool:

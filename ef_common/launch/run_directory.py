@@ -30,7 +30,7 @@ from pathlib import Path
 
 import psutil
 
-from ef_common.errors import UsageError
+from ef_common.errors import CoordinatorLost, UsageError
 from ef_common.events import no_log
 from ef_common.files import write_whole
 from ef_common.launch.json_record import read_record
@@ -161,18 +161,54 @@ def removed_if_refused(place: Path, *, otherwise: str) -> Iterator[None]:
         raise
 
 
-def create(script: str, place: Path | None = None, *, local: bool = True, joins: bool = False) -> Path:
-    """Make the directory of a new run, or share that of other nodes of the job.
+def create(script: str, place: Path | None = None, *, local: bool = True) -> Path:
+    """Make the directory of a new run, or share that of other nodes of the job, for a launcher that is yet to start.
 
     Args:
         script: Which program; gives the name, with the time.
         place: The directory itself, if the user has named one.
         local: See :class:`Launcher`.
+
+    Raises:
+        UsageError: Another run is going on there, or it cannot be made or written.
+    """
+    place = _made(script, place)
+    with _refused_if_unwritable(place), locked(place):
+        _clear(place, local=local, joins=False)
+    return place.resolve()
+
+
+@contextlib.contextmanager
+def taken(script: str, place: Path | None = None, *, launcher: Launcher, joins: bool = False) -> Iterator[Path]:
+    """Make the directory of a new run, or share it, and write this launcher's state there before another one looks.
+
+    If what follows is refused, the state of the launcher before this one is put back.
+
+    Args:
+        script: See `create`.
+        place: See `create`.
+        launcher: This launcher.
         joins: The run that is active there is the one that it joins.
 
     Raises:
-        UsageError: Another run is going on there, or it cannot be made.
+        UsageError: See `create`.
     """
+    place = _made(script, place)
+    file = place / launcher.file
+    with _refused_if_unwritable(place), locked(place):
+        _clear(place, local=launcher.local, joins=joins)
+        before = file.read_bytes() if file.exists() else None
+        if not joins:
+            write_launcher(place, launcher)
+    try:
+        yield place.resolve()
+    except (CoordinatorLost, UsageError):
+        with contextlib.suppress(OSError):
+            file.unlink(missing_ok=True) if before is None else write_whole(file, before)
+        raise
+
+
+def _made(script: str, place: Path | None) -> Path:
     place = place or new_place(script)
     try:
         (place / _EVENTS).mkdir(parents=True, exist_ok=True)  # `elasticflow status` knows the run by that from now on
@@ -180,6 +216,21 @@ def create(script: str, place: Path | None = None, *, local: bool = True, joins:
         raise UsageError(
             f"the run directory cannot be made: {error.strerror}. Use another --run-dir. Received: {place}"
         ) from None
+    return place
+
+
+@contextlib.contextmanager
+def _refused_if_unwritable(place: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"the run directory cannot be written: {error.strerror}. Use another --run-dir. Received: {place}"
+        ) from None
+
+
+def _clear(place: Path, *, local: bool, joins: bool) -> None:
+    """Remove what earlier runs have left in the way of a new one."""
     for found in read_launchers(place):
         if found.alive and not joins and (local or found.local):
             raise UsageError(
@@ -189,7 +240,6 @@ def create(script: str, place: Path | None = None, *, local: bool = True, joins:
             (place / found.file).unlink(missing_ok=True)
     if local:
         (place / _WANTED).unlink(missing_ok=True)
-    return place.resolve()
 
 
 def new_place(script: str) -> Path:

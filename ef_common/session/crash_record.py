@@ -210,13 +210,20 @@ def ended_early(directory: Path) -> bool:
 
 def lives(directory: Path) -> dict[Path, Life]:
     """Signs of life of all workers with records in a directory from which heartbeats are expected."""
+    return {path: life for path, life in _introduced(directory).items() if life.beats}
+
+
+def pids(directory: Path) -> list[int]:
+    """Process ids of the workers with records in a directory, of which some may have ended."""
+    return [life.pid for life in _introduced(directory).values() if life.pid]
+
+
+def _introduced(directory: Path) -> dict[Path, Life]:
     found = {}
     for path in directory.glob("worker-*"):
         data = _data(path)
-        if data is None:
-            continue
-        beats, pid, length, name = _LIFE.unpack_from(data, _LIFE_AT)
-        if beats:
+        if data is not None:
+            beats, pid, length, name = _LIFE.unpack_from(data, _LIFE_AT)
             found[path] = Life(name[:length].decode(errors="replace"), pid, beats)
     return found
 

@@ -18,12 +18,14 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import psutil
 import pytest
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from ef_common.errors import JobFailed
 from ef_common.launch import run as module
-from ef_common.launch.environment import CHECKPOINT, CLAIMS
+from ef_common.launch.ending import has_ended
+from ef_common.launch.environment import CHECKPOINT, CLAIMS, CRASH_RECORDS
 from ef_common.launch.rendezvous_options import BACKEND, GivenParameters, RendezvousOptions
 from ef_common.launch.run_directory import order, read_launcher, this_launcher
 from ef_common.launch.signals import listening
@@ -267,6 +269,67 @@ def test_job_whose_directory_is_lost_ends_well(
     assert supervise(body) == (0, "")
 
 
+# ---------------------------------------------------------------- an agent is killed, and its worker lives
+
+ORPHAN = """
+import os, signal, sys, time
+from pathlib import Path
+from ef_common.session.crash_record import CrashRecord
+
+agent, launcher, does, place = os.getppid(), int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+CrashRecord(Path(os.environ["ELASTICFLOW_CRASH_RECORDS"])).introduce("w")
+(place / "pid").write_text(str(os.getpid()))
+os.kill(agent, signal.SIGKILL)
+while os.getppid() == agent:
+    time.sleep(0.01)
+while does == "interrupts":  # again and again: signals that come at once are one
+    os.kill(launcher, signal.SIGINT)
+    time.sleep(0.2)
+time.sleep(0.5 if does == "saves" else 600.0)
+(place / "saved").touch()
+"""
+
+
+def with_orphan(does: str, place: Path) -> Callable[..., None]:
+    """The body of an agent that is killed by its worker."""
+
+    def body(args: object, device: object, records: Path, local: bool, launcher: int) -> None:
+        environ = {**os.environ, CRASH_RECORDS: str(records)}
+        command = [sys.executable, "-c", ORPHAN, str(launcher), does, str(place)]
+        subprocess.Popen(command, env=environ, start_new_session=True)
+        signal.pause()
+
+    return body
+
+
+@pytest.mark.parametrize(
+    ("does", "grace_s", "told"),
+    [
+        ("saves", LONG_S, (KILLED_BY, "failed")),
+        ("interrupts", LONG_S, (module.INTERRUPTED, "killed")),
+        ("stands still", 0.0, (KILLED_BY, "failed")),
+    ],
+)
+def test_launcher_whose_agent_was_killed_ends_after_its_worker(
+    supervise: Callable[[Callable[..., None]], tuple[int, str]],
+    agents: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    does: str,
+    grace_s: float,
+    told: tuple[int, str],
+) -> None:
+    """It saves a checkpoint, for which it needs the coordinator; a second Ctrl-C and the grace time end it at once."""
+    monkeypatch.setattr(module, "_LOOK_S", 0.02)
+    monkeypatch.setattr(module, "_LATE_S", 0.0)
+    agents._grace_s = grace_s
+    assert supervise(with_orphan(does, tmp_path)) == told
+    assert (tmp_path / "saved").exists() == (does == "saves")
+    worker = int((tmp_path / "pid").read_text())
+    agents.__exit__()
+    poll_until(lambda: not psutil.pid_exists(worker) or has_ended(psutil.Process(worker)))
+
+
 # ---------------------------------------------------------------- what the launcher tells its workers
 
 
@@ -306,13 +369,17 @@ def test_places_are_absolute_so_that_a_script_may_change_its_working_directory(
 
 @pytest.fixture
 def local_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
-    """A job of two workers. Those whose indices are in `killed` are killed at once, and the others never end."""
+    """A job of two workers. Those whose indices are in `killed` are killed at once, and the others never end.
+
+    With `kills_agents`, their agents are.
+    """
     monkeypatch.setattr(module, "_START_AGAIN_S", 0.05)
     killed: set[int] = set()
 
     def body(args: object, device: object, records: Path, *rest: object) -> None:
         if int(records.name) in killed:
-            os._exit(KILLED_BY)
+            CrashRecord(records, 0).introduce("w")
+            os.kill(os.getpid(), signal.SIGKILL) if job.kills_agents else os._exit(KILLED_BY)
         signal.pause()
 
     monkeypatch.setattr(module, "_run_agent", body)
@@ -322,7 +389,8 @@ def local_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     launcher = this_launcher(["train.py"], max_workers=8, local=True)
     with listening() as signals:
         supervisor = module._Supervisor(options, tmp_path, agents, launcher, signals)
-        yield SimpleNamespace(supervisor=supervisor, agents=agents, killed=killed, run_dir=tmp_path)
+        job = SimpleNamespace(supervisor=supervisor, agents=agents, killed=killed, run_dir=tmp_path, kills_agents=False)
+        yield job
     agents.__exit__()
 
 
@@ -387,6 +455,40 @@ def test_lost_worker_is_replaced_after_another_one_has_ended_in_a_training(
     local_job.killed.clear()
     look_until(local_job, lambda: bool(agents.training))
     assert [agents._agents[number].lives for number in agents.training] == [2]
+
+
+def test_worker_whose_agent_was_killed_is_replaced_and_keeps_its_records_for_itself(
+    local_job: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    local_job.kills_agents = True
+    local_job.killed.add(1)
+    agents = local_job.agents
+    for _ in range(2):
+        agents.start()
+    poll_until(lambda: agents.lost)
+    records = agents._agents[1].records
+    agents.replace_lost()
+    assert agents.training == [0, 2]
+    assert (agents._agents[2].lives, agents._agents[2].records != records) == (2, True)
+    said = "a worker lost its agent, which was killed by SIGKILL; restarting it (restart 1 of 3)"
+    assert said in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kills_agents", "what"), [(False, "was killed by SIGKILL"), (True, "lost its agent, which was killed by SIGKILL")]
+)
+def test_launcher_says_once_that_it_replaces_no_more(
+    local_job: Any, capfd: pytest.CaptureFixture[str], kills_agents: bool, what: str
+) -> None:
+    local_job.kills_agents = kills_agents
+    local_job.killed.add(0)
+    local_job.agents._max_restarts = 0
+    local_job.agents.start()
+    poll_until(lambda: local_job.agents.failed)
+    for _ in range(2):
+        local_job.supervisor._look()
+    assert local_job.agents.alive == []
+    assert capfd.readouterr().err.count(f"a worker {what}; it is not replaced (--max-restarts=0)") == 1
 
 
 @pytest.mark.parametrize(("ordered", "left"), [(1, [0]), (2, [0, 2])])

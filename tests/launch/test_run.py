@@ -26,6 +26,7 @@ from ef_common.errors import UsageError
 from ef_common.launch import joining, run_directory
 from ef_common.launch import run as launcher
 from ef_common.launch.coordinator_process import LINGER_S
+from ef_common.launch.ending import has_ended
 from ef_common.launch.signals import listening
 from ef_common.protocol.auth import Token
 from ef_common.storage.checkpoints import Checkpoints
@@ -36,6 +37,7 @@ from tests.faults.faults import HANG
 from tests.faults.hosts import ENOUGH
 from tests.faults.torchrun_nodes import OPTIONS, SCRIPT
 from tests.gpu import GPU_MARKS
+from tests.waiting import poll_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
@@ -257,6 +259,50 @@ def test_interrupt_leaves_with_a_checkpoint_and_the_same_command_goes_on(
     assert f"elasticflow: run 2 of this job goes on from checkpoint {found.id.name}" in again.output.read_text()
     assert again.events("run")[-1]["resumed"] == found.id.name
     again.audit()
+
+
+@pytest.mark.parametrize("max_restarts", [1, pytest.param(0, marks=pytest.mark.thorough)])
+def test_only_worker_whose_agent_is_killed_leaves_a_checkpoint_and_is_replaced(
+    job: Callable[..., Launched], tmp_path: Path, max_restarts: int
+) -> None:
+    url = str(tmp_path / "store")
+    options = script(checkpoint_steps=100_000)
+    run = job(f"--max-restarts={max_restarts}", f"--checkpoint={url}", *options)
+    run.wait_for_step(2)
+    (worker,) = map(psutil.Process, run.workers())
+    worker.parent().kill()  # type: ignore[union-attr]
+    lost = "elasticflow: a worker lost its agent, which was killed by SIGKILL; "
+    if max_restarts:
+        run.wait_until(lambda _: run.events("run")[1:], "the next run of the job")
+        run.wait_for_steps()
+        (run.directory / ENOUGH).touch()
+        assert run.wait() == 0
+        assert f"{lost}restarting it (restart 1 of 1)" in run.output.read_text()
+        run.audit()
+    else:
+        assert run.wait() == 1
+        assert f"{lost}it is not replaced (--max-restarts=0)" in run.output.read_text()
+    assert has_ended(worker)
+    found = Checkpoints(Store(url)).newest_valid()
+    assert found is not None
+    saved = run.events("run")[1]["resumed"] if max_restarts else found.id.name
+    last = max(event["step"] for event in run.events("step", worker=run.events("start")[0]["worker"]))
+    assert saved.endswith(f"-step-{last:09}")
+
+
+@pytest.mark.thorough
+def test_two_jobs_that_are_started_at_once_do_not_share_a_directory(
+    job: Callable[..., Launched], tmp_path: Path
+) -> None:
+    waits = tmp_path / "waits.py"
+    waits.write_text(f"import os, time\nwhile not os.path.exists({str(tmp_path / 'enough')!r}): time.sleep(0.05)")
+    both = [job(str(waits)) for _ in range(2)]
+    poll_until(lambda: any(one.process.poll() is not None for one in both))
+    refused, taken = sorted(both, key=lambda one: one.process.poll() is None)
+    assert (refused.wait(), taken.process.poll()) == (2, None)
+    assert f"another run is active there (process {taken.process.pid})" in refused.output.read_text()
+    (tmp_path / "enough").touch()
+    assert taken.wait() == 0
 
 
 @pytest.mark.parametrize(
@@ -593,6 +639,8 @@ def test_options_of_torchrun_pass_through(job: Callable[..., Launched], tmp_path
         (["--nproc-per-node=0", "x.py"], "at least one worker"),
         (["--nproc-per-node=many", "x.py"], "many"),
         (["--nnodes=3:1:4", "x.py"], "3:1:4"),
+        (["--nnodes=2", "x.py"], "at least 2 nodes needs a place where they meet: add --rdzv-endpoint=HOST:PORT"),
+        (["--nnodes=4:8", "--nproc-per-node=2", "x.py"], "or start it with --nnodes=1:8 or --nproc-per-node=4 on this"),
         (["--rdzv-conf=hang_timeout=soon", "x.py"], "hang_timeout=soon"),
         (["--rdzv-conf=hang_timeout", "x.py"], "expected KEY=VALUE"),
         (["--left-status=256", "x.py"], "--left-status=256"),
@@ -604,6 +652,12 @@ def test_what_cannot_be_run_is_refused(arguments: list[str], message: str, tmp_p
     code, text = elasticflow("run", f"--run-dir={tmp_path}", *arguments)
     assert code == 2
     assert message in text
+
+
+@pytest.mark.parametrize("options", [["--nnodes=2:3", "--nproc-per-node=2"], ["--nnodes=2", "--standalone"]])
+def test_job_that_needs_several_workers_of_this_machine_starts_on_it(options: list[str]) -> None:
+    """With --standalone, the number of nodes may be that of a scheduler's jobs, of which each trains alone."""
+    assert launcher.Options.parse([*options, "x.py"]).local
 
 
 def test_job_on_this_machine_is_joined_with_its_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -294,7 +294,9 @@ def test_run_in_a_pod_of_kubeflow_is_one_node_of_the_job(monkeypatch: pytest.Mon
     assert (options.torchrun.rdzv_endpoint, options.torchrun.rdzv_conf) == (PODS, "last_call_timeout=5")
     assert (options.min_nodes, options.max_nodes) == (4, 4)
     monkeypatch.delenv("PET_MASTER_ADDR")
-    assert Options.parse(["train.py"]).local
+    with pytest.raises(UsageError, match="at least 4 nodes needs a place where they meet"):
+        Options.parse(["train.py"])
+    assert Options.parse(["--nnodes=1:4", "train.py"]).local
 
 
 @pytest.mark.parametrize("environ", [WITHOUT_SECRET, TF_WITHOUT_SECRET])

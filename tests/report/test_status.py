@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -469,6 +470,56 @@ def test_directory_of_a_run_that_goes_on_is_not_taken(tmp_path: Path) -> None:
         run_directory.create("x.py", tmp_path)
     run_directory.write_launcher(tmp_path, replace(launcher, state="ended"))
     assert run_directory.create("x.py", tmp_path) == tmp_path
+
+
+def test_of_launchers_that_come_at_the_same_time_one_takes_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = run_directory.write_launcher
+
+    def write_slowly(run_dir: Path, launcher: run_directory.Launcher) -> None:
+        time.sleep(0.1)  # time for the others to look
+        write(run_dir, launcher)
+
+    monkeypatch.setattr(run_directory, "write_launcher", write_slowly)
+    launcher = run_directory.this_launcher(["x"], max_workers=8, local=True)
+    with ExitStack() as stack, ThreadPoolExecutor(8) as pool:
+
+        def take(_: int) -> str:
+            try:
+                stack.enter_context(run_directory.taken("x.py", tmp_path, launcher=launcher))
+            except UsageError as error:
+                return str(error)
+            return ""
+
+        said = sorted(pool.map(take, range(8)))
+        assert [text[:27] for text in said] == ["", *["another run is active there"] * 7]
+        node = replace(launcher, local=False)
+        with pytest.raises(UsageError, match="another run"), run_directory.taken("x.py", tmp_path, launcher=node):
+            raise AssertionError("it was not refused")
+        with run_directory.taken("x.py", tmp_path, launcher=node, joins=True) as taken:
+            assert taken == tmp_path
+    assert run_directory.read_launchers(tmp_path) == [launcher]
+
+
+def test_launcher_that_is_refused_later_on_leaves_the_directory_as_it_was(tmp_path: Path) -> None:
+    launcher = run_directory.this_launcher(["x"], max_workers=8, local=True)
+    before = replace(launcher, command=["before"], state="ended", outcome="finished")
+    for known in ([], [before]):
+        for one in known:
+            run_directory.write_launcher(tmp_path, one)
+        with ExitStack() as stack:
+            stack.enter_context(pytest.raises(UsageError, match="a wrong setting"))
+            stack.enter_context(run_directory.taken("x.py", tmp_path, launcher=launcher))
+            assert run_directory.read_launchers(tmp_path) == [launcher]
+            raise UsageError("a wrong setting")
+        assert run_directory.read_launchers(tmp_path) == known
+
+
+def test_directory_with_an_order_that_cannot_be_removed_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "wanted.json").mkdir()  # which not even root can remove as a file
+    with pytest.raises(UsageError, match=r"the run directory cannot be written: .*\. Use another --run-dir"):
+        run_directory.create("x.py", tmp_path)
 
 
 def test_nodes_of_one_job_share_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

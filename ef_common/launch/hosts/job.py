@@ -224,11 +224,15 @@ def main(args: argparse.Namespace, argv: Sequence[str]) -> int:
     num_first = job.first_nodes
     hosts.start()
     try:
-        run_dir = run_directory.create(args.training_script, args.run_dir)
         if args.checkpoint:
             os.environ[environment.CHECKPOINT] = args.checkpoint
         first = hosts.hosts[:num_first]
-        with listening() as signals, _coordinator(job, len(first)) as coordinator:
+        this = run_directory.this_launcher(job.script, max_workers=0, local=True)
+        with (
+            run_directory.taken(args.training_script, args.run_dir, launcher=this) as run_dir,
+            listening() as signals,
+            _coordinator(job, len(first)) as coordinator,
+        ):
             port = coordinator.address[1]
             job.write(run_dir, port)
             launcher = HostsLauncher(
