@@ -34,8 +34,14 @@ _OPTIONS = {
     SLURM: ("--kill-on-bad-exit=0", "--no-kill"),
 }
 """Ranks of MPICH and tasks of Slurm have all variables of the shell anyway."""
-_RANK = 'trap "kill -USR1 \\$p 2>/dev/null" USR1; "$@" & p=$!; while kill -0 $p 2>/dev/null; do wait $p; done; wait $p'
-"""A rank of MPICH that a signal ends takes those of its machine with it; one that has an exit status does not."""
+_RANK = (
+    'p=; told=; trap "told=1; kill -USR1 \\$p 2>/dev/null" USR1; "$@" & p=$!; [ "$told" ] && kill -USR1 $p; '
+    "while kill -0 $p 2>/dev/null; do wait $p; done; wait $p"
+)
+"""A rank of MPICH that a signal ends takes those of its machine with it; one that has an exit status does not.
+
+The signal may come when the rank runs and its number is not known yet.
+"""
 _NAMES = {OPEN_MPI: ("Open MPI", "OpenRTE", "PRRTE"), MPICH: ("HYDRA", "Intel(R) MPI"), SLURM: ("slurm ", "slurm-wlm ")}
 _NUMBERS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 _STATUS = re.compile(rb"(?:^ *\d+: )?elasticflow-rank-status: (\d{1,9}) (\d{1,9})\r?\n?$")

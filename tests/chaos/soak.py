@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import dataclasses
 import json
-import os
 import random
 import signal
 import statistics
@@ -154,7 +153,8 @@ class Soaked:
         num_steps: Updates that were made.
         survivors: Usage of those that were never struck.
         coordinator: Usage of the coordinator.
-        left_behind: Processes and files of shared memory that are there after the end, and were not before.
+        left_behind: Processes, and files of shared memory that nobody uses, that are there after the end and were not
+            before.
     """
 
     num_faults: dict[str, int]
@@ -181,7 +181,7 @@ def soak(host: str, directory: Path, *, duration_s: float, every_s: float, seed:
     Raises:
         HarnessError, AssertionError: A promise is broken.
     """
-    before = set(_shared_memory())
+    before = _shared_memory()
     with _no_more_children() as left_behind:
         job = TrainingJob(directory, HOSTS[host], guard_s=180.0)
         job.coordinator = CoordinatorProcess(Settings(last_call_s=1.5, start_nodes=NUM_WORKERS), HEARTBEAT_TIMEOUT_S)
@@ -193,7 +193,7 @@ def soak(host: str, directory: Path, *, duration_s: float, every_s: float, seed:
                 storm.look()
             storm.finish()
             num_steps = newest_step(job.events("step"))
-    left_behind += [f"left behind: /dev/shm/{name}" for name in sorted(set(_shared_memory()) - before)]
+    left_behind += [f"left behind: {file}" for file in sorted(_shared_memory() - before - _mapped_by_others())]
     return Soaked(storm.num_faults, num_steps, list(storm.usage.values()), storm.coordinator, left_behind)
 
 
@@ -311,8 +311,17 @@ class _Storm:
             worker.wait()
 
 
-def _shared_memory() -> list[str]:
-    return os.listdir("/dev/shm")
+def _shared_memory() -> set[str]:
+    return set(map(str, Path("/dev/shm").iterdir()))
+
+
+def _mapped_by_others() -> set[str]:
+    """Files that processes have mapped which are none of ours: ours have ended."""
+    found: set[str] = set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            found.update(region.path for region in process.memory_maps())
+    return found
 
 
 @contextlib.contextmanager

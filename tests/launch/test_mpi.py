@@ -183,6 +183,13 @@ def test_rank_of_mpich_has_an_exit_status_whatever_ends_it(tmp_path: Path, does:
         assert process.wait(20.0) == status
 
 
+def test_rank_of_mpich_is_told_of_a_signal_that_comes_as_it_begins(tmp_path: Path) -> None:
+    (tmp_path / "inner").write_text("kill -USR1 $PPID; sleep 30")
+    command = ["bash", "-c", mpirun._RANK, "rank", "bash", str(tmp_path / "inner")]
+    processes = [subprocess.Popen(command) for _ in range(20)]
+    assert [process.wait(20.0) for process in processes] == [138] * 20
+
+
 @pytest.mark.parametrize(
     ("version", "arguments", "words"),
     [
