@@ -7,7 +7,7 @@ They are listed in `probe`, which tells at the start of a `fit` if a release of 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
@@ -284,6 +284,27 @@ def statistics(model: Any) -> list[Any]:
             if str(variable.dtype).startswith(("float", "bfloat")):
                 found[id(variable)] = variable
     return sorted(found.values(), key=is_taken)
+
+
+def rates(model: Any) -> list[Any]:
+    """The variables of the learning rates, each once; a schedule has none.
+
+    A callback may set one by what its worker sees (the loss of its batches), so in each update all take one worker's.
+    """
+    found = {id(one._learning_rate): one._learning_rate for one in updating_optimizers(model)}
+    return [rate for rate in found.values() if isinstance(rate, keras.Variable)]
+
+
+def numbers_of(variables: Iterable[Any]) -> list[float]:
+    """What scalar variables hold."""
+    return [float(copied(variable)) for variable in variables]
+
+
+def set_numbers(variables: Sequence[Any], numbers: Iterable[float]) -> None:
+    """Set those scalar variables that hold other numbers."""
+    for variable, held, number in zip(variables, numbers_of(variables), numbers, strict=False):
+        if held != number:
+            variable.assign(number)
 
 
 def is_taken(variable: Any) -> bool:
