@@ -111,8 +111,8 @@ class EvaluationData:
             yield from steps.of(self._walked_batches(source, length, is_shared=is_shared))
             if not steps.have_begun:
                 yield from steps.without_trace(first)
-            if source.ordinal == 1:
-                source.go_to(length, (), keep_from=length)  # a `cache()` keeps what is read to the end, in each worker
+            if source.is_new:  # a `cache()` keeps what is read to the end, in each worker
+                source.go_to(length, (), keep_from=length)
             if not is_shared:
                 with leaving_cleanly():
                     found = self._coverage.exchange_whole(source.cursor, metrics.values_of(self._model))

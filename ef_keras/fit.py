@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -141,6 +141,7 @@ class Fit:
         self.data.on_dealt = self._begin_step
         self._before_padding: list[np.ndarray] = []
         self._remembers = False
+        self._has_warned_of_rates = False
         self._taken_over: list[tuple[Any, np.ndarray]] = []
         self.compensation: FitCompensation | None = None
         self.columns: frozenset[str] = frozenset()
@@ -569,18 +570,40 @@ class Fit:
         self._model.stop_training = any(theirs["stop"] for theirs in everybody)
         for theirs in everybody:
             self._state.remember(theirs["memories"] or [])
+        self._take_rates([theirs["rates"] for theirs in everybody])
+
+    def _take_rates(self, everybody: Sequence[list[float]]) -> None:
+        """Go on with the learning rates of rank 0, which the next step would take anyway."""
+        first = everybody[0]
+        if everybody.count(first) == len(everybody):
+            return
+        if self._session.rank == 0 and not self._has_warned_of_rates:
+            self._has_warned_of_rates = True
+            logger.warning(
+                "a callback has set learning rates that differ between the workers, because it decides by what one "
+                "worker sees: the logs of a batch, or a value that it has computed itself. All workers go on with "
+                "those of the first one. To decide by what all of them see, use a metric of the model or of its "
+                "validation at the end of an epoch. Received: %s",
+                [[f"{rate:g}" for rate in rates] for rates in everybody],
+            )
+        hooks.set_numbers(hooks.rates(self._model), first)
 
     def _what_callbacks_hold(self) -> dict[str, Any]:
         return {
             "stop": bool(self._model.stop_training or self._reducer.wants_stop),
             "memories": self._state.memories(of_rank_zero=True) if self._session.rank == 0 else None,
+            "rates": hooks.numbers_of(hooks.rates(self._model)),
         }
 
     # ------------------------------------------------------------ audit
 
     def log_weights(self) -> None:
-        """In audit mode, note a hash of the weights after an update."""
+        """In audit mode, note a hash of the weights after an update.
+
+        Not of the learning rates: until the next update, they are what the callbacks of this worker have made of them.
+        """
         if self._worker.audit:
-            variables = hooks.shared_variables(self._model)
+            rates = set(map(id, hooks.rates(self._model)))
+            variables = [one for one in hooks.shared_variables(self._model) if id(one) not in rates]
             arrays = (np.ascontiguousarray(keras.ops.convert_to_numpy(variable)) for variable in variables)
             self.data.dealer.log_weights(array.tobytes() for array in arrays)

@@ -88,6 +88,7 @@ class GlobalReducer(Reducer):
         self._steps: dict[Any, Step] = {}
         self._variables = list(model.trainable_variables)
         self._statistics = hooks.statistics(model)
+        self._rates = hooks.rates(model)
         self._generators = hooks.seed_states(model)
         reset = {id(variable) for variable in (*self._statistics, *self._generators)}
         if not deterministic:  # else workers with different numbers of passes would round differently
@@ -99,7 +100,7 @@ class GlobalReducer(Reducer):
         kinds = {str(variable.dtype) for variable in (*self._variables, *self._statistics)}
         self._room = SumMemory(
             sum(map(_size, shapes)),
-            num_flags=_NUM_FIXED_FLAGS + len(self._variables),
+            num_flags=_NUM_FIXED_FLAGS + len(self._rates) + len(self._variables),
             dtype=np.float64 if "float64" in kinds else np.float32,
         )
         self._shapes = shapes
@@ -156,19 +157,23 @@ class GlobalReducer(Reducer):
             self._pass(pieces, some, batch if number == 0 else self._data.fetch(some))
         with leaving_cleanly():
             contributors = self.session.run(reduction)
-        changes, num_stops, wishes, *used = reduction.flags.tolist()
+        changes, num_stops, wishes, *others = reduction.flags.tolist()
+        rates, used = others[: len(self._rates)], others[len(self._rates) :]
         self.session.agree(changes, wishes)
         self.stop_agreed = num_stops > 0
         self.on_update(contributors, self._batch_loss)
+        hooks.set_numbers(self._rates, rates)
         self._update(self._split(reduction.total), used)
         reduction.finish()
         return self._results
 
     def _flags(self) -> Sequence[float]:
+        is_first = self._reduction is None or self._reduction.rank == 0  # whose learning rates are taken
         return [
             float(self.session.change_pending),
             float(self.wants_stop),
             float(self.session.agreements.wish),
+            *(rate if is_first else 0.0 for rate in hooks.numbers_of(self._rates)),
             *self._used,
         ]
 

@@ -35,10 +35,14 @@ class JaxReducer(Reducer):
     def __init__(self, session: Session, model: Any, weights: Callable[[View], Sequence[float]]) -> None:
         super().__init__(session, model, weights)
         self._buckets: dict[Any, ArrayBuckets] = {}
-        self._statistics = hooks.statistics(model)
         groups = hooks.variables_of_steps(model)
         places = {id(variable): place for place, variable in enumerate(chain(*groups))}
-        self._places = [places[id(variable)] for variable in self._statistics]
+        self._rates = [variable for variable in hooks.rates(model) if id(variable) in places]
+        statistics = hooks.statistics(model)
+        self._carried = [*statistics, *self._rates]
+        num_averaged = len(statistics) - sum(map(hooks.is_taken, statistics))
+        self._taken = range(num_averaged, len(self._carried))
+        self._places = [places[id(variable)] for variable in self._carried]
         self._known: Sequence[Any] = ()
         self._averaged: list[np.ndarray] = []
         self._made_late: list[bool] = []
@@ -47,12 +51,13 @@ class JaxReducer(Reducer):
         """Within the trace of a step: the members' mean gradients, None where there is none."""
         present = [index for index, gradient in enumerate(gradients) if gradient is not None]
         dense = [jnp.asarray(gradients[index]) for index in present]
-        is_double = any(one.dtype == np.float64 for one in (*dense, *(v.value for v in self._statistics)))
+        is_double = any(one.dtype == np.float64 for one in (*dense, *(v.value for v in self._carried)))
         dtype = "float64" if is_double else "float32"
         shapes = [tuple(one.shape) for one in dense]
-        taken = [index for index, variable in enumerate(self._statistics) if hooks.is_taken(variable)]
-        values = [tuple(variable.shape) for variable in self._statistics]
-        buckets = self._buckets.setdefault((dtype, *shapes), ArrayBuckets(shapes, values, taken=taken, dtype=dtype))
+        values = [tuple(variable.shape) for variable in self._carried]
+        buckets = self._buckets.setdefault(
+            (dtype, *shapes), ArrayBuckets(shapes, values, taken=self._taken, dtype=dtype)
+        )
         flat = jnp.concatenate([one.astype(dtype).ravel() for one in dense])  # each array that leaves has its cost
         (means,) = call(lambda found: self.guard(partial(self._reduce, buckets, shapes, found[0])), [flat], like=[flat])
         reduced: list[Any] = [None] * len(gradients)
@@ -65,12 +70,12 @@ class JaxReducer(Reducer):
         self._known = state
 
     def _local(self) -> list[np.ndarray]:
-        """This worker's statistics as its step makes them, or as they were if it only makes them after the update."""
+        """This worker's variables as its step makes them, or as they were if it only makes them after the update."""
         found = [self._known[place] for place in self._places]
         self._made_late = [value is None for value in found]
         return [
             np.asarray(variable.value if value is None else value)
-            for variable, value in zip(self._statistics, found, strict=True)
+            for variable, value in zip(self._carried, found, strict=True)
         ]
 
     def _reduce(self, buckets: ArrayBuckets, shapes: Sequence[Shape], flat: np.ndarray) -> list[np.ndarray]:
@@ -85,17 +90,20 @@ class JaxReducer(Reducer):
             _difference(value, mine) if late else np.array(value)  # whose memory is that of the next reduction but one
             for value, mine, late in zip(values, local, self._made_late, strict=True)
         ]
+        if self._rates:  # the update reads them in the next stage
+            newest = zip(self._rates, values[-len(self._rates) :], strict=True)
+            hold(self._rates, jax.device_put([np.array(value, variable.dtype) for variable, value in newest]))
         return [np.concatenate([mean.ravel() for mean in means])]  # a copy, too: their memory is that of a later one's
 
     def settle(self) -> None:
-        """A step is over: the statistics are those of all members.
+        """A step is over: the statistics are those of all members, and the learning rates those of the first one.
 
         One that it has made after the update is this worker's. It moves by what the members' mean before the step
         differs from this worker's value, so workers never differ by more than a step has added.
         """
         averaged, self._averaged = self._averaged, []
         changed: list[tuple[Any, Any]] = []
-        for variable, value, late in zip(self._statistics, averaged, self._made_late, strict=False):
+        for variable, value, late in zip(self._carried, averaged, self._made_late, strict=False):
             if not late:
                 changed.append((variable, value.astype(variable.dtype)))
             elif value.any() and not hooks.is_taken(variable):  # the rows of a queue have moved on
@@ -130,7 +138,10 @@ class JaxStep:
         parts = hooks.parts_of(model.optimizer)
         momenta = [momentum for part in parts for momentum in hooks.momenta_with_rate(part)]
         self._step = StagedStep(
-            model.train_step, hooks.variables_of_steps(model), late=momenta, reads=hooks.shifts_of(model)
+            model.train_step,
+            hooks.variables_of_steps(model),
+            late=[*momenta, *hooks.rates(model)],
+            reads=hooks.shifts_of(model),
         )
 
     def __call__(self, batches: Iterable[Any]) -> Any:

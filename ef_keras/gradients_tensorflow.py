@@ -49,14 +49,14 @@ class TensorFlowReducer(Reducer):
         """Within the step (in a graph, or eagerly): the members' mean gradients, None where there is none."""
         present = [index for index, gradient in enumerate(gradients) if gradient is not None]
         dense = [tf.convert_to_tensor(gradients[index]) for index in present]
-        statistics = hooks.statistics(self.model)
-        values = [tf.convert_to_tensor(variable.value) for variable in statistics]
+        statistics, rates = hooks.statistics(self.model), hooks.rates(self.model)
+        values = [tf.convert_to_tensor(variable.value) for variable in (*statistics, *rates)]
         key = (id(optimizer), *(tuple(tensor.shape) for tensor in [*dense, *values]))
         if key not in self._exits:
-            num_taken = sum(map(hooks.is_taken, statistics))
+            num_taken = sum(map(hooks.is_taken, statistics)) + len(rates)
             self._exits[key] = _Exit(self, dense, values, num_taken=num_taken)
         outputs = self._exits[key].build([*dense, *values], self.take_loss())
-        for variable, value in zip(statistics, outputs[len(dense) :], strict=True):
+        for variable, value in zip((*statistics, *rates), outputs[len(dense) :], strict=True):
             variable.assign(value)
         reduced: list[Any] = [None] * len(gradients)
         for index, output in zip(present, outputs, strict=False):
@@ -70,7 +70,7 @@ class _Exit:
     Args:
         reducer: The reducer.
         gradients: The gradients, of fixed shapes.
-        values: The statistics.
+        values: The statistics and the learning rates.
         num_taken: How many of these, the last ones, are not averaged but taken from one worker.
     """
 

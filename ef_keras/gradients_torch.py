@@ -39,6 +39,8 @@ class TorchReducer(Reducer):
         self._gradients = GradientReducer(
             session, model, weights=weights, buffers=statistics, parameters=partial(_parameters, model)
         )
+        self._rates = hooks.rates(model)
+        self._gradients.decides = lambda: hooks.numbers_of(self._rates)
         self._has_own_step = hooks.has_own_train_step(model)
         self._overlaps = not (model.jit_compile or self._has_own_step)
         untraced = torch.compiler.disable if model.jit_compile else _as_it_is
@@ -75,6 +77,7 @@ class TorchReducer(Reducer):
             contributors = self._gradients.after_backward()
         if contributors is not None:
             self.heard(self._gradients.num_finds)
+            hooks.set_numbers(self._rates, self._gradients.decided)
         self.stop_agreed = self._gradients.num_stops > 0
         self.on_update(contributors or self.session.completed_in, None if loss is None else float(loss.detach()))
 

@@ -7,7 +7,7 @@ They are listed in `probe`, which tells at the start of a `fit` if a release of 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
@@ -116,18 +116,48 @@ def own_batches_again(iterator: Any) -> None:
 
 
 def own_batches(iterator: Any) -> Iterable[Any]:
-    """The batches that Keras itself would iterate over, from the first one on. `num_passes` counts the calls."""
-    vars(_data_of(iterator))[_PASSES] = num_passes(iterator) + 1
+    """The batches that Keras itself would iterate over, from the first one on.
+
+    `num_passes` and `num_orders` count the calls.
+    """
+    data = _data_of(iterator)
+    for counted in {id(one): one for one in (data, *_shuffles_in(data))}.values():
+        vars(counted)[_PASSES] = _passes_over(counted) + 1
     found: Iterable[Any] = iterator._get_iterator()
     return found
 
 
 def num_passes(iterator: Any) -> int:
-    """Passes that were begun with `own_batches` over these data, in any `fit` or `evaluate`.
+    """Passes that were begun with `own_batches` over these data, in any `fit` or `evaluate`."""
+    return _passes_over(_data_of(iterator))
 
-    The order of a shuffled `tf.data.Dataset` is a function of its seed and of this number.
+
+def num_orders(iterator: Any) -> int:
+    """Orders that these data have been given in passes that were begun with `own_batches`.
+
+    The order of a shuffled `tf.data.Dataset` is a function of its seed and of this number. All data sets that are made
+    of one `shuffle` (by `take` and `skip`, say) share it: a pass over any of them gives the others another order.
     """
-    return int(vars(_data_of(iterator)).get(_PASSES, 0))
+    data = _data_of(iterator)
+    return max(map(_passes_over, _shuffles_in(data) or [data]))
+
+
+def _passes_over(data: Any) -> int:
+    return int(vars(data).get(_PASSES, 0))
+
+
+def _shuffles_in(data: Any) -> list[Any]:
+    """The shuffles that a `tf.data.Dataset` is made of; none of other data."""
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is None or not isinstance(data, tensorflow.data.Dataset):
+        return []
+    found = {id(data): data}
+    waiting = [data]
+    while waiting:
+        within = {id(one): one for one in waiting.pop()._inputs() if id(one) not in found}
+        found.update(within)
+        waiting += within.values()
+    return [one for one in found.values() if "Shuffle" in type(one).__name__]
 
 
 def _data_of(iterator: Any) -> Any:
@@ -254,6 +284,27 @@ def statistics(model: Any) -> list[Any]:
             if str(variable.dtype).startswith(("float", "bfloat")):
                 found[id(variable)] = variable
     return sorted(found.values(), key=is_taken)
+
+
+def rates(model: Any) -> list[Any]:
+    """The variables of the learning rates, each once; a schedule has none.
+
+    A callback may set one by what its worker sees (the loss of its batches), so in each update all take one worker's.
+    """
+    found = {id(one._learning_rate): one._learning_rate for one in updating_optimizers(model)}
+    return [rate for rate in found.values() if isinstance(rate, keras.Variable)]
+
+
+def numbers_of(variables: Iterable[Any]) -> list[float]:
+    """What scalar variables hold."""
+    return [float(copied(variable)) for variable in variables]
+
+
+def set_numbers(variables: Sequence[Any], numbers: Iterable[float]) -> None:
+    """Set those scalar variables that hold other numbers."""
+    for variable, held, number in zip(variables, numbers_of(variables), numbers, strict=False):
+        if held != number:
+            variable.assign(number)
 
 
 def is_taken(variable: Any) -> bool:

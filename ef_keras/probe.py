@@ -70,7 +70,7 @@ KERAS: tuple[Part, ...] = tuple(
         listed("dataset", "_standardize_batch(batch)", "Indexed"),
         listed("keras.src.trainers.data_adapters.torch_data_loader_adapter", "TorchDataLoaderAdapter", "loader_of"),
         listed("torch_loader", "_dataloader", "Loader own_batches"),
-        listed("tf_dataset", "_dataset", "own_batches num_passes"),
+        listed("tf_dataset", "_dataset", "own_batches num_passes num_orders"),
         listed(
             "keras.src.trainers.data_adapters.generator_data_adapter",
             "GeneratorDataAdapter(generator)",

@@ -220,5 +220,6 @@ def source_of(
         checksums=checksums_of,
         is_open=num_batches is None,
         once=hooks.is_generator(iterator),
-        num_begun=lambda: hooks.num_passes(iterator),
+        num_begun=lambda: hooks.num_orders(iterator),
+        is_new=not hooks.num_passes(iterator),
     )

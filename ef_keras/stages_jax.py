@@ -179,7 +179,9 @@ class _Program:
         for equation in traced.jaxpr.eqns:
             if equation.primitive is _CALL:
                 if any(places.get(one, 0) > len(self._calls) for one in _variables(equation.invars)):
-                    raise UnsupportedError("the gradients of the model's train_step depend on the optimizer's momentum")
+                    raise UnsupportedError(
+                        "the gradients of the model's train_step depend on the optimizer's momentum or learning rate"
+                    )
                 self._calls.append(equation)
                 self._stages.append(_Stage())
                 place = len(self._calls)

@@ -31,11 +31,12 @@ from ef_keras.shard_source import ShardSource
 
 REMEDY = (
     "The order must be a function of keras.utils.set_random_seed(…), called with the same number in all workers before "
-    "the data set is made; shuffle a tf.data.Dataset with shuffle(…, seed=…). A PyDataset may draw random numbers in "
-    "on_epoch_begin() and on_epoch_end(), from random, numpy.random, keras.random, the backend, or a generator in one "
-    "of its attributes; nothing else random may decide the order of its samples. If the order is the same and map(…) "
-    "changes the samples by random numbers, do that in the model, or draw from tf.random.stateless_… with seeds in the "
-    "data set"
+    "the data set is made; shuffle a tf.data.Dataset with shuffle(…, seed=…), and with reshuffle_each_iteration=False "
+    "if other code than fit() and evaluate() iterates over data of the same shuffle. A PyDataset may draw random "
+    "numbers in on_epoch_begin() and on_epoch_end(), from random, numpy.random, keras.random, the backend, or a "
+    "generator in one of its attributes; nothing else random may decide the order of its samples. If the order is the "
+    "same and map(…) changes the samples by random numbers, do that in the model, or draw from tf.random.stateless_… "
+    "with seeds in the data set"
 )
 NOISE = (
     "Random numbers in map(…) are others in each worker, as those of an augmentation are. That does no harm, but which "

@@ -194,6 +194,14 @@ def test_newcomer_that_reads_other_data_is_refused_and_the_others_are_not() -> N
         newcomer.walk.load_state(member.walk.state(), saved=False)
 
 
+def test_newcomer_at_the_first_step_that_reads_other_data_is_refused_and_the_others_lose_no_batch() -> None:
+    member, newcomer = member_at(0, "a", "b"), Worker("c", batches=lambda number: iter(["another", "data"]))
+    newcomer.dealer.load_state(member.dealer.state())
+    with pytest.raises(UsageError, match=r"reads other data in epoch 0 than the others.*batches read: 1"):
+        newcomer.walk.load_state(member.walk.state(), saved=False)
+    assert [member.deal(("a",)) for _ in range(2)] == [(0, 0), (0, 1)]
+
+
 class Pair:
     """Two workers whose batches have several parts, and which compare them. Each worker is a thread in a step."""
 

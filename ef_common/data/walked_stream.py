@@ -41,6 +41,7 @@ class WalkedStream:
         ahead: Batches behind a window that are read with it, so that the last window is known to be the last.
         num_begun: Counts the iterators that were made over the data, also for other streams before this one; None if
             nobody counts.
+        is_new: Nobody has iterated over the data before. (A `cache()` in them keeps what is first read to the end.)
 
     Attributes:
         ordinal: That count when the current pass was begun; 0 if nobody counts.
@@ -66,12 +67,13 @@ class WalkedStream:
         independent: bool = False,
         ahead: int = 0,
         num_begun: Callable[[], int] = lambda: 0,
+        is_new: bool = False,
     ) -> None:
         self._batches = batches
         self._num_begun, self.ordinal = num_begun, 0
         self.epochs = epochs
         self._checksums, self._num_samples = checksums, num_samples
-        self.is_open, self.once = is_open, once
+        self.is_open, self.once, self.is_new = is_open, once, is_new
         self._independent, self._ahead = independent, ahead
         self.full_batch = 0
         self._kept: dict[int, Any] = {}

@@ -154,8 +154,14 @@ class Walk:
     # ------------------------------------------------------------ state
 
     def state(self) -> dict[str, Any]:
-        """What those who continue compare with what they have read."""
-        stream = self.stream
+        """What those who continue compare with what they have read.
+
+        If that is nothing yet, as at the first step of an epoch, the first batch is read, so that a newcomer that reads
+        other data is found alone, and not in the comparison of all.
+        """
+        stream, progress = self.stream, self._dealer.progress
+        if stream.epoch == progress.epoch and not stream.cursor and progress.remaining:
+            stream.go_to(1, progress.returned, keep_from=0)
         return {
             "cursor": stream.cursor,
             "fingerprints": stream.fingerprints.parts,
@@ -198,8 +204,8 @@ class Walk:
         if not saved and stream.cursor == state["cursor"]:
             raise UsageError(
                 f"this worker reads other data in epoch {progress.epoch} than the others, so that samples would be "
-                f"used twice or never. {self._remedy}. Expected: checksums {state['fingerprints']} of the first "
-                f"{state['cursor']} batches. Received: {stream.fingerprints.parts}"
+                f"used twice or never. {self._remedy}. Expected: checksums {state['fingerprints']} (batches read: "
+                f"{state['cursor']}). Received: {stream.fingerprints.parts}"
             )
         if saved:
             logger.warning(

@@ -28,7 +28,7 @@ class Worker:
     def reduce(self, num_pieces: int, *, dies: bool = False) -> Any:
         members = self.session.completed_in.ids
         pieces = Pieces(Window(0, num_pieces, members, piece=1), self.session.worker.id, batch_size=2)
-        reduction = SharedReduction(self.room, self.session, pieces, lambda: [1.0, self.rank])
+        reduction = SharedReduction(self.room, self.session, pieces, lambda: [float(not reduction.rank), self.rank])
 
         def compute(some: Sequence[int]) -> None:
             array = self.room.take()
@@ -57,7 +57,7 @@ def test_sum_is_of_all_pieces_however_they_are_shared(num_workers: int, num_piec
     for first, second, passes in Cluster(num_workers).run(member):
         assert first == second
         assert first[0] == {num_pieces * (num_pieces + 1) / 2}
-        assert first[1] == [num_workers, sum(range(num_workers))]
+        assert first[1] == [1, sum(range(num_workers))]
         assert all(size <= 2 for size in passes)
 
 
@@ -76,5 +76,6 @@ def test_survivors_make_up_for_the_pieces_of_the_dead(num_workers: int, victim: 
     assert results.pop(dead) is None
     for first, second, passes in results:
         assert (first[0], second[0]) == ({36.0}, {28.0})
+        assert (first[1][0], second[1][0]) == (1, 1)  # whoever is the first one now
         assert all(size <= 2 for size in passes)
     assert sorted(piece for first, _, _ in results for piece in first[3]) == list(range(8))

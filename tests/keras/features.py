@@ -842,6 +842,57 @@ def learning_rate_callbacks(run: Run) -> Any:
     return model, run.fit(model, *data(), callbacks=callbacks, epochs=3)
 
 
+class SetsRates(keras.callbacks.Callback):
+    """Sets other learning rates in each worker; those of the first one hold for all."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self._run = run
+
+    def _set(self, rate: float) -> None:
+        rank = this_worker(engine(None)).session.rank if self._run.elastic else 0
+        self.model.optimizer.learning_rate = rate * (1 + 5 * rank)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._set(0.1 / (1 + batch))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._set(0.02 + 0.01 * epoch)
+
+
+def rates_of_workers(run: Run, *, optimizer: Any = None, global_batch_size: int | None = None, **kwargs: Any) -> Any:
+    model = compiled(net(), optimizer, **kwargs)
+    history = run.fit(model, *data(192), callbacks=[SetsRates(run)], global_batch_size=global_batch_size)
+    assert float(model.optimizer.learning_rate) == float(np.float32(0.03))
+    return model, history
+
+
+@feature
+def rates_that_differ_between_workers(run: Run) -> Any:
+    return rates_of_workers(run, optimizer=keras.optimizers.Adam(0.1))  # whose step computes with the rate alone
+
+
+@feature
+def rates_that_differ_between_workers_and_xla(run: Run) -> Any:
+    return rates_of_workers(run, jit_compile=run.elastic and IS_TENSORFLOW)
+
+
+@feature
+def rates_that_differ_between_workers_and_several_steps_at_a_time(run: Run) -> Any:
+    return rates_of_workers(run, **({"steps_per_execution": 3} if SEVERAL_STEPS else {}))
+
+
+@feature
+def rates_that_differ_between_workers_and_a_scaled_loss(run: Run) -> Any:
+    inner = keras.optimizers.SGD(0.1)
+    return rates_of_workers(run, optimizer=keras.mixed_precision.LossScaleOptimizer(inner, initial_scale=64.0))
+
+
+@feature
+def rates_that_differ_between_workers_and_a_global_batch(run: Run) -> Any:
+    return rates_of_workers(run, global_batch_size=32)
+
+
 @feature
 def early_stopping(run: Run) -> Any:
     model = compiled(net(), keras.optimizers.SGD(1.0))

@@ -12,13 +12,14 @@ from typing import Any
 NUM, NUM_VAL, SIZE = 96, 50, 4
 
 
-def program(gates: str, loses: bool = False, is_augmented: bool = False) -> dict[str, Any]:
+def program(gates: str, loses: bool = False, is_augmented: bool = False, is_split: bool = False) -> dict[str, Any]:
     """Pre-train and fine-tune. Newcomers are waited for in the second epoch of the second fit.
 
     Args:
         gates: Folder in which a file "go" ends the wait.
         loses: The last worker is killed in the last validation.
         is_augmented: The inputs of the training are changed by random numbers that differ in each worker.
+        is_split: Training and validation are parts of the same shuffled data.
 
     Returns:
         The numbers of the samples trained on in each epoch of the second fit, and the results of its validations.
@@ -32,10 +33,10 @@ def program(gates: str, loses: bool = False, is_augmented: bool = False) -> dict
     elastic = ef_keras.callbacks()
     trained: dict[str, list[int]] = {}
 
-    def data(num: int) -> Any:
+    def shuffled(num: int) -> Any:
         numbers = np.arange(num, dtype="float32")
         samples = tf.data.Dataset.from_tensor_slices((np.stack([numbers / num] * 3, 1), numbers))
-        return samples.shuffle(50, seed=3).batch(SIZE)
+        return samples.shuffle(50, seed=3)
 
     class Gate(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
         epoch = 0
@@ -64,8 +65,12 @@ def program(gates: str, loses: bool = False, is_augmented: bool = False) -> dict
     keras.utils.set_random_seed(1)
     model = gated.model_that_notes(elastic, note)
     model.compile("sgd", "mse", metrics=[Mean(name="mean")], run_eagerly=True)
-    given = {"validation_data": data(NUM_VAL), "verbose": 0}
-    train = data(NUM)
+    if is_split:
+        everything = shuffled(NUM_VAL + NUM)
+        validation, train = everything.take(NUM_VAL).batch(SIZE), everything.skip(NUM_VAL).batch(SIZE)
+    else:
+        validation, train = shuffled(NUM_VAL).batch(SIZE), shuffled(NUM).batch(SIZE)
+    given = {"validation_data": validation, "verbose": 0}
     if is_augmented:
         train = train.map(lambda x, y: (x + tf.random.uniform(tf.shape(x), seed=os.getpid()), y), tf.data.AUTOTUNE)
     model.fit(train, epochs=2, callbacks=[Gate(), *elastic], **given)

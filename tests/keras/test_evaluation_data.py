@@ -143,6 +143,7 @@ class Data:
             checksums=checksums,
             is_open=self._is_open,
             num_begun=lambda: self.num_begun,
+            is_new=not self.num_begun,
         )
 
     def _begin(self) -> Iterator[int]:

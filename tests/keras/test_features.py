@@ -53,6 +53,7 @@ OF_JAX = [
         "mixed_precision",
         "gradient_accumulation",
         "learning_rate_schedule",
+        "rates_that_differ_between_workers",
         "early_stopping",
         "stop_of_one_worker_in_mid_epoch",
         "stop_of_one_worker_before_a_step",
@@ -64,6 +65,8 @@ OF_JAX = [
 SOME = {
     "tensorflow": [
         "xla",
+        "rates_that_differ_between_workers",
+        "rates_that_differ_between_workers_and_xla",
         "logs_on_disk",
         "gradient_accumulation",
         "autoencoder_without_a_call",
@@ -89,6 +92,8 @@ SOME = {
         "samples_read_one_by_one_with_class_weight",
         "inputs_alone_read_one_by_one",
         "stop_of_one_worker_before_a_step",
+        "rates_that_differ_between_workers",
+        "rates_that_differ_between_workers_and_a_global_batch",
         "list_of_callbacks_made_by_hand",
         "several_outputs",
         "run_eagerly",
@@ -103,6 +108,10 @@ def test_some_features_of_fit_give_what_plain_keras_gives(tmp_path: Path) -> Non
     for backend, names in SOME.items():
         outputs = check_features(tmp_path / backend, backend, names)
         assert not any("not compiled by XLA" in output for output in outputs)
+        num_warnings = "".join(outputs).count(
+            "learning rates that differ between the workers"
+        )  # by the first one, once
+        assert num_warnings == sum(name.startswith("rates_that_differ") for name in names)
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "torch"])

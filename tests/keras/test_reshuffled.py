@@ -42,3 +42,19 @@ def test_every_sample_is_trained_and_validated_once(tmp_path: Path, loses: bool,
         for epoch in "234":
             trained = chain(*(one["trained"].get(epoch, []) for one in found))
             assert sorted(trained) == list(range(NUM))
+
+
+def test_newcomer_follows_data_whose_shuffle_the_validation_shares(tmp_path: Path) -> None:
+    with Job(tmp_path / "run", preload=warm.KERAS["tensorflow"]) as job:
+        members = job.start_world(2, program, str(tmp_path), False, False, True)
+        wait_until(job, lambda state: state.training == 2)
+        newcomer = job.start(program, str(tmp_path), False, False, True)
+        wait_until(job, is_ready(2))
+        (tmp_path / "go").touch()
+        found = [worker.result() for worker in (*members, newcomer)]
+        job.audit()
+    assert len(newcomer.events("admitted")) == 1
+    assert found[0]["means"][1:] == found[1]["means"][1:] == found[2]["means"][-2:]
+    for epoch in "234":
+        trained = [*chain(*(one["trained"].get(epoch, []) for one in found))]
+        assert len(trained) == len(set(trained)) == NUM

@@ -148,6 +148,7 @@ class BucketLayout:
         parameters: Parameters whose gradients are reduced.
         module_buffers: Buffers that take rank 0's values.
         sparse: Identities of the parameters whose gradients are sparse.
+        num_more_flags: Flags besides the fixed ones and those of the parameters.
 
     Attributes:
         value_buckets: Indices of the buckets that hold buffers of the module.
@@ -156,14 +157,19 @@ class BucketLayout:
     """
 
     def __init__(
-        self, parameters: Sequence[Parameter], module_buffers: Sequence[Tensor], sparse: AbstractSet[int] = frozenset()
+        self,
+        parameters: Sequence[Parameter],
+        module_buffers: Sequence[Tensor],
+        sparse: AbstractSet[int] = frozenset(),
+        *,
+        num_more_flags: int = 0,
     ) -> None:
         self.parameters = list(parameters)
         self.sparse = [parameter for parameter in self.parameters if id(parameter) in sparse]
         self.ids = [id(parameter) for parameter in self.parameters]
         values = by_kind(module_buffers)
         gradients = _group_by_size(self.parameters)
-        num_flags = NUM_FIXED_FLAGS + len(self.parameters)
+        num_flags = NUM_FIXED_FLAGS + num_more_flags + len(self.parameters)
         if not gradients or gradients[-1][0].dtype != torch.float32:
             gradients.append([])  # for the flags alone
         self.value_buckets = range(len(gradients) - 1, len(gradients) - 1 + len(values))

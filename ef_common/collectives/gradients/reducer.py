@@ -14,7 +14,7 @@ from ef_common.collectives.gradients.bucket_run import Confirmation, Weights
 from ef_common.collectives.gradients.buckets import BucketLayout
 from ef_common.collectives.gradients.module_buffers import Kind, ModuleBuffers, finder
 from ef_common.collectives.gradients.pieces import Pieces
-from ef_common.collectives.gradients.reduction import Reduction, squared_norm
+from ef_common.collectives.gradients.reduction import Reduction, num_words, squared_norm
 from ef_common.collectives.gradients.sparse import sparse_parameters
 from ef_common.core.view import View
 from ef_common.errors import UsageError
@@ -79,6 +79,9 @@ class GradientReducer:
         num_finds: Members that had found one, in the newest reduction.
         measures: Whether the noise is measured in the next reduction; the same in all members.
         asks: What this member adds to a sum over the members, in reductions in which the noise is measured.
+        decides: Tells numbers of this member, always as many, of which all take those of rank 0; before `attach`. They
+            travel with the flags, without a message of their own.
+        decided: Those of rank 0 in the newest reduction.
         watches: Note gradients that other backward passes compute than those between the two calls; before `attach`.
         local: Gradients that such passes have changed since the newest reduction, by the identities of the parameters.
         on_measured: Called with the mean of the members' squared norms of their gradients, the squared norm of the
@@ -109,6 +112,8 @@ class GradientReducer:
         self.num_finds = 0.0
         self.measures: Callable[[], bool] = lambda: False
         self.asks: Callable[[], float] = lambda: 0.0
+        self.decides: Callable[[], Sequence[float]] = tuple
+        self.decided: list[float] = []
         self.watches = False
         self.local: dict[int, weakref.ref[Tensor]] = {}
         self.on_measured: Callable[[float, float, float], None] = lambda local, reduced, asked: None
@@ -171,7 +176,12 @@ class GradientReducer:
             if kinds is not None:
                 self._buffers.take_kinds(kinds)
             buffers = self._buffers.tensors
-        self._layout = BucketLayout(chosen, list(buffers), sparse_parameters(self._module))
+        self._layout = BucketLayout(
+            chosen,
+            list(buffers),
+            sparse_parameters(self._module),
+            num_more_flags=num_words(len(self.decides())),
+        )
         self._handles = [hook(p, self._gradient_ready) for p in self._layout.hooked()]
         if self.watches:
             self._handles += [hook(p, self._watch) for p in chosen]
@@ -224,6 +234,7 @@ class GradientReducer:
         reduction.wants_stop, reduction.finds = self.wants_stop, self.finds
         reduction.measures = self.measures()
         reduction.asks = self.asks() if reduction.measures else 0.0
+        reduction.decides = self.decides()
         contributors = self._session.run(reduction)
         is_lent = contributors.world_size > 1 and not reduction.layout.double_buffered
         confirmation = Confirmation(self._session, torch.zeros(1, device="cpu")) if is_lent else None
@@ -232,6 +243,7 @@ class GradientReducer:
         num_changes = reduction.read_flags()
         self._session.agree(num_changes, reduction.num_wishes)
         self.num_stops, self.num_finds = reduction.num_stops, reduction.num_finds
+        self.decided = reduction.decided
         if 0 < reduction.num_skipped < contributors.world_size:
             raise UsageError(
                 "some workers had a backward pass in this step and others had none, so they would not make the "

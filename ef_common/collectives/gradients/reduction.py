@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,6 +45,8 @@ class Reduction(BucketRun):
         self.measures = False  # the squared norm of the local gradients is to be summed, too
         self.squared_norms = 0.0
         self.asks = self.asked = 0.0
+        self.decides: Sequence[float] = ()
+        self.decided: list[float] = []
         self.num_skipped = self.num_stops = self.num_wishes = self.num_finds = 0.0
         self._flags: list[float] = []
         self._missing = [len(bucket.sources) for bucket in layout.buckets]
@@ -87,6 +92,8 @@ class Reduction(BucketRun):
         squared = squared_norm(self.layout) if self.measures and self.weight else 0.0  # of padding it may be NaN
         flags = [float(session.change_pending), float(self.stale), float(self.skipped), self.wants_stop]
         flags += [float(session.agreements.wish), self.lacking, squared, self.asks, float(self.finds)]
+        words = as_words(self.decides)
+        flags += words if self.rank == 0 else [0.0] * len(words)
         return flags + [float(p.grad is not None) for p in self.layout.parameters]
 
     def _is_stale(self) -> bool:
@@ -105,7 +112,13 @@ class Reduction(BucketRun):
             self._flags = self.layout.buckets[-1].flags.tolist()
         self.num_skipped, self.num_stops, self.num_wishes, self._lacking_of_all = self._flags[2:6]
         self.squared_norms, self.asked, self.num_finds = self._flags[6:NUM_FIXED_FLAGS]
+        self.decided = from_words(self._flags[NUM_FIXED_FLAGS : self._num_before_parameters])
         return float(self._flags[0])
+
+    @property
+    def _num_before_parameters(self) -> int:
+        """Flags before those that tell which parameters have a gradient."""
+        return NUM_FIXED_FLAGS + num_words(len(self.decides))
 
     @torch.no_grad()
     def apply(self, *, spares_equal: bool = False) -> None:
@@ -118,7 +131,7 @@ class Reduction(BucketRun):
             self._weigh_own()
             sparsify(self._densified)  # others stay as they are in one process
             return
-        used = dict(zip(self.layout.ids, self._flags[NUM_FIXED_FLAGS:], strict=True))
+        used = dict(zip(self.layout.ids, self._flags[self._num_before_parameters :], strict=True))
         for index, bucket in enumerate(self.layout.buckets):
             if index in self.layout.value_buckets:
                 bucket.write_values(spares_equal=spares_equal)
@@ -139,6 +152,23 @@ class Reduction(BucketRun):
             return
         for gradient in (p.grad for p in self.layout.parameters if p.grad is not None):
             gradient.mul_(weight) if weight else gradient.zero_()  # which may be anything, NaN too
+
+
+def num_words(num: int) -> int:
+    """Flags that this many numbers take."""
+    return 4 * num
+
+
+def as_words(numbers: Sequence[float]) -> list[float]:
+    """Numbers of double precision as flags, which have single precision: whole numbers of 16 bits each."""
+    words: list[float] = np.array(numbers, np.float64).view(np.uint16).astype(float).tolist()
+    return words
+
+
+def from_words(words: Sequence[float]) -> list[float]:
+    """The inverse of `as_words`."""
+    numbers: list[float] = np.array(words, float).astype(np.uint16).view(np.float64).tolist()
+    return numbers
 
 
 @torch.no_grad()

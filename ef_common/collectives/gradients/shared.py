@@ -126,6 +126,7 @@ class BatchReduction(BucketRun):
         return False  # nothing is issued before all is there
 
     def _stay_alone(self, view: View) -> None:
+        self._enter(view)
         self._fill(0)
         self._take_total()
 
