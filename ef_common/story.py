@@ -108,9 +108,10 @@ class Story:
                 change.batch += f"; learning rate × {scale:.3g}"
 
     def _end_change(self, step: dict[str, Any] | None = None) -> None:
-        change, self._change = self._change, None
-        if change is None or (step is None and GOODBYE in change.reason):  # the end of all
+        change = self._change
+        if change is None or (step is None and GOODBYE in change.reason):  # the end of all, unless a step follows
             return
+        self._change = None
         returned = 0 if step is None else round(num_samples(step, "returned"))
         what = in_words(change.before, change.after, change.reason)
         parts = [what, f"resumed after {duration(change.pause_s)}"]

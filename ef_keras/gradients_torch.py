@@ -40,7 +40,8 @@ class TorchReducer(Reducer):
             session, model, weights=weights, buffers=statistics, parameters=partial(_parameters, model)
         )
         self._rates = hooks.rates(model)
-        self._gradients.decides = lambda: hooks.numbers_of(self._rates)
+        self._gradients.decides = self._own_rates
+        self._told_rates: list[float] = []
         self._has_own_step = hooks.has_own_train_step(model)
         self._overlaps = not (model.jit_compile or self._has_own_step)
         untraced = torch.compiler.disable if model.jit_compile else _as_it_is
@@ -66,6 +67,10 @@ class TorchReducer(Reducer):
         self._gradients.fraction = self.fraction()
         self._gradients.before_backward(overlap=self._overlaps)
 
+    def _own_rates(self) -> list[float]:
+        self._told_rates = hooks.numbers_of(self._rates)
+        return self._told_rates
+
     def _after_backward(self, loss: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         if self._has_own_step:
             for gradient, variable in zip(gradients, variables, strict=True):
@@ -77,7 +82,8 @@ class TorchReducer(Reducer):
             contributors = self._gradients.after_backward()
         if contributors is not None:
             self.heard(self._gradients.num_finds)
-            hooks.set_numbers(self._rates, self._gradients.decided)
+            if self._gradients.decided != self._told_rates:  # reading them once more would wait for the device
+                hooks.set_numbers(self._rates, self._gradients.decided)
         self.stop_agreed = self._gradients.num_stops > 0
         self.on_update(contributors or self.session.completed_in, None if loss is None else float(loss.detach()))
 

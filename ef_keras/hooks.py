@@ -147,7 +147,7 @@ def _passes_over(data: Any) -> int:
 
 
 def _shuffles_in(data: Any) -> list[Any]:
-    """The shuffles that a `tf.data.Dataset` is made of; none of other data."""
+    """The shuffles that a `tf.data.Dataset` is made of, and that give each pass another order; none of other data."""
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is None or not isinstance(data, tensorflow.data.Dataset):
         return []
@@ -157,7 +157,8 @@ def _shuffles_in(data: Any) -> list[Any]:
         within = {id(one): one for one in waiting.pop()._inputs() if id(one) not in found}
         found.update(within)
         waiting += within.values()
-    return [one for one in found.values() if "Shuffle" in type(one).__name__]
+    shuffles = [one for one in found.values() if "Shuffle" in type(one).__name__]
+    return [one for one in shuffles if getattr(one, "_reshuffle_each_iteration", True) is not False]
 
 
 def _data_of(iterator: Any) -> Any:

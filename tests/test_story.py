@@ -116,6 +116,7 @@ def test_end_of_the_program_is_no_loss(told: Told) -> None:
 def test_end_of_the_program_in_a_worker_without_which_the_others_train_on_is_told(told: Told) -> None:
     told.view(1, "ab", "2 workers start")
     told.view(2, "a", "b gone (it said goodbye)")
+    assert told.take("evaluation") == told.take("epoch_end") == []
     assert told.step() == ["2 → 1 worker: worker b ended with the program; resumed after 41 ms"]
 
 

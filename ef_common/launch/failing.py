@@ -62,6 +62,7 @@ _OF_A_GPU = re.compile(
     r"|no CUDA-capable device|busy or unavailable|fallen off the bus)",
     re.IGNORECASE | re.DOTALL,
 )
+_FROM_OUTSIDE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _NO_ERROR = (SystemExit, KeyboardInterrupt, GeneratorExit)
 _INTERRUPTED = "interrupted the job by a KeyboardInterrupt"
 
@@ -172,7 +173,7 @@ class Failing:
     def _is_of_the_code(self, error: BaseException) -> bool:
         if isinstance(error, KeyboardInterrupt):
             return not self._signalled
-        if isinstance(error, SystemExit) and self._is_told():
+        if isinstance(error, SystemExit) and (self._is_told() or _is_of_a_handler(error)):
             return False
         return is_users(error)
 
@@ -215,6 +216,15 @@ def is_users(error: BaseException) -> bool:
         seen.add(id(cause))
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return True
+
+
+def _is_of_a_handler(error: BaseException) -> bool:
+    """Whether an exception was raised in the handler of a signal from outside, the program's own or one around it."""
+    handlers = [signal.getsignal(number) for number in _FROM_OUTSIDE]
+    codes = {
+        getattr(one, "__code__", getattr(type(one).__call__, "__code__", None)) for one in handlers if callable(one)
+    }
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def ends_in_order(error: BaseException) -> bool:

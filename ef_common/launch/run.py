@@ -331,9 +331,9 @@ class _Agents:
         self._some_left = False  # of these, without being asked by this launcher
         self._start_again_at = 0.0  # not before
         self._start_failed = False  # and that was said
+        self._grace_s = environment.grace_s_in(os.environ)
         self._directory = Path(tempfile.mkdtemp(prefix="elasticflow-"))
         self._max_restarts = 0
-        self._grace_s = environment.grace_s_in(os.environ)
         self._orphans: dict[psutil.Process, float] = {}  # when they are late
         self._coordinator: psutil.Process | None = None
 
@@ -461,9 +461,11 @@ class _Agents:
                     color="yellow",
                     event="restarting",
                 )
-            # An orphan still writes into its directory.
+            if time.monotonic() < agent.due or (_is_killed(agent) and self.waits_for_orphans):  # which have its GPU
+                continue
+            # One that is late may still write into its directory.
             records = None if _is_killed(agent) else agent.records
-            if time.monotonic() >= agent.due and self.try_to_start(lives=agent.lives + 1, records=records):
+            if self.try_to_start(lives=agent.lives + 1, records=records):
                 self._forget(number)
 
     def give_up(self, number: int) -> None:

@@ -15,6 +15,7 @@ They communicate through files and not through a connection: anybody who may wri
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -30,7 +31,7 @@ from pathlib import Path
 
 import psutil
 
-from ef_common.errors import CoordinatorLost, UsageError
+from ef_common.errors import UsageError
 from ef_common.events import no_log
 from ef_common.files import write_whole
 from ef_common.launch.json_record import read_record
@@ -40,6 +41,7 @@ from ef_common.terminal import say
 PLACE = Path("elasticflow-runs")
 """Below the working directory: where runs are that were given no other place."""
 _EVENTS, _LAUNCHERS, _WANTED = "events", "launcher*.json", "wanted.json"
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _SIGNS = (_EVENTS, _LAUNCHERS, "job.json", "slurm.json", "yarn.json")
 """The directory of a run has at least one of these, whoever has started it."""
 _LOOK_S = 0.1
@@ -182,7 +184,7 @@ def create(script: str, place: Path | None = None, *, local: bool = True) -> Pat
 def taken(script: str, place: Path | None = None, *, launcher: Launcher, joins: bool = False) -> Iterator[Path]:
     """Make the directory of a new run, or share it, and write this launcher's state there before another one looks.
 
-    If what follows is refused, the state of the launcher before this one is put back.
+    If what follows fails before it has changed that state, the state of the launcher before this one is put back.
 
     Args:
         script: See `create`.
@@ -197,15 +199,21 @@ def taken(script: str, place: Path | None = None, *, launcher: Launcher, joins: 
     file = place / launcher.file
     with _refused_if_unwritable(place), locked(place):
         _clear(place, local=launcher.local, joins=joins)
-        before = file.read_bytes() if file.exists() else None
+        before = _content(file)
         if not joins:
             write_launcher(place, launcher)
+        written = _content(file)
     try:
         yield place.resolve()
-    except (CoordinatorLost, UsageError):
+    except BaseException:
         with contextlib.suppress(OSError):
-            file.unlink(missing_ok=True) if before is None else write_whole(file, before)
+            if _content(file) == written != before:  # else it has trained
+                file.unlink() if before is None else write_whole(file, before)
         raise
+
+
+def _content(file: Path) -> bytes | None:
+    return file.read_bytes() if file.exists() else None
 
 
 def _made(script: str, place: Path | None) -> Path:
@@ -436,10 +444,17 @@ def order(run_dir: Path, num_workers: int, *, num_spares: int = 0) -> ScaleOrder
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Hold the lock of a directory. Others on this machine that ask for it wait until it is free."""
+    """Hold the lock of a directory. Others on this machine that ask for it wait until it is free.
+
+    Some file systems have no locks: there, nobody waits.
+    """
     descriptor = os.open(directory, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
         yield
     finally:
         os.close(descriptor)

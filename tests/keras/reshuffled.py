@@ -12,14 +12,15 @@ from typing import Any
 NUM, NUM_VAL, SIZE = 96, 50, 4
 
 
-def program(gates: str, loses: bool = False, is_augmented: bool = False, is_split: bool = False) -> dict[str, Any]:
+def program(gates: str, loses: bool = False, is_augmented: bool = False, split: str = "") -> dict[str, Any]:
     """Pre-train and fine-tune. Newcomers are waited for in the second epoch of the second fit.
 
     Args:
         gates: Folder in which a file "go" ends the wait.
         loses: The last worker is killed in the last validation.
         is_augmented: The inputs of the training are changed by random numbers that differ in each worker.
-        is_split: Training and validation are parts of the same shuffled data.
+        split: How training and validation are parts of the same data. "fixed": these are shuffled once, and the
+            training again for each pass; "shuffled": they are shuffled for each pass.
 
     Returns:
         The numbers of the samples trained on in each epoch of the second fit, and the results of its validations.
@@ -33,10 +34,10 @@ def program(gates: str, loses: bool = False, is_augmented: bool = False, is_spli
     elastic = ef_keras.callbacks()
     trained: dict[str, list[int]] = {}
 
-    def shuffled(num: int) -> Any:
+    def shuffled(num: int, *, anew: bool = True) -> Any:
         numbers = np.arange(num, dtype="float32")
         samples = tf.data.Dataset.from_tensor_slices((np.stack([numbers / num] * 3, 1), numbers))
-        return samples.shuffle(50, seed=3)
+        return samples.shuffle(50, seed=3, reshuffle_each_iteration=anew)
 
     class Gate(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
         epoch = 0
@@ -65,9 +66,10 @@ def program(gates: str, loses: bool = False, is_augmented: bool = False, is_spli
     keras.utils.set_random_seed(1)
     model = gated.model_that_notes(elastic, note)
     model.compile("sgd", "mse", metrics=[Mean(name="mean")], run_eagerly=True)
-    if is_split:
-        everything = shuffled(NUM_VAL + NUM)
-        validation, train = everything.take(NUM_VAL).batch(SIZE), everything.skip(NUM_VAL).batch(SIZE)
+    if split:
+        everything = shuffled(NUM_VAL + NUM, anew=split == "shuffled")
+        validation, train = everything.take(NUM_VAL).batch(SIZE), everything.skip(NUM_VAL)
+        train = (train.shuffle(50, seed=4) if split == "fixed" else train).batch(SIZE)
     else:
         validation, train = shuffled(NUM_VAL).batch(SIZE), shuffled(NUM).batch(SIZE)
     given = {"validation_data": validation, "verbose": 0}

@@ -44,11 +44,12 @@ def test_every_sample_is_trained_and_validated_once(tmp_path: Path, loses: bool,
             assert sorted(trained) == list(range(NUM))
 
 
-def test_newcomer_follows_data_whose_shuffle_the_validation_shares(tmp_path: Path) -> None:
+@pytest.mark.parametrize("split", ["shuffled", "fixed"])
+def test_newcomer_follows_data_whose_shuffle_the_validation_shares(tmp_path: Path, split: str) -> None:
     with Job(tmp_path / "run", preload=warm.KERAS["tensorflow"]) as job:
-        members = job.start_world(2, program, str(tmp_path), False, False, True)
+        members = job.start_world(2, program, str(tmp_path), False, False, split)
         wait_until(job, lambda state: state.training == 2)
-        newcomer = job.start(program, str(tmp_path), False, False, True)
+        newcomer = job.start(program, str(tmp_path), False, False, split)
         wait_until(job, is_ready(2))
         (tmp_path / "go").touch()
         found = [worker.result() for worker in (*members, newcomer)]

@@ -150,6 +150,28 @@ def test_exit_after_a_fault_an_interrupt_or_a_notice_is_none():
     assert session.told == []
 
 
+class Leaves:
+    """A handler that is no function."""
+
+    def __call__(self, number, frame):
+        sys.exit(128 + number)
+
+
+@pytest.mark.parametrize(
+    "handler", [lambda number, frame: sys.exit(128 + number), Leaves()], ids=["function", "object"]
+)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+def test_exit_in_a_handler_of_the_programs_own_is_none(number, handler):
+    before, session = signal.signal(number, handler), Told()
+    try:
+        with pytest.raises(SystemExit) as ended:
+            signal.raise_signal(number)
+        Failing(session).tell(ended.value)  # type: ignore[arg-type]
+    finally:
+        signal.signal(number, before)
+    assert session.told == []
+
+
 def test_interrupt_that_code_raises_is_one_in_each_worker():
     session = Told()
     Failing(session).tell(raised(KeyboardInterrupt()))  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -186,8 +187,11 @@ def test_rank_of_mpich_has_an_exit_status_whatever_ends_it(tmp_path: Path, does:
 def test_rank_of_mpich_is_told_of_a_signal_that_comes_as_it_begins(tmp_path: Path) -> None:
     (tmp_path / "inner").write_text("kill -USR1 $PPID; sleep 30")
     command = ["bash", "-c", mpirun._RANK, "rank", "bash", str(tmp_path / "inner")]
-    processes = [subprocess.Popen(command) for _ in range(20)]
-    assert [process.wait(20.0) for process in processes] == [138] * 20
+    with ExitStack() as stack:
+        processes = [stack.enter_context(subprocess.Popen(command)) for _ in range(20)]
+        for process in processes:
+            stack.callback(process.kill)
+        assert [process.wait(20.0) for process in processes] == [138] * 20
 
 
 @pytest.mark.parametrize(

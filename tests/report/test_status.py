@@ -508,12 +508,34 @@ def test_launcher_that_is_refused_later_on_leaves_the_directory_as_it_was(tmp_pa
     for known in ([], [before]):
         for one in known:
             run_directory.write_launcher(tmp_path, one)
-        with ExitStack() as stack:
-            stack.enter_context(pytest.raises(UsageError, match="a wrong setting"))
-            stack.enter_context(run_directory.taken("x.py", tmp_path, launcher=launcher))
-            assert run_directory.read_launchers(tmp_path) == [launcher]
-            raise UsageError("a wrong setting")
-        assert run_directory.read_launchers(tmp_path) == known
+        for error in (UsageError("a wrong setting"), OSError(28, "No space left on device"), KeyboardInterrupt()):
+            with ExitStack() as stack:
+                stack.enter_context(pytest.raises(type(error)))
+                stack.enter_context(run_directory.taken("x.py", tmp_path, launcher=launcher))
+                assert run_directory.read_launchers(tmp_path) == [launcher]
+                raise error
+            assert run_directory.read_launchers(tmp_path) == known
+
+
+def test_state_of_a_launcher_that_has_trained_remains_when_it_ends_with_an_error(tmp_path: Path) -> None:
+    launcher = run_directory.this_launcher(["x"], max_workers=8, local=True)
+    ended = replace(launcher, state="ended", outcome="failed")
+    with ExitStack() as stack:
+        stack.enter_context(pytest.raises(UsageError))
+        stack.enter_context(run_directory.taken("x.py", tmp_path, launcher=launcher))
+        run_directory.write_launcher(tmp_path, ended)
+        raise UsageError("too late")
+    assert run_directory.read_launchers(tmp_path) == [ended]
+
+
+def test_directory_is_taken_where_the_file_system_has_no_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    launcher = run_directory.this_launcher(["x"], max_workers=8, local=True)
+    with run_directory.taken("x.py", tmp_path, launcher=launcher):
+        assert run_directory.read_launchers(tmp_path) == [launcher]
 
 
 def test_directory_with_an_order_that_cannot_be_removed_is_refused(tmp_path: Path) -> None:

@@ -161,12 +161,16 @@ def num_words(num: int) -> int:
 
 def as_words(numbers: Sequence[float]) -> list[float]:
     """Numbers of double precision as flags, which have single precision: whole numbers of 16 bits each."""
+    if not numbers:
+        return []
     words: list[float] = np.array(numbers, np.float64).view(np.uint16).astype(float).tolist()
     return words
 
 
 def from_words(words: Sequence[float]) -> list[float]:
     """The inverse of `as_words`."""
+    if not words:
+        return []
     numbers: list[float] = np.array(words, float).astype(np.uint16).view(np.float64).tolist()
     return numbers
 
