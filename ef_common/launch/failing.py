@@ -40,6 +40,7 @@ from ef_common.errors import (
     UsageError,
 )
 from ef_common.launch.ending import InOrder, end_soon
+from ef_common.launch.notices import SIGNALS
 from ef_common.session import Session
 
 logger = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ _OF_A_GPU = re.compile(
     r"|no CUDA-capable device|busy or unavailable|fallen off the bus)",
     re.IGNORECASE | re.DOTALL,
 )
-_FROM_OUTSIDE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+_FROM_OUTSIDE = (signal.SIGINT, *SIGNALS)
 _NO_ERROR = (SystemExit, KeyboardInterrupt, GeneratorExit)
 _INTERRUPTED = "interrupted the job by a KeyboardInterrupt"
 

@@ -461,10 +461,10 @@ class _Agents:
                     color="yellow",
                     event="restarting",
                 )
-            if time.monotonic() < agent.due or (_is_killed(agent) and self.waits_for_orphans):  # which have its GPU
+            if time.monotonic() < agent.due or (_left_orphans(agent) and self.waits_for_orphans):  # which have its GPU
                 continue
             # One that is late may still write into its directory.
-            records = None if _is_killed(agent) else agent.records
+            records = None if _left_orphans(agent) else agent.records
             if self.try_to_start(lives=agent.lives + 1, records=records):
                 self._forget(number)
 
@@ -509,7 +509,7 @@ class _Agents:
         return any(time.monotonic() < self._orphans[worker] for worker in self.orphans)
 
     def _note_orphans(self, agent: _Agent) -> None:
-        if not _is_killed(agent):
+        if not _left_orphans(agent):
             return
         for pid in pids(agent.records):
             with contextlib.suppress(psutil.Error):
@@ -626,7 +626,7 @@ def _has_left(agent: _Agent) -> bool:
     return agent.process.exitcode == 0 and ended_early(agent.records)
 
 
-def _is_killed(agent: _Agent) -> bool:
+def _left_orphans(agent: _Agent) -> bool:
     """Whether a signal has ended the agent itself, which leaves its workers alone."""
     return (agent.process.exitcode or 0) < 0
 
