@@ -515,7 +515,7 @@ class Client:
         self._ask_at = None
         pause_s = doubled_s(PAUSE_S, self._num_breaks, most_s=_MAX_PAUSE_S)
         self._num_breaks += 1
-        self._search.begin_later(pause_s, self._now)
+        self._search.begin_later(self.resume_state, pause_s, self._now)
         return True
 
     def _ask_for_downlink(self) -> None:

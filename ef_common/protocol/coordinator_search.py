@@ -14,6 +14,8 @@ from ef_common.protocol.addresses import LOOPBACK, Address, named_by
 PAUSE_S = 0.1
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 _FIRST_ATTEMPT_S, _ATTEMPT_S = 10.0, 1.0
+_TURN_S = 0.002
+"""As many workers as there are standbys may come to the first of them at once, and each waits for its turn."""
 _ACCEPT_S = 0.2  # a host that accepts no connection by then is likely to be gone, and many of them may come first
 _ROUNDS = 2
 _IN_VAIN_S = 1.0
@@ -53,6 +55,7 @@ class _Tour:
     accept a connection, and in each later one twice as long, up to `attempt_s`, in which it must have answered.
     """
 
+    addresses: list[Address]  # listed once: with thousands of them, a list for each attempt takes longer than all tries
     until: float
     pause_s: float
     longest_pause_s: float
@@ -116,9 +119,8 @@ class CoordinatorSearch:
 
     def candidates(self, resume: ResumeState) -> list[Address]:
         """Where a coordinator may be, the most likely place first."""
-        own = [(LOOPBACK, self._standby)] if self._standby else []
         hint = [] if self.hint is None else [self.hint]
-        return list(dict.fromkeys([*hint, self.address, *resume.successors, *own]))
+        return list(dict.fromkeys([*hint, *self._known(resume)]))
 
     def can_return(self, resume: ResumeState) -> bool:
         """Whether another coordinator may accept this worker."""
@@ -128,12 +130,12 @@ class CoordinatorSearch:
 
     def begin(self, resume: ResumeState, now: float) -> Attempt:
         """Look for the first coordinator."""
-        self._tour = self._first_tour(now)
+        self._tour = self._first_tour(resume, now)
         return self.go_on(resume, now)
 
-    def begin_later(self, pause_s: float, now: float) -> None:
+    def begin_later(self, resume: ResumeState, pause_s: float, now: float) -> None:
         """Look for the first coordinator again, after a pause."""
-        self._tour = self._first_tour(now)
+        self._tour = self._first_tour(resume, now)
         self._pause(pause_s, now)
 
     def lose(self, resume: ResumeState, *, since: float, now: float) -> Attempt | None:
@@ -162,7 +164,7 @@ class CoordinatorSearch:
         elif now > tour.until and tour.rounds <= 0:
             self.rest()
             return None
-        elif tour.attempt - tour.round_began >= len(self.candidates(resume)):
+        elif tour.attempt - tour.round_began >= len(tour.addresses) + (self.hint is not None):
             tour.round_began, tour.rounds, tour.accept_s = tour.attempt, tour.rounds - 1, 2 * tour.accept_s
             self._pause(tour.pause_s, now)
             tour.pause_s = min(2 * tour.pause_s, tour.longest_pause_s)
@@ -176,8 +178,7 @@ class CoordinatorSearch:
             self.state = SearchState.RETURNING
             return self._attempt(self.address, _ATTEMPT_S, inf, now)
         self.state = SearchState.TRYING
-        candidates = self.candidates(resume)
-        address = candidates[tour.attempt % len(candidates)]
+        address = tour.addresses[tour.attempt % len(tour.addresses)]
         tour.attempt += 1
         if self.hint is not None:
             address, self.hint = self.hint, None
@@ -223,14 +224,21 @@ class CoordinatorSearch:
         self.state = SearchState.PAUSING
         self.due = now + typical_s * self._chance.uniform(0.5, 1.5)
 
-    def _first_tour(self, now: float) -> _Tour:
+    def _known(self, resume: ResumeState) -> list[Address]:
+        """Where a coordinator may be, without what others have said."""
+        own = [(LOOPBACK, self._standby)] if self._standby else []
+        return list(dict.fromkeys([self.address, *resume.successors, *own]))
+
+    def _first_tour(self, resume: ResumeState, now: float) -> _Tour:
         self._until = now + self._timeout_s
-        return _Tour(self._until, _FIRST_PAUSE_S, PAUSE_S if self._standby else _LONGEST_PAUSE_S)
+        return _Tour(self._known(resume), self._until, _FIRST_PAUSE_S, PAUSE_S if self._standby else _LONGEST_PAUSE_S)
 
     def _look_everywhere(self, resume: ResumeState, now: float, *, until: float | None = None) -> None:
         skip = 0 if self.led else self._chance.randrange(_SOME)  # who knows different standbys meets by chance
-        if self.sent_away and skip % len(self.candidates(resume)) == 0:
+        addresses = self._known(resume)
+        if self.sent_away and skip % len(addresses) == 0:
             skip += 1  # the first one is the one that has sent it away
         self.led = self.sent_away = False
         self._until = now + self._timeout_s if until is None else until
-        self._tour = _Tour(self._until, PAUSE_S, PAUSE_S, skip, skip, accept_s=_ACCEPT_S, rounds=_ROUNDS)
+        self._tour = _Tour(addresses, self._until, PAUSE_S, PAUSE_S, skip, skip, accept_s=_ACCEPT_S, rounds=_ROUNDS)
+        self._tour.attempt_s = min(_ATTEMPT_S + len(addresses) * _TURN_S, _FIRST_ATTEMPT_S)

@@ -37,7 +37,7 @@ def loses_at_once(search: CoordinatorSearch) -> None:
 
 
 def begins_later(search: CoordinatorSearch) -> None:
-    search.begin_later(0.1, 5.0)
+    search.begin_later(EARLY, 0.1, 5.0)
 
 
 def is_sent_away(search: CoordinatorSearch) -> None:
@@ -65,8 +65,8 @@ WITNESSES: dict[str, tuple[tuple[Callable[[CoordinatorSearch], None], ...], ...]
     "RESTING → RETURNING": ((loses,),),
     "RESTING → PAUSING": ((loses_at_once,), (is_sent_away, loses_at_once), (begins_later,)),
     "RETURNING → TRYING": ((loses, fails),),
-    "TRYING → PAUSING": ((begins, fails, fails, fails),),
-    "PAUSING → TRYING": ((begins, fails, fails, fails, goes_on), (is_sent_away, loses_at_once, goes_on)),
+    "TRYING → PAUSING": ((begins, fails, fails),),
+    "PAUSING → TRYING": ((begins, fails, fails, goes_on), (is_sent_away, loses_at_once, goes_on)),
     "PAUSING → RETURNING": ((loses_at_once, goes_on),),
     "TRYING → RESTING": ((begins, finds), (begins, fails_late), (begins, CoordinatorSearch.rest)),
     "RETURNING → RESTING": ((loses, finds), (loses, CoordinatorSearch.rest)),
@@ -216,8 +216,33 @@ def test_host_that_accepts_has_the_whole_time_to_answer_and_others_have_more_in_
             attempt = search.go_on(MEMBER, 5.0)
         given.append(attempt.accept_s)
         search.accepted()
-        assert search.due == pytest.approx(6.0)
-    assert given == pytest.approx([0.2, 0.2, 0.4, 0.4, 0.8, 0.8, 1.0, 1.0, 1.0])
+        assert search.due == pytest.approx(5.0 + 1.0 + 2 * 0.002)
+    assert given == pytest.approx([0.2, 0.2, 0.4, 0.4, 0.8, 0.8, 1.004, 1.004, 1.004])
+
+
+def test_successor_has_more_time_to_answer_the_more_workers_come_to_it_at_once() -> None:
+    for number, timeout_s in ((2, 1.004), (1000, 3.0), (4096, 9.192), (5000, 10.0)):
+        search, resume = make(0), members(number)
+        search.lose(resume, since=0.0, now=5.0)
+        attempt = search.fail(resume, 5.0)
+        assert attempt is not None
+        assert (attempt.timeout_s, attempt.accept_s) == pytest.approx((timeout_s, 0.2))
+
+
+def test_search_lists_the_addresses_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or each worker's work would be quadratic in their number, for each round."""
+    search, resume, reads = make(), members(1000), 0
+
+    def successors(state: ResumeState) -> tuple[Address, ...]:
+        nonlocal reads
+        reads += 1
+        return tuple((member.address, member.standby) for member in state.links[-1].view.members)
+
+    monkeypatch.setattr(ResumeState, "successors", property(successors))
+    search.lose(resume, since=0.0, now=5.0)
+    attempts = [search.fail(resume, 5.0) for _ in range(1000)]
+    assert len({attempt.address for attempt in attempts if attempt is not None}) == 1000
+    assert reads == 1
 
 
 def test_worker_that_has_not_begun_waits_for_the_answer_of_a_host_that_accepts() -> None:
