@@ -56,6 +56,7 @@ from ef_lightning.reading import Reading, SampleReading
 from ef_lightning.repetition import Repetition
 from ef_lightning.requests import Requests
 from ef_lightning.schedules import Schedules
+from ef_lightning.shared_rates import SharedRates
 from ef_lightning.start_file import StartFile
 from ef_lightning.state import TrainerState
 from ef_lightning.stream_loader import IndexedLoader, IndexedReading, StreamLoader, StreamReading
@@ -116,6 +117,7 @@ class Fit:
         self.reducer: GradientReducer | None = None
         self.global_step: GlobalStep | None = None
         self._deterministic_reducer: DeterministicReducer | None = None
+        self._rates = SharedRates(strategy)
         self._determinism: Determinism | None = None
         self._batch_norm: SyncedBatchNorm | None = None
         self._timed_validation: TimedValidation | None = None
@@ -228,6 +230,7 @@ class Fit:
         trainer, session, strategy = self._trainer, self._session, self._strategy
         check_optimizers(strategy.optimizers)
         self.reducer = GradientReducer(session, trainer.lightning_module, weights=self.weights)
+        self.reducer.decides = self._rates.own
         self.reducer.spares_equal = self.reducer.watches = not trainer.lightning_module.automatic_optimization
         if self.reducer.watches:
             self._watch = register_optimizer_step_pre_hook(self._before_step)
@@ -561,6 +564,7 @@ class Fit:
     def _set_up_global_step(self, loader: ElasticLoader) -> None:
         if self._settings.deterministic and self._deterministic_reducer is None:
             self._deterministic_reducer = DeterministicReducer(self._session, self._trainer.lightning_module)
+            self._deterministic_reducer.decides = self._rates.own
         self.global_step = GlobalStep(
             self._trainer,
             self._session,
@@ -715,6 +719,7 @@ class Fit:
             return None  # there was nothing to reduce
         if loader is not None:
             loader.heard(reducer.num_finds)
+        self._rates.take(reducer.decided)
         if self.repetition is not None:
             self.repetition.check(contributors)
             self.repetition.end_update()

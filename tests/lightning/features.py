@@ -240,6 +240,56 @@ def own_sampler(pl: Any) -> Any:
     return [len(module.seen), module.seen, training.weights(module)]
 
 
+def with_rates(pl: Any, *, differ: bool, manual: bool = False, tensor: bool = False, **strategy: Any) -> list[float]:
+    """Weights after a training in which each worker sets a rate of its own after each batch, or all the first one's."""
+
+    class Deciding(training.regression(pl)):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = not manual
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = self.loss(batch)
+            if not manual:
+                return loss
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+            return None
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            kept = self.trainer.optimizers[0].param_groups[1]
+            rate = 0.01 * (1 + batch_idx % 3 + 3 * self.trainer.global_rank * differ)
+            if tensor:
+                kept["lr"].fill_(rate)
+            else:
+                kept["lr"] = rate
+
+        def configure_optimizers(self) -> Any:
+            groups = [{"params": self.net[0].parameters()}, {"params": self.net[2].parameters()}]
+            return torch.optim.Adam(groups, torch.tensor(0.02) if tensor else 0.02)
+
+    module = Deciding()
+    fit(pl, module, loader=training.loader(32), strategy=strategy_for(pl.__name__)(**strategy))
+    return training.weights(module)
+
+
+@feature
+def rates_that_each_worker_sets(pl: Any) -> Any:
+    """All make each update with those of the first one."""
+    results = {}
+    for name, options in {
+        "plain": {},
+        "manual": {"manual": True},
+        "tensor": {"tensor": True},
+        "global_batch": {"global_batch_size": 8},
+        "deterministic": {"global_batch_size": 8, "deterministic": True},
+    }.items():
+        results[name] = [with_rates(pl, differ=differ, **options) for differ in (True, False)]
+    return results
+
+
 @feature
 def validation_schedules(pl: Any) -> Any:
     class Counting(training.regression(pl)):  # type: ignore[misc]

@@ -39,6 +39,8 @@ def test_features_of_a_world_of_two(run: Callable[..., list[Any]], host: str) ->
     }
     assert [steps for steps, _ in first["data_module"]] == [8, 8]
     assert first["own_sampler"][0] == 2 * 32
+    for name, (of_each, of_the_first) in first["rates_that_each_worker_sets"].items():
+        assert of_each == of_the_first, name
     assert first["validation_schedules"] == {  # the sanity check is the first 0
         "fraction": [0, 2, 4, 6, 8],
         "number": [0, 3, 7],

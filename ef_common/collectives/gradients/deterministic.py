@@ -6,7 +6,7 @@ comes out of it is kept apart from that of all others; see :mod:`ef_common.colle
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from ef_common.collectives.gradients.canonical import CanonicalReduction
 from ef_common.collectives.gradients.module_buffers import ModuleBuffers
 from ef_common.collectives.gradients.pieces import Pieces
 from ef_common.collectives.gradients.reducer import hook
+from ef_common.collectives.gradients.reduction import as_words, from_words, num_words
 from ef_common.collectives.gradients.shared import Array, SumMemory
 from ef_common.collectives.gradients.sparse import sparse_parameters, sparsify
 from ef_common.core.view import View
@@ -41,6 +42,7 @@ class DeterministicReducer:
         wants_stop: Above 0 if this worker wants all to interrupt the training after the next reduction.
         num_stops: Sum of the members' `wants_stop` in the newest reduction.
         finds, num_finds: As in a `GradientReducer`; nobody finds anything in data whose positions are known.
+        decides, decided: As in a `GradientReducer`; before the first step.
     """
 
     def __init__(self, session: Session, module: Module) -> None:
@@ -63,6 +65,8 @@ class DeterministicReducer:
         self.num_stops = 0.0
         self.finds = False
         self.num_finds = 0.0
+        self.decides: Callable[[], Sequence[float]] = tuple
+        self.decided: list[float] = []
 
     def begin(self, pieces: Pieces) -> None:
         """A step on this global batch begins."""
@@ -134,7 +138,9 @@ class DeterministicReducer:
             return self._session.completed_in
         contributors = self._session.run(reduction)
         self._take_back()  # of a pass that only kept step
-        changes, wishes, self.num_stops, *used = reduction.flags.tolist()
+        changes, wishes, self.num_stops, *others = reduction.flags.tolist()
+        num = num_words(len(self.decides()))
+        self.decided, used = from_words(others[:num]), others[num:]
         self._session.agree(changes, wishes)
         starts = dict(zip(map(id, self._buffers), self._starts, strict=True))
         with torch.no_grad():
@@ -163,7 +169,10 @@ class DeterministicReducer:
 
     def _flags(self) -> Sequence[float]:
         used = [float(id(tensor) in self._used) for tensor in (*self._parameters, *self._buffers)]
-        return [float(self._session.change_pending), float(self._session.agreements.wish), self.wants_stop, *used]
+        fixed = [float(self._session.change_pending), float(self._session.agreements.wish), self.wants_stop]
+        words = as_words(self.decides())
+        is_first = self._reduction is None or self._reduction.rank == 0
+        return [*fixed, *(words if is_first else [0.0] * len(words)), *used]
 
     def _gradient_ready(self, parameter: Tensor) -> None:
         self._used.add(id(parameter))
@@ -184,7 +193,7 @@ class DeterministicReducer:
             is_double = any(tensor.dtype in (torch.float64, torch.complex128) for tensor in tensors)
             dtype = torch.float64 if is_double else torch.float32
             self._gradients = torch.zeros(sum(self._sizes), dtype=dtype, device="cpu")
-            num_flags = _NUM_FIXED_FLAGS + len(tensors)
+            num_flags = _NUM_FIXED_FLAGS + num_words(len(self.decides())) + len(tensors)
             self._room = SumMemory(sum(self._sizes), num_flags=num_flags, dtype=self._gradients.numpy().dtype)
         return self._room
 
