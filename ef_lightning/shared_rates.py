@@ -2,7 +2,7 @@
 
 `optimizer.param_groups` are each worker's own, so workers that decide by the loss of their own batches would make
 different updates. The rates travel with the flags of each reduction, without a message of their own, and all workers
-make the update with the first one's.
+go on with the first one's when it ends. What is set between that and the update is each worker's own.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from math import isnan, nan
+from numbers import Real
 from typing import Any
 
 from torch import Tensor
@@ -45,16 +46,16 @@ class SharedRates:
             if own == rate or isnan(own) or isnan(rate):
                 continue
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
+                group["lr"].detach().fill_(rate)
             else:
                 group["lr"] = rate
             if not self._has_warned:
                 self._has_warned = True
                 logger.warning(
-                    "this worker has set a learning rate that the first one has not, because code decides by what one "
-                    "worker sees, such as the loss of its own batch. All workers make the update with the rate of the "
-                    "first one. To decide by what all of them see, log the value with sync_dist=True, or use "
-                    "self.all_gather. Received: %g, and %g in the first worker",
+                    "this worker's learning rate was not that of the first worker, because code decides by what one "
+                    "worker sees, such as the loss of its own batch. It goes on with the first one's. To decide by "
+                    "what all of them see, log the value with sync_dist=True, or use self.all_gather. "
+                    "Received: %g, and %g in the first worker",
                     own,
                     rate,
                 )
@@ -68,5 +69,5 @@ def _number(group: dict[str, Any]) -> float:
     """The rate of a group; NaN if it is on a device, as all would wait for that, or if it is no number."""
     rate = group.get("lr")
     if isinstance(rate, Tensor):
-        return float(rate) if rate.numel() == 1 and rate.device.type == "cpu" else nan
-    return float(rate) if isinstance(rate, (float, int)) else nan
+        return float(rate.detach()) if rate.numel() == 1 and rate.device.type == "cpu" else nan
+    return float(rate) if isinstance(rate, Real) else nan

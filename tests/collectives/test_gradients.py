@@ -458,11 +458,13 @@ def test_flags_tell_all_how_many_have_raised_them(flag: str, heard: str, later: 
     assert in_world(2, act) == [sums] * 2
 
 
-def test_all_take_the_numbers_that_rank_zero_decides_with_all_their_bits() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_all_take_the_numbers_that_rank_zero_decides_with_all_their_bits(dtype: torch.dtype) -> None:
+    """Also where new tensors have few bits, and all parameters."""
     decides = [[0.1, -1e300, float("inf")], [0.2, 3.0, float("nan")]]
 
     def act(rank: int, group: Group) -> Any:
-        module, session, found = large(), OneView(rank, group, 2), []
+        module, session, found = large().to(dtype), OneView(rank, group, 2), []
         reducer = GradientReducer(session, module, weights=weights)  # type: ignore[arg-type]
         reducer.decides = lambda: decides[rank]
         reducer.attach()
@@ -474,7 +476,11 @@ def test_all_take_the_numbers_that_rank_zero_decides_with_all_their_bits() -> No
         group.all_gather(b"")
         return found
 
-    assert in_world(2, act) == [[decides[0]] * 2] * 2
+    torch.set_default_dtype(dtype)
+    try:
+        assert in_world(2, act) == [[decides[0]] * 2] * 2
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_squared_norms_are_told_where_they_are_measured() -> None:

@@ -7,6 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import WeightedRandomSampler
@@ -240,13 +241,20 @@ def own_sampler(pl: Any) -> Any:
     return [len(module.seen), module.seen, training.weights(module)]
 
 
-def with_rates(pl: Any, *, differ: bool, manual: bool = False, tensor: bool = False, **strategy: Any) -> list[float]:
-    """Weights after a training in which each worker sets a rate of its own after each batch, or all the first one's."""
+def with_rates(
+    pl: Any, *, differ: bool, manual: bool = False, kind: Any = float, precision: Any = None, **strategy: Any
+) -> Any:
+    """A training in which each worker sets a rate of its own after each batch, or all set the first one's.
+
+    Returns:
+        The rates of the updates, and the weights.
+    """
 
     class Deciding(training.regression(pl)):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.automatic_optimization = not manual
+            self.rates: list[float] = []
 
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             loss = self.loss(batch)
@@ -259,20 +267,20 @@ def with_rates(pl: Any, *, differ: bool, manual: bool = False, tensor: bool = Fa
             return None
 
         def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-            kept = self.trainer.optimizers[0].param_groups[1]
             rate = 0.01 * (1 + batch_idx % 3 + 3 * self.trainer.global_rank * differ)
-            if tensor:
-                kept["lr"].fill_(rate)
-            else:
-                kept["lr"] = rate
+            self.trainer.optimizers[0].param_groups[1]["lr"] = kind(rate)
+
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            self.rates.append(float(optimizer.param_groups[1]["lr"]))
 
         def configure_optimizers(self) -> Any:
             groups = [{"params": self.net[0].parameters()}, {"params": self.net[2].parameters()}]
-            return torch.optim.Adam(groups, torch.tensor(0.02) if tensor else 0.02)
+            return torch.optim.SGD(groups, kind(0.02))
 
     module = Deciding()
-    fit(pl, module, loader=training.loader(32), strategy=strategy_for(pl.__name__)(**strategy))
-    return training.weights(module)
+    options = {"strategy": strategy_for(pl.__name__)(**strategy), "precision": precision}
+    fit(pl, module, loader=training.loader(32), **options)
+    return [module.rates, training.weights(module)]
 
 
 @feature
@@ -282,7 +290,11 @@ def rates_that_each_worker_sets(pl: Any) -> Any:
     for name, options in {
         "plain": {},
         "manual": {"manual": True},
-        "tensor": {"tensor": True},
+        "bf16": {"precision": "bf16-true"},
+        "bf16_by_hand": {"precision": "bf16-true", "manual": True},  # the reduction runs in a context of this type
+        "tensors": {"kind": torch.tensor},
+        "parameters": {"kind": lambda rate: nn.Parameter(torch.tensor(rate))},
+        "numpy": {"kind": np.float32},
         "global_batch": {"global_batch_size": 8},
         "deterministic": {"global_batch_size": 8, "deterministic": True},
     }.items():

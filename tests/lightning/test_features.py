@@ -41,6 +41,8 @@ def test_features_of_a_world_of_two(run: Callable[..., list[Any]], host: str) ->
     assert first["own_sampler"][0] == 2 * 32
     for name, (of_each, of_the_first) in first["rates_that_each_worker_sets"].items():
         assert of_each == of_the_first, name
+        expected = [0.02, 0.01, 0.02, 0.03, 0.01, 0.01, 0.02, 0.03]  # set after the batch before
+        assert of_each[0] == pytest.approx(expected), name
     assert first["validation_schedules"] == {  # the sanity check is the first 0
         "fraction": [0, 2, 4, 6, 8],
         "number": [0, 3, 7],

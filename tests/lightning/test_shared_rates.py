@@ -6,6 +6,7 @@ from math import isnan
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -35,11 +36,11 @@ def test_rates_are_those_of_all_groups_of_all_optimizers_and_always_as_many() ->
 
 
 def test_others_take_what_the_first_has_and_keep_what_nobody_can_tell() -> None:
-    held, tensor = optimizer(0.1, "later", 0.3), torch.tensor(0.5)
+    held, tensor = optimizer(0.1, "later", np.float32(0.3)), nn.Parameter(torch.tensor(0.5))
     other = optimizer(tensor, *[0.1] * 7)
     first = of(optimizer(0.2, 0.4, 0.3), optimizer(torch.tensor(0.25), *[0.2] * 7))
     of(held, other).take(first.own())
-    assert rates(held) == [0.2, "later", 0.3]
+    assert rates(held) == [0.2, "later", 0.3]  # the type of the second one is unknown
     assert other.param_groups[0]["lr"] is tensor
     assert tensor == 0.25
     assert rates(other)[1:] == [0.2] * 4 + [0.1] * 3  # the ninth group and those after it are each worker's own

@@ -177,7 +177,7 @@ class BucketLayout:
         self.double_buffered = sum(tensor.nbytes for group in groups for tensor in group) <= DOUBLE_BUFFER_BYTES
         self.buckets: list[Bucket] = []
         for index, group in enumerate(groups):
-            like = group[0] if group else torch.empty(0, device=self.parameters[0].device)
+            like = group[0] if group else torch.empty(0, dtype=torch.float32, device=self.parameters[0].device)
             last = index == len(groups) - 1
             self.buckets.append(
                 Bucket(group, num_flags=num_flags * last, num_buffers=2 if self.double_buffered else 1, like=like)

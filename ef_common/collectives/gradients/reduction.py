@@ -85,7 +85,7 @@ class Reduction(BucketRun):
             check_dense(bucket.sources, error)
             raise
         if index == len(self.layout.buckets) - 1:
-            bucket.flags.copy_(torch.tensor(self._own_flags()))
+            bucket.flags.copy_(torch.tensor(self._own_flags(), dtype=torch.float32))
 
     def _own_flags(self) -> list[float]:
         session = self._session
