@@ -241,7 +241,7 @@ class _Program:
             if number:
                 places = ((one, self._places[one]) for one in stage.reads if one in self._places)
                 known.update((one, variables[place].value) for one, place in places)
-            known.update(zip(stage.writes, stage.run(*map(known.__getitem__, stage.reads)), strict=True))
+            known.update(zip(stage.writes, _run(stage, list(map(known.__getitem__, stage.reads))), strict=True))
             if number < len(self._calls):
                 before_call([_value(one, known) for one in self._outputs[-self._num_state :]])
                 call = self._calls[number]
@@ -250,6 +250,21 @@ class _Program:
         outputs = [_value(one, known) for one in self._outputs]
         num = len(outputs) - self._num_state
         return jax.tree.unflatten(self._structure, outputs[:num]), outputs[num:]
+
+
+def _run(stage: _Stage, inputs: Sequence[Any]) -> Sequence[Any]:
+    """What a stage computes.
+
+    Raises:
+        KeyboardInterrupt: SIGINT came while it ran Python (`jax.debug.callback`). JAX makes an error of its own of it.
+    """
+    try:
+        results: Sequence[Any] = stage.run(*inputs)
+    except Exception as error:
+        if str(error).rstrip(": \n").endswith("KeyboardInterrupt"):
+            raise KeyboardInterrupt from error
+        raise
+    return results
 
 
 def _variables(atoms: Iterable[Any]) -> list[Var]:

@@ -92,7 +92,7 @@ Written by `make chaos`. {number} trials with real processes, {failed} failed; {
 Commits: {commits}.
 
 Three workers train; one of them (the first, the middle or the last one) is struck by a fault at a moment. Each trial is
-carried out twice, plainly and in the deterministic mode. What must be true of each:
+carried out twice, plainly and in the deterministic mode, which Keras on JAX does not have. What must be true of each:
 
 * the others keep their processes and train on, and the audit of the run holds: samples exactly once, no update lost or
   doubled, equal weights;

@@ -19,13 +19,14 @@ _SLOW = ("holding the GIL", "SIGSTOP")
 
 def _chosen() -> Iterator[Cell]:
     """Each host meets each fault once. Moments and victims take turns."""
-    for turn, host in enumerate((*CPU_HOSTS, *GPU_HOSTS)):
+    for turn, host in enumerate((*CPU_HOSTS, *GPU_HOSTS, "keras-jax")):
         for number, fault in enumerate(cells.FATES):
             moments = [moment for moment in cells.MOMENTS if not cells.why_not(host, fault, moment)]
             if moments and (fault not in _SLOW or turn == number % len(CPU_HOSTS)):
                 victims = list(cells.VICTIMS)
                 moment = moments[(number + 3 * turn) % len(moments)]
-                yield Cell(host, fault, victims[(number + turn) % 3], moment, deterministic=True)
+                victim = victims[(number + turn) % 3]
+                yield Cell(host, fault, victim, moment, deterministic=host not in cells.PLAIN_ONLY)
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +39,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, trial.Wei
 def test_job_survives(cell: Cell, undisturbed: dict[str, trial.Weights], tmp_path: Path) -> None:
     if reason := trial.why_it_cannot_run(cell):
         pytest.skip(reason)
-    if cell.host not in undisturbed:
+    if cell.deterministic and cell.host not in undisturbed:
         undisturbed[cell.host] = trial.undisturbed(cell.host, tmp_path / "undisturbed", num_steps=60)
-    trial.run(cell, tmp_path / "trial", undisturbed[cell.host])
+    trial.run(cell, tmp_path / "trial", undisturbed.get(cell.host))
 
 
 def test_each_moment_is_tried() -> None:

@@ -54,5 +54,12 @@ def test_cells_are_chosen_by_host_fault_and_moment_without_those_that_are_done()
     assert {cell.fault for cell in chosen_cells(["lightning"], cells.FATES, cells.MOMENTS)} <= set(cells.FATES)
 
 
+def test_host_that_refuses_the_deterministic_mode_is_tried_plainly_alone() -> None:
+    both, plain = (list(cells.cells([host], deterministic=True)) for host in ("keras-torch", "keras-jax"))
+    assert all(cell.deterministic for cell in both)
+    assert plain == []
+    assert list(cells.cells(["keras-jax"]))
+
+
 def test_commit_is_a_short_hash() -> None:
     assert results.commit() == "" or set(results.commit()) <= set("0123456789abcdef+")

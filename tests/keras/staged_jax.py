@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from typing import Any
 
@@ -69,6 +70,29 @@ def refuse() -> list[str]:
     return messages
 
 
+def interrupt() -> list[str]:
+    """What a step raises if a callback of its own fails, and if SIGINT comes while it runs."""
+
+    def fail() -> None:
+        raise ValueError("no KeyboardInterrupt at all")
+
+    raised = []
+    for act in (fail, lambda: signal.raise_signal(signal.SIGINT)):
+
+        def step(state: Any, batch: Any, act: Any = act) -> Any:
+            jax.debug.callback(act)
+            return (), state
+
+        held = variable(0.0)
+        try:
+            StagedStep(step, [[held]])(jnp.ones(()))
+            jax.block_until_ready(held.value)
+            jax.effects_barrier()
+        except BaseException as error:
+            raised.append(type(error).__name__)
+    return raised
+
+
 class Decays(keras.Model):
     """Its `train_step` goes on after the update, with the new weights."""
 
@@ -112,4 +136,4 @@ def train_plainly_before_and_after() -> dict[str, Any]:
 
 
 def run_all() -> dict[str, Any]:
-    return {"cut": cut_a_step(), "refused": refuse(), "plain": train_plainly_before_and_after()}
+    return {"cut": cut_a_step(), "refused": refuse(), "raised": interrupt(), "plain": train_plainly_before_and_after()}

@@ -44,6 +44,12 @@ def test_update_within_control_flow_is_refused_naming_what_to_do(found: dict[str
 
 
 @on_jax
+def test_interrupt_within_a_callback_of_the_step_stays_one(found: dict[str, Any]) -> None:
+    failed, interrupted = found["raised"]
+    assert interrupted == "KeyboardInterrupt" != failed
+
+
+@on_jax
 def test_fit_between_two_of_plain_keras_leaves_nothing_and_gives_what_it_gives(found: dict[str, Any]) -> None:
     plain = found["plain"]
     assert plain["off"] < 1e-5
