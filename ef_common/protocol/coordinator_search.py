@@ -240,5 +240,5 @@ class CoordinatorSearch:
             skip += 1  # the first one is the one that has sent it away
         self.led = self.sent_away = False
         self._until = now + self._timeout_s if until is None else until
-        self._tour = _Tour(addresses, self._until, PAUSE_S, PAUSE_S, skip, skip, accept_s=_ACCEPT_S, rounds=_ROUNDS)
-        self._tour.attempt_s = min(_ATTEMPT_S + len(addresses) * _TURN_S, _FIRST_ATTEMPT_S)
+        attempt_s = min(_ATTEMPT_S + len(addresses) * _TURN_S, _FIRST_ATTEMPT_S)
+        self._tour = _Tour(addresses, self._until, PAUSE_S, PAUSE_S, skip, skip, attempt_s, _ACCEPT_S, _ROUNDS)

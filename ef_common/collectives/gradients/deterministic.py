@@ -18,7 +18,6 @@ from ef_common.collectives.gradients.canonical import CanonicalReduction
 from ef_common.collectives.gradients.module_buffers import ModuleBuffers
 from ef_common.collectives.gradients.pieces import Pieces
 from ef_common.collectives.gradients.reducer import hook
-from ef_common.collectives.gradients.reduction import as_words, from_words, num_words
 from ef_common.collectives.gradients.shared import Array, SumMemory
 from ef_common.collectives.gradients.sparse import sparse_parameters, sparsify
 from ef_common.core.view import View
@@ -67,6 +66,7 @@ class DeterministicReducer:
         self.num_finds = 0.0
         self.decides: Callable[[], Sequence[float]] = tuple
         self.decided: list[float] = []
+        self._num_decided = 0
 
     def begin(self, pieces: Pieces) -> None:
         """A step on this global batch begins."""
@@ -139,8 +139,7 @@ class DeterministicReducer:
         contributors = self._session.run(reduction)
         self._take_back()  # of a pass that only kept step
         changes, wishes, self.num_stops, *others = reduction.flags.tolist()
-        num = num_words(len(self.decides()))
-        self.decided, used = from_words(others[:num]), others[num:]
+        self.decided, used = others[: self._num_decided], others[self._num_decided :]
         self._session.agree(changes, wishes)
         starts = dict(zip(map(id, self._buffers), self._starts, strict=True))
         with torch.no_grad():
@@ -170,9 +169,8 @@ class DeterministicReducer:
     def _flags(self) -> Sequence[float]:
         used = [float(id(tensor) in self._used) for tensor in (*self._parameters, *self._buffers)]
         fixed = [float(self._session.change_pending), float(self._session.agreements.wish), self.wants_stop]
-        words = as_words(self.decides())
-        is_first = self._reduction is None or self._reduction.rank == 0
-        return [*fixed, *(words if is_first else [0.0] * len(words)), *used]
+        is_first = self._reduction is None or self._reduction.rank == 0  # whose numbers are taken
+        return [*fixed, *(self.decides() if is_first else [0.0] * self._num_decided), *used]
 
     def _gradient_ready(self, parameter: Tensor) -> None:
         self._used.add(id(parameter))
@@ -193,7 +191,8 @@ class DeterministicReducer:
             is_double = any(tensor.dtype in (torch.float64, torch.complex128) for tensor in tensors)
             dtype = torch.float64 if is_double else torch.float32
             self._gradients = torch.zeros(sum(self._sizes), dtype=dtype, device="cpu")
-            num_flags = _NUM_FIXED_FLAGS + num_words(len(self.decides())) + len(tensors)
+            self._num_decided = len(self.decides())
+            num_flags = _NUM_FIXED_FLAGS + self._num_decided + len(tensors)
             self._room = SumMemory(sum(self._sizes), num_flags=num_flags, dtype=self._gradients.numpy().dtype)
         return self._room
 
