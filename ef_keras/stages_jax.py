@@ -256,7 +256,7 @@ def _run(stage: _Stage, inputs: Sequence[Any]) -> Sequence[Any]:
     """What a stage computes.
 
     Raises:
-        KeyboardInterrupt: SIGINT came while it ran Python (`jax.debug.callback`). JAX makes an error of its own of it.
+        KeyboardInterrupt: SIGINT came while it ran Python (`jax.debug.callback`), and JAX turned it into another error.
     """
     try:
         results: Sequence[Any] = stage.run(*inputs)

@@ -1,4 +1,4 @@
-"""Learning rates that a callback, or a hook of the module, may set by what one worker sees.
+"""Learning rates that a callback, or a hook of the module, may set from what one worker sees.
 
 `optimizer.param_groups` are each worker's own, so workers that decide by the loss of their own batches would make
 different updates. The rates travel with the flags of each reduction, without a message of their own, and all workers
@@ -52,9 +52,9 @@ class SharedRates:
             if not self._has_warned:
                 self._has_warned = True
                 logger.warning(
-                    "this worker's learning rate was not that of the first worker, because code decides by what one "
-                    "worker sees, such as the loss of its own batch. It goes on with the first one's. To decide by "
-                    "what all of them see, log the value with sync_dist=True, or use self.all_gather. "
+                    "this worker's learning rate was not that of the first worker, because code sets it from what one "
+                    "worker sees, such as the loss of its own batch. It goes on with the first one's. To use what all "
+                    "workers see, log the value with sync_dist=True, or call self.all_gather. "
                     "Received: %g, and %g in the first worker",
                     own,
                     rate,
