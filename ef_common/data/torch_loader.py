@@ -185,7 +185,7 @@ class PlannedLoader:
         while True:
             try:
                 batch = next(self._iterator)
-            except (RuntimeError, ConnectionError, EOFError) as error:
+            except processes.DEATH_ERRORS as error:
                 if not processes.died_with(self._iterator, error):
                     raise
                 if self._restarts >= _MAX_RESTARTS:
@@ -202,7 +202,7 @@ class PlannedLoader:
         self._batches.plan, self._batches.start = plan, start
         try:
             self._iterator = processes.begin(self._inner)
-        except RuntimeError as error:
+        except processes.DEATH_ERRORS as error:
             if self._iterator is None or not processes.died_with(self._iterator, error):
                 raise
             self.close()

@@ -18,6 +18,8 @@ _DEATH_S = 2.0
 """How long a data worker whose connection has ended may take to end."""
 _NOTICE_S = 0.25
 """How long `next` waits for a batch before it looks whether the data workers live."""
+DEATH_ERRORS = (RuntimeError, OSError, EOFError)
+"""What `next`, or a new pass, may raise when a data worker dies; `died_with` tells whether one has."""
 _FOUND = "DataLoader worker (pid(s)"
 """How torch begins what it says of data workers whose end it has not expected."""
 

@@ -95,7 +95,7 @@ class WalkedLoader:
                         continue  # it has been read before
                     num_read, num_restarts = num_read + 1, 0
                     yield batch
-            except (RuntimeError, ConnectionError, EOFError) as error:
+            except processes.DEATH_ERRORS as error:
                 if not processes.died_with(iterator, error):
                     raise
                 num_restarts += 1

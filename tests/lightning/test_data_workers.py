@@ -10,11 +10,14 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from multiprocessing import resource_sharer
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from ef_common.data import births
@@ -24,6 +27,7 @@ from ef_common.errors import DataWorkersLost
 from ef_lightning import strategy_for
 from tests.lightning import training
 from tests.lightning.conftest import HOSTS, QUIET
+from tests.waiting import poll_until
 
 pytestmark = QUIET
 
@@ -57,6 +61,27 @@ class Slow(Dataset[int]):
         return index, self.mark
 
 
+class Leaving(Dataset[torch.Tensor]):
+    """Its process no longer hands over what it has read, and ends a moment later: once, at the third sample.
+
+    So does a process that ends in an orderly way.
+    """
+
+    def __init__(self, left: Path) -> None:
+        self.left = left
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 2 and not self.left.exists():
+            os.unlink(resource_sharer._resource_sharer._address)  # type: ignore[attr-defined]
+            self.left.touch()
+            time.sleep(0.5)
+            os._exit(0)
+        return torch.tensor(index)
+
+
 @pytest.fixture
 def read() -> Iterator[Callable[..., PlannedLoader]]:
     loaders: list[PlannedLoader] = []
@@ -77,6 +102,21 @@ def read() -> Iterator[Callable[..., PlannedLoader]]:
 def test_data_worker_that_is_killed_again_and_again_raises_what_it_is(read: Any, timeout_s: float) -> None:
     with pytest.raises(DataWorkersLost, match="died 4 times in a row"):
         read(Bad(signal.SIGKILL), timeout=timeout_s).next()
+
+
+@pytest.mark.parametrize("is_walked", [False, True])
+def test_sample_that_a_data_worker_takes_back_as_it_ends_is_read_again(
+    read: Any, is_walked: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = Leaving(tmp_path / "left")
+    walk = WalkedLoader(DataLoader(dataset, 1, num_workers=1)).batches(0)
+    following = partial(next, walk) if is_walked else read(dataset).next
+    found = [int(following())]
+    poll_until(dataset.left.exists)
+    found += [int(following()) for _ in range(2)]
+    walk.close()
+    assert found == [0, 1, 2]
+    assert "FileNotFoundError" in caplog.text
 
 
 @pytest.fixture

@@ -145,7 +145,7 @@ def fail(error: type[Exception]) -> None:
     raise error("file 17 is corrupt")
 
 
-@pytest.mark.parametrize("error", [RuntimeError, ConnectionError, EOFError])
+@pytest.mark.parametrize("error", [RuntimeError, ConnectionError, EOFError, FileNotFoundError])
 def test_exception_of_a_data_worker_is_raised_at_once_after_another_one_has_ended(
     error: type[Exception], caplog: pytest.LogCaptureFixture
 ) -> None:
