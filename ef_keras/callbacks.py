@@ -130,6 +130,10 @@ class Elastic(keras.callbacks.Callback):
         self._has_told_cost = False
         self._trained: Any = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Programs that copy their callbacks, as `sklearn.clone` does, get a new one with the same settings."""
+        return type(self), (self._engine, self._settings)
+
     def set_model(self, model: Any) -> None:
         """Become a worker, if this release of Keras is supported; move to both ends of the callbacks."""
         super().set_model(model)

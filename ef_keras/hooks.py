@@ -277,11 +277,12 @@ def shared_variables(model: Any) -> list[Any]:
 def statistics(model: Any) -> list[Any]:
     """Floating variables that a training step changes without a gradient (the statistics of BatchNorm).
 
-    Those of a frozen layer do not change, and a frozen weight is none. Those that are averaged come first.
+    A frozen weight is none, and those of a frozen BatchNorm do not change. Those that are averaged come first.
     """
     found = {}
     for layer in model._flatten_layers():
-        for variable in layer._non_trainable_variables if layer.trainable else ():
+        is_constant = not layer.trainable and type(layer).call is keras.layers.BatchNormalization.call
+        for variable in () if is_constant else layer._non_trainable_variables:
             if str(variable.dtype).startswith(("float", "bfloat")):
                 found[id(variable)] = variable
     return sorted(found.values(), key=is_taken)

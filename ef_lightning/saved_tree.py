@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ef_common.collectives.torch_codec import as_bytes
+from ef_common.collectives.torch_tensors import bytes_of
 from ef_common.data.source import Release
 from ef_common.storage.checkpoints import Content, WriteFile
 from ef_common.storage.layout import FileLayout, Path, Segment, Slice, StandIns
@@ -64,7 +65,7 @@ class SavedTree:
         return _kind(_find(self.tree, path))
 
     def copy_parts(self, parts: Sequence[Slice]) -> tuple[Callable[[Slice], Any], Release]:
-        flat = {part: _find(self.tree, part.path).detach().contiguous().view(-1).view(torch.uint8) for part in parts}
+        flat = {part: bytes_of(_find(self.tree, part.path).contiguous()) for part in parts}
         copy = self.copies.of({part: tensor[part.start : part.stop] for part, tensor in flat.items()})
         return lambda part: as_bytes(copy.tree[part]).numpy(), copy.release
 

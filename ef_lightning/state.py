@@ -37,6 +37,7 @@ from ef_lightning.plain_checkpoint import CHECKPOINT_KEY
 from ef_lightning.random_state import random_state
 from ef_lightning.rate_functions import Factors, check_factors, factors_of, functions_of, unchanged
 from ef_lightning.requests import Requests
+from ef_lightning.saved_modules import put_back, take_out
 from ef_lightning.schedules import Schedules
 from ef_lightning.train_loader import ElasticLoader
 from ef_lightning.weights import take_weights, unsaved_weights
@@ -219,13 +220,13 @@ class TrainerState:
             raise UnsupportedError(f"{what}. Received: {error!r}") from error
 
     def _collect(self) -> dict[str, Any]:
-        with self._trainer.strategy.making_checkpoint():  # in one member, while the others wait for the end of that
-            checkpoint = hooks.dump_checkpoint(self._trainer)
+        checkpoint = self._dumped()
         for key in _NOT_SENT:
             checkpoint.pop(key, None)
         loader = self._loader()
         return {
             **self._running(),
+            "modules": take_out(checkpoint),
             "checkpoint": checkpoint,
             "weights": unsaved_weights(self._trainer.lightning_module, checkpoint.get("state_dict")),
             "own_optimizer_states": list(map(is_own_state, self._trainer.optimizers, checkpoint["optimizer_states"])),
@@ -237,6 +238,10 @@ class TrainerState:
             "factors": self._factors(),
             "workers": self._workers.state(),
         }
+
+    def _dumped(self) -> dict[str, Any]:
+        with self._trainer.strategy.making_checkpoint():  # in one worker, while the others wait for the end of that
+            return hooks.dump_checkpoint(self._trainer)
 
     @property
     def _schedulers(self) -> list[Any]:
@@ -301,10 +306,11 @@ class TrainerState:
 
     def _adopt(self, state: dict[str, Any]) -> None:
         trainer = self._trainer
+        modules = put_back(state["checkpoint"], state.get("modules", {}), self._dumped)  # a saved state has none
         self._received = state if hooks.in_epoch(state["loops"]) else None
         # The user's own hooks will be called with it: what they change in it must not be what is taken in again. The
         # validation stays set up until then, so that Lightning does not do it again meanwhile.
-        shared = self._copied_when_loaded(state) if self.has_hooks else tree_leaves(state)
+        shared = [*modules, *self._copied_when_loaded(state)] if self.has_hooks else tree_leaves(state)
         self._take_over({**_copied(state, shared), "fields": {**state["fields"], "val_is_set_up": True}})
         hooks.set_logger_versions(trainer, state["loggers"])
         if self._received is None:
@@ -491,8 +497,8 @@ def _is_moved(leaf: Any) -> bool:
 
 
 def _copied(state: dict[str, Any], shared: Sequence[Any]) -> dict[str, Any]:
-    """A deep copy that shares those tensors that are among these leaves."""
-    return copy.deepcopy(state, {id(leaf): leaf for leaf in shared if isinstance(leaf, Tensor)})
+    """A deep copy that shares those tensors and modules that are among these leaves."""
+    return copy.deepcopy(state, {id(leaf): leaf for leaf in shared if isinstance(leaf, Tensor | torch.nn.Module)})
 
 
 def private_fields(callback: Any) -> dict[str, Any]:

@@ -42,7 +42,7 @@ from ef_common.collectives.peer_connections import PeerConnections
 from ef_common.collectives.torch_exchange import Exchange, Exchanges, add_up, sum_of
 from ef_common.collectives.torch_nccl import UNKNOWN_TYPES, NcclRecord, NcclSums
 from ef_common.collectives.torch_queue import Queue
-from ef_common.collectives.torch_tensors import TorchMemory, tensor_of
+from ef_common.collectives.torch_tensors import TorchMemory, bytes_of, tensor_of
 from ef_common.core.view import View
 from ef_common.errors import GroupBroken, ProtocolError
 from ef_common.session.ports import Bootstrap, Group, Meeting, Pending
@@ -175,7 +175,7 @@ class TorchGroup(LinkedGroup):
         if not summed.numel():
             return Nothing()
         if self._is_direct(summed):
-            flat, what = summed.view(-1).view(torch.uint8).numpy(), sum_of(call, [summed])
+            flat, what = bytes_of(summed).numpy(), sum_of(call, [summed])
             take = partial(add_up, summed, self._exchanges.rank)
             return self._queue.begin(Nothing(), lambda: self._exchanges.begin(self, what, flat, take=take))
         if summed.dtype in _WIDER:

@@ -1,11 +1,13 @@
 """A coordinator in its own process, for launchers that guarantee no process as long-lived as the job.
 
 The process has no parent among the workers, so a launcher that ends a worker with its children does not end it. It ends
-by itself when no worker has been connected for a while, so it does not outlive the job.
+by itself when no worker has been connected for a while, so it does not outlive the job. If a launcher is there to end
+it, it waits as long as that one lives: workers connect when they begin to train, and may prepare their data for hours.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -16,10 +18,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from ef_common.control.coordinator import Coordinator
 from ef_common.core.membership import Settings
 from ef_common.errors import CoordinatorLost
 from ef_common.launch.child import SAFE_PATH
+from ef_common.launch.ending import has_ended
 from ef_common.protocol.addresses import Address, is_loopback
 from ef_common.protocol.auth import Token
 from ef_common.tls import Credentials
@@ -47,6 +52,7 @@ class CoordinatorOrder:
         hang_timeout_s: Its hang timeout.
         credentials: Its identity, if connections are encrypted.
         linger_s: How long it waits for another worker when the job has ended and none is connected.
+        launcher: Process id of the launcher that ends it, and for as long as it lives it waits; None for nobody.
     """
 
     host: str
@@ -56,6 +62,7 @@ class CoordinatorOrder:
     hang_timeout_s: float | None
     credentials: str | None = field(default=None, repr=False)
     linger_s: float = LINGER_S
+    launcher: int | None = None
 
     def carry_out(self) -> Coordinator:
         """The coordinator, not started yet."""
@@ -79,6 +86,7 @@ def start_coordinator(
     hang_timeout_s: float | None,
     credentials: Credentials | None = None,
     linger_s: float = LINGER_S,
+    launcher: int | None = None,
     log: Path | None = None,
 ) -> tuple[Address, int]:
     """Start a coordinator and leave it to itself.
@@ -92,6 +100,8 @@ def start_coordinator(
         credentials: Its identity, if connections are encrypted; they go the same way.
         linger_s: How long it waits for another worker when the job has ended and none is connected. A worker that is
             started again and comes later looks in vain for the coordinator, and fails.
+        launcher: Process id of the launcher on this machine that ends the coordinator: while it lives, the coordinator
+            waits. None for nobody.
         log: File for its log; without one there is none.
 
     Returns:
@@ -108,6 +118,7 @@ def start_coordinator(
         hang_timeout_s,
         None if credentials is None else credentials.dump(),
         linger_s,
+        launcher,
     )
     with (log or Path(os.devnull)).open("ab") as errors:
         process = subprocess.Popen(
@@ -142,7 +153,10 @@ def main() -> None:
     with open(os.devnull, "r+b") as nothing:
         os.dup2(nothing.fileno(), 0)
         os.dup2(nothing.fileno(), 1)
-    serve(coordinator, start_s=START_S, linger_s=order.linger_s, restart_s=RESTART_S)
+    launcher = None
+    with contextlib.suppress(psutil.NoSuchProcess):
+        launcher = None if order.launcher is None else psutil.Process(order.launcher)
+    serve(coordinator, start_s=START_S, linger_s=order.linger_s, restart_s=RESTART_S, launcher=launcher)
 
 
 def _wait_for_child(told: int) -> None:
@@ -152,7 +166,14 @@ def _wait_for_child(told: int) -> None:
     os._exit(0 if answer else 1)
 
 
-def serve(coordinator: Coordinator, *, start_s: float, linger_s: float, restart_s: float) -> None:
+def serve(
+    coordinator: Coordinator,
+    *,
+    start_s: float,
+    linger_s: float,
+    restart_s: float,
+    launcher: psutil.Process | None = None,
+) -> None:
     """Serve until no worker has been connected for a while.
 
     Args:
@@ -160,11 +181,12 @@ def serve(coordinator: Coordinator, *, start_s: float, linger_s: float, restart_
         start_s: How long to wait for the first worker.
         linger_s: How long to wait for another one.
         restart_s: The same time if the job has not ended.
+        launcher: While it lives, this time does not begin.
     """
     last, patience_s = time.monotonic(), start_s
     while time.monotonic() < last + patience_s:
         time.sleep(_LOOK_S)
-        if not coordinator.wait_until_idle(0):
+        if not coordinator.wait_until_idle(0) or not (launcher is None or has_ended(launcher)):
             last = time.monotonic()
         if coordinator.has_begun:
             patience_s = linger_s if coordinator.is_over else restart_s

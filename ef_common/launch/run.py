@@ -372,7 +372,8 @@ class _Agents:
             heartbeat_timeout_s=given.heartbeat_timeout_s,
             hang_timeout_s=given.hang_timeout_s,
             credentials=trust.coordinator,
-            linger_s=RESTART_S,  # who is started again may import for long; this launcher ends it
+            linger_s=RESTART_S,  # who is started again may import for long
+            launcher=os.getpid(),
         )
         with contextlib.suppress(psutil.NoSuchProcess):
             self._coordinator = psutil.Process(pid)

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ef_common.collectives.torch_codec import TENSORS, as_bytes
+from ef_common.collectives.torch_tensors import TorchMemory
 from ef_common.errors import ProtocolError, UnsupportedError
 
 DTYPES = [
@@ -112,6 +113,16 @@ def test_tensor_that_requires_a_gradient_or_is_not_contiguous_is_sent_by_value()
     assert torch.equal(result["p"], parameter.detach())
     assert torch.equal(result["t"], parameter.detach().t())
     assert not result["p"].requires_grad
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_tensor_of_one_element_is_sent_and_received_whatever_its_strides_are(shape: tuple[int, ...]) -> None:
+    one = torch.arange(6.0)[3:].as_strided(shape, (2, 3)[: len(shape)])
+    assert one.is_contiguous()
+    assert equal(TENSORS.loads(TENSORS.dumps(one)), one)
+    with TorchMemory().room(one) as room:
+        room[:] = TorchMemory().read(torch.tensor(5.0))
+    assert one.tolist() == torch.full(shape, 5.0).tolist()
 
 
 def test_number_of_an_enumeration_becomes_a_plain_number() -> None:

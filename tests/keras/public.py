@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from dataclasses import astuple
 from pathlib import Path
@@ -54,9 +55,14 @@ def listen() -> dict[str, Any]:
     }
 
 
-def listen_untrained() -> list[Any]:
-    """Train a model without trainable weights while others come and go. Returns its statistics."""
+def listen_untrained(is_frozen: bool) -> list[Any]:
+    """Train a model without trainable weights while others come and go. Returns its statistics.
+
+    Args:
+        is_frozen: The layer that has the statistics is not trainable, either.
+    """
     model = untrained()
+    model.layers[0].trainable = not is_frozen
     ef_keras.fit(model, *data(64), batch_size=4, epochs=10_000, verbose=0, callbacks=[Listening()])
     return [float(v) for v in keras.ops.convert_to_numpy(model.layers[0].mean)]
 
@@ -79,6 +85,11 @@ def fit_alone() -> dict[str, Any]:
         model = compiled(net())
         histories.append(fit(model, *data(), batch_size=8, epochs=2, shuffle=False, verbose=0).history)
         weights.append([float(v) for w in model.get_weights() for v in w.flatten()])
+    callbacks, fitted = ef_keras.callbacks(global_batch_size=64, autoscale=False), []
+    for _ in range(2):
+        model.fit(*data(), verbose=0, callbacks=callbacks)
+        fitted.append([callbacks[0]._settings, callbacks[0].params["steps"]])
+        callbacks = copy.deepcopy(callbacks)
     one = keras.callbacks.LambdaCallback()
     ef_keras.fit(model, *data(), verbose=0, callbacks=one, global_batch_size=64)
     with pytest.raises(UsageError, match=r"adds ef_keras\.callbacks"):
@@ -89,6 +100,7 @@ def fit_alone() -> dict[str, Any]:
         "names": [ef_keras.rank(), ef_keras.world_size(), ef_keras.is_rank_zero()],
         "same": histories[0] == histories[1] and weights[0] == weights[1],
         "steps": one.params["steps"],
+        "copies": [one == fitted[0] for one in fitted],
         "contents": [name for name in ef_keras.__all__ if getattr(ef_keras, name) is not None],
     }
 

@@ -25,7 +25,7 @@ from ef_keras.backends import engine
 from ef_keras.memories import memory_of, restore
 from ef_keras.rank_zero import OnRankZero
 from tests import sources
-from tests.keras.features import Batches, CustomStep, compiled, data, net
+from tests.keras.features import Batches, CustomStep, compiled, data, net, untrained
 from tests.parts import assert_one_sentence, changes
 
 
@@ -538,6 +538,7 @@ def look_at_hooks() -> dict[str, Any]:
         "epochs": found["epochs"],
         "updates": int(model.optimizer.iterations),
         "statistics": [tuple(variable.shape) for variable in hooks.statistics(model)],
+        "frozen": [[tuple(variable.shape) for variable in hooks.statistics(one)] for one in frozen()],
         "state": sorted(tuple(variable.shape) for variable in hooks.state_variables(model)),
         "optimizers": len(hooks.optimizers(model)),
         "seeds": [tuple(state.shape) for state in hooks.seed_states(model)],
@@ -551,6 +552,14 @@ def look_at_hooks() -> dict[str, Any]:
         "remembered": _remembered(),
         "remembered_by_orbax": _remembered_by_orbax(),
     }
+
+
+def frozen() -> list[Any]:
+    """Models whose first layer is frozen and has statistics, which a step of the first model changes all the same."""
+    models = [untrained(), compiled(keras.Sequential([keras.layers.Input((4,)), keras.layers.BatchNormalization()]))]
+    for model in models:
+        model.layers[0].trainable = False
+    return models
 
 
 def move_parts() -> list[str]:

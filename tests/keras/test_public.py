@@ -37,12 +37,13 @@ def test_all_workers_hear_of_a_newcomer_and_of_a_loss_at_the_same_steps(tmp_path
 
 
 @pytest.mark.parametrize("backend", ["torch", "tensorflow"])
+@pytest.mark.parametrize("is_frozen", [False, True])
 @pytest.mark.thorough
 def test_samples_of_a_model_without_trainable_weights_are_dealt_once_whoever_comes_and_goes(
-    tmp_path: Path, backend: str
+    tmp_path: Path, backend: str, is_frozen: bool
 ) -> None:
     with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
-        second, newcomer = join_and_loss(job, call_in, "public", backend, "listen_untrained")
+        second, newcomer = join_and_loss(job, call_in, "public", backend, "listen_untrained", is_frozen)
         assert second.result() == newcomer.result()
         job.audit()
 
@@ -63,6 +64,7 @@ def test_fit_and_names_in_a_process_alone(tmp_path: Path, backend: str) -> None:
     assert found["names"] == [0, 1, True]
     assert found["same"]
     assert found["steps"] == 4  # updates of 64 of 200 samples
+    assert found["copies"] == [True] * 2
     assert found["contents"] == [
         *("callbacks", "fit", "model", "dataset", "rank", "world_size", "is_rank_zero"),
         *("Compensation", "Autoscale", "Checkpointing", "Retention", "WorkersChange"),

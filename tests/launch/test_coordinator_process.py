@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import threading
 from dataclasses import asdict, replace
@@ -76,6 +77,24 @@ def test_coordinator_ends_when_nobody_has_been_connected_for_a_while() -> None:
     client.stop()
     server.join(30.0)
     assert not server.is_alive()
+
+
+@pytest.mark.processes
+def test_coordinator_waits_for_workers_as_long_as_the_launcher_that_ends_it_lives() -> None:
+    coordinator = Coordinator(("127.0.0.1", 0), token=TOKEN, settings=Settings(last_call_s=0.0))
+    coordinator.start()
+    launcher = subprocess.Popen(["sleep", "1000"])
+    times = {"start_s": 0.5, "linger_s": 0.0, "restart_s": 0.0, "launcher": psutil.Process(launcher.pid)}
+    server = threading.Thread(target=serve, args=(coordinator,), kwargs=times, daemon=True)
+    try:
+        server.start()
+        server.join(1.5)
+        assert server.is_alive()
+    finally:
+        launcher.kill()  # nobody takes note of its end yet
+    server.join(30.0)
+    assert not server.is_alive()
+    launcher.wait()
 
 
 @pytest.mark.parametrize("ends", ["close", "bye"])

@@ -248,6 +248,21 @@ def test_batch_that_is_not_in_the_plan_is_read_in_a_data_worker_and_the_plan_goe
         loader.next()
 
 
+class Completing(DataLoader[Any]):
+    """Completes each batch in its iterator, as PyTorch Geometric's loaders do."""
+
+    def _get_iterator(self) -> Any:
+        return ([*batch, "complete"] for batch in super()._get_iterator())
+
+
+def test_batch_that_is_not_in_the_plan_comes_from_an_iterator_of_the_loaders_own() -> None:
+    loader = PlannedLoader(Completing(Slow(), 1))
+    loader.read(lambda start: iter([[0], [1], [2]][start:]))
+    found = [loader.next(), loader.fetch([3]), loader.next(), loader.next()]
+    loader.close()
+    assert [(int(index), last) for index, _, last in found] == [(n, "complete") for n in (0, 3, 1, 2)]
+
+
 @pytest.mark.parametrize("persistent", [False, True])
 def test_data_workers_see_the_data_set_of_their_epoch_unless_the_user_keeps_them(read: Any, persistent: bool) -> None:
     dataset = Slow()

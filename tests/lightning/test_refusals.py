@@ -376,4 +376,4 @@ def test_strategy_is_found_in_any_order_of_imports() -> None:
     early, *between, mixed = done.stdout.splitlines()
     assert "import `lightning.pytorch` or `pytorch_lightning` before" in early
     assert between == ["True", "ElasticFlowStrategy", "True", "ElasticFlowStrategy"]
-    assert "strategy_for('lightning.pytorch')" in mixed
+    assert all(f"strategy_for('{name}')" in mixed for name in HOSTS)

@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ef_common.collectives.torch_codec import TENSORS
+from ef_common.errors import ElasticFlowError
 from ef_lightning import strategy_for
 from ef_lightning.state import state_kinds
 from tests.lightning import training
@@ -331,6 +332,40 @@ def test_newcomer_has_the_others_weights_whatever_a_hook_puts_into_checkpoints(s
     expected, taken = found
     assert taken.pop("table").tolist() == [1.0] * 3  # the buffer's shape is the worker's own
     assert all(torch.equal(tensor, expected[name]) for name, tensor in taken.items())
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("has_another", [False, True])
+def test_module_that_a_hook_puts_into_checkpoints_is_the_newcomers_own_in_the_state_of_the_others(
+    host: str, has_another: bool
+) -> None:
+    pl = importlib.import_module(host)
+    own = nn.BatchNorm1d(2)  # not a part of the model
+    put: list[Any] = [own]
+    loaded: list[Any] = []
+
+    class Own(training.regression(pl)):  # type: ignore[misc]
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            checkpoint["criterion"] = put[0]
+
+        def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            loaded.append(checkpoint["criterion"])
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            state = self.trainer.strategy.session.state
+            nn.init.constant_(own.running_mean, 7.0)
+            received = TENSORS.loads(TENSORS.dumps(state._collect()))
+            nn.init.constant_(own.running_mean, 0.0)
+            if not has_another:
+                state._adopt(received)
+                return
+            for put[0] in (nn.MSELoss(), nn.BatchNorm1d(3), None):
+                with pytest.raises(ElasticFlowError, match="has put another module into checkpoint"):
+                    state._adopt(received)
+
+    training.trainer(pl, strategy_for(host)(), max_steps=1, enable_checkpointing=False).fit(Own(), training.loader(9))
+    assert [module is own for module in loaded] == [True] * (not has_another)
+    assert has_another or own.running_mean.tolist() == [7.0, 7.0]
 
 
 @pytest.mark.parametrize("averages", [False, True])

@@ -180,6 +180,10 @@ def test_exception_of_the_stream_is_raised_as_it_was() -> None:
         list(WalkedLoader(DataLoader(Bad(), 2)).batches(0))
 
 
+def test_checksum_of_one_element_is_that_of_its_value_whatever_its_stride_is() -> None:
+    assert checksums_of(torch.arange(6.0).reshape(3, 2)[1:2, 1]) == checksums_of(torch.tensor([3.0]))
+
+
 def test_checksums_tell_batches_of_all_types_apart() -> None:
     batch = {
         "half": torch.tensor([1.0, 2.0], dtype=torch.bfloat16),
