@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from unittest.mock import patch
 
 import psutil
 import pytest
-from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
 
 from ef_common.errors import JobFailed
 from ef_common.launch import run as module
@@ -47,7 +48,7 @@ def end_as(status: int, why: str = "") -> Callable[..., None]:
     return body
 
 
-OURS: Any = SimpleNamespace(rdzv_backend=BACKEND)
+OURS: Any = SimpleNamespace(rdzv_backend=BACKEND, log_dir=None, redirects="0", tee="0")
 
 
 @pytest.fixture
@@ -603,6 +604,21 @@ def test_agent_that_was_told_before_it_looks_for_its_job_does_not_look(
     assert agents.left
     for end in (told, tell):
         os.close(end)
+
+
+@pytest.mark.parametrize(("redirects", "num_left"), [("0", 0), ("3", 1)])
+def test_torchruns_directory_goes_with_the_launcher_unless_it_has_logs(
+    agents: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, redirects: str, num_left: int
+) -> None:
+    given = SimpleNamespace(**{**vars(OURS), "redirects": redirects})
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(module.torchrun, "run", lambda args: DefaultLogsSpecs(args.log_dir))
+    monkeypatch.setattr(module, "_run_agent", lambda args, *rest: run_agent(given, *rest))
+    agents.start()
+    poll_until(lambda: not agents.alive)
+    assert agents.finished
+    assert [*agents._directory.rglob("torchrun")] == [agents._agents[0].records / "torchrun"] * (not num_left)
+    assert len([*tmp_path.iterdir()]) == num_left
 
 
 @pytest.mark.parametrize(("error", "status"), [(None, 0), (SignalException("told", signal.SIGTERM), 143)])
