@@ -211,7 +211,8 @@ class GlobalReducer(Reducer):
         views = self._split(array)
         self._train(pieces, some, batch, views)
         for variable, start, view in zip(self._statistics, self._starts, views[len(self._variables) :], strict=True):
-            np.subtract(hooks.copied(variable), start, out=view, casting="same_kind")
+            value = hooks.copied(variable)
+            np.subtract(value, start, out=view, where=value != start, casting="same_kind")  # infinite ones included
             view *= float(0 in some) if hooks.is_taken(variable) else share
         if self._pass_loss is None or self._batch_loss is None:
             self._batch_loss = None

@@ -277,15 +277,25 @@ def shared_variables(model: Any) -> list[Any]:
 def statistics(model: Any) -> list[Any]:
     """Floating variables that a training step changes without a gradient (the statistics of BatchNorm).
 
-    A frozen weight is none, and those of a frozen BatchNorm do not change. Those that are averaged come first.
+    A frozen weight is none. Those that are averaged come first.
     """
     found = {}
     for layer in model._flatten_layers():
-        is_constant = not layer.trainable and type(layer).call is keras.layers.BatchNormalization.call
-        for variable in () if is_constant else layer._non_trainable_variables:
+        for variable in () if _has_constants(layer) else layer._non_trainable_variables:
             if str(variable.dtype).startswith(("float", "bfloat")):
                 found[id(variable)] = variable
     return sorted(found.values(), key=is_taken)
+
+
+def _has_constants(layer: Any) -> bool:
+    """Whether no step changes what a layer holds beside its weights, as far as that is known.
+
+    These are left alone: a mean of equal values may have other last bits, which the indices of a quantized layer do not
+    bear. A frozen layer of the user's may have statistics that go on all the same.
+    """
+    is_of_keras = type(layer).__module__.partition(".")[0] in ("keras", "keras_hub")
+    is_still = not layer.trainable and is_of_keras and not isinstance(layer, keras.layers.SpectralNormalization)
+    return is_still or getattr(layer, "quantization_mode", None) is not None
 
 
 def rates(model: Any) -> list[Any]:

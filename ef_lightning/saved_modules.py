@@ -19,7 +19,7 @@ def take_out(checkpoint: dict[str, Any]) -> dict[str, Any]:
     found = {key: value for key, value in checkpoint.items() if isinstance(value, Module)}
     for key in found:
         del checkpoint[key]
-    return {key: {"class": _kind(module), "state": dict(module.state_dict())} for key, module in found.items()}
+    return {key: {"class": _kind(module), "state": module.state_dict()} for key, module in found.items()}
 
 
 def put_back(

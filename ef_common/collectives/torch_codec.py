@@ -62,7 +62,7 @@ class TensorLeaves(ArrayLeaves):
 
 def as_bytes(tensor: Tensor) -> Tensor:
     """The memory of a CPU tensor as bytes, without a copy if it is contiguous."""
-    return bytes_of(tensor.detach().cpu().contiguous())
+    return bytes_of(tensor.detach().cpu().resolve_conj().resolve_neg().contiguous())
 
 
 _INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]

@@ -42,12 +42,10 @@ def tensor_of(value: Any) -> Tensor:
 
 def bytes_of(value: Any) -> Tensor:
     """The memory of a contiguous tensor or array as bytes."""
-    tensor = tensor_of(value)
-    if not tensor.numel():
-        return tensor.new_empty(0, dtype=torch.uint8)
-    tensor = tensor.view(-1)
-    # One of a single element counts as contiguous whatever its stride is, and a view as bytes refuses all but 1.
-    return tensor.as_strided(tensor.shape, (1,)).view(torch.uint8)
+    line = tensor_of(value).view(-1)
+    if line.numel() == 1:  # it counts as contiguous whatever its stride is, and a view as bytes refuses all but 1
+        line = line.as_strided((1,), (1,))
+    return line.view(torch.uint8) if line.numel() else line.new_empty(0, dtype=torch.uint8)
 
 
 def _memory(line: Tensor) -> memoryview:

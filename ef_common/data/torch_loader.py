@@ -201,6 +201,8 @@ class PlannedLoader:
 
     def _begin(self, plan: Plan, start: int) -> None:
         self._batches.plan, self._batches.start = plan, start
+        if not hasattr(self._iterator, "_reset"):  # an iterator of the loader's own, which cannot begin again
+            self.close()
         try:
             self._iterator = processes.begin(self._inner)
         except processes.DEATH_ERRORS as error:

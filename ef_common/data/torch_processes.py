@@ -32,12 +32,19 @@ def begin(loader: Any) -> Any:
     """
     heard = births() if getattr(loader, "num_workers", 0) else None
     iterator: Any = iter(loader)
-    if heard is not None and getattr(iterator, "_worker_pids_set", False):
-        torch._C._remove_worker_pids(id(iterator))
-        iterator._worker_pids_set = False
-        iterator._unborn = Unborn(heard, iterator._workers)
-        iterator._try_get_data = functools.partial(_try_often, iterator._try_get_data, iterator._unborn)
+    inner = _of_torch(iterator)
+    if heard is not None and getattr(inner, "_worker_pids_set", False):
+        torch._C._remove_worker_pids(id(inner))
+        inner._worker_pids_set = False
+        inner._unborn = Unborn(heard, inner._workers)
+        inner._try_get_data = functools.partial(_try_often, inner._try_get_data, inner._unborn)
     return iterator
+
+
+def _of_torch(iterator: Any) -> Any:
+    """The iterator that has the data workers. PyTorch Geometric's loaders wrap it, to complete its batches."""
+    inner = getattr(iterator, "iterator", None)
+    return inner if hasattr(inner, "_workers") else iterator
 
 
 def died_with(iterator: Any, error: BaseException) -> bool:
@@ -47,7 +54,7 @@ def died_with(iterator: Any, error: BaseException) -> bool:
     if _FOUND in str(error):
         return True  # torch has marked this worker as ended
     # A connection of the worker's may end a moment before the worker itself does.
-    return _died(iterator, 0.0 if isinstance(error, RuntimeError) else _DEATH_S)
+    return _died(_of_torch(iterator), 0.0 if isinstance(error, RuntimeError) else _DEATH_S)
 
 
 def _is_of_worker(error: BaseException) -> bool:
@@ -65,6 +72,7 @@ def _died(iterator: Any, patience_s: float) -> bool:
 
 def shut_down(iterator: Any) -> None:
     """End the data workers of an iterator, if it has any."""
+    iterator = _of_torch(iterator)
     if hasattr(iterator, "_shutdown_workers"):
         vars(iterator).pop("_try_get_data", None)  # else it would refer to itself, and stay
         if hasattr(iterator, "_unborn"):

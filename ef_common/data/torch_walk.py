@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from ef_common.collectives.torch_tensors import bytes_of
+from ef_common.collectives.torch_codec import as_bytes
 from ef_common.core.checksums import Checksums
 from ef_common.data import torch_processes as processes
 from ef_common.data.comparison import checksum
@@ -163,7 +163,7 @@ def _checksum(leaf: Any) -> int | None:
     if isinstance(leaf, Tensor):
         if leaf.layout is not torch.strided:
             return None
-        return checksum(bytes_of(leaf.cpu().contiguous()).numpy())
+        return checksum(as_bytes(leaf).numpy())
     if isinstance(leaf, np.ndarray):
         return checksum(leaf)
     if leaf is None or isinstance(leaf, (bool, int, float, complex, str, bytes, np.generic)):

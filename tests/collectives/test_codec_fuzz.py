@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ef_common.collectives.torch_codec import TENSORS, as_bytes
-from ef_common.collectives.torch_tensors import TorchMemory
+from ef_common.collectives.torch_tensors import TorchMemory, bytes_of
 from ef_common.errors import ProtocolError, UnsupportedError
 
 DTYPES = [
@@ -123,6 +123,18 @@ def test_tensor_of_one_element_is_sent_and_received_whatever_its_strides_are(sha
     with TorchMemory().room(one) as room:
         room[:] = TorchMemory().read(torch.tensor(5.0))
     assert one.tolist() == torch.full(shape, 5.0).tolist()
+
+
+def test_bytes_of_a_column_are_refused_as_they_are_not_in_one_piece() -> None:
+    with pytest.raises(RuntimeError, match="view"):
+        bytes_of(torch.arange(16.0).reshape(4, 4)[:, 1])
+
+
+def test_tensor_that_is_conjugate_or_negative_by_a_flag_alone_is_sent_by_value() -> None:
+    value = torch.tensor([1 + 2j, 3 - 4j])
+    for lazy in (value.conj(), value.conj().imag):
+        assert lazy.is_conj() or lazy.is_neg()
+        assert TENSORS.loads(TENSORS.dumps(lazy)).tolist() == lazy.tolist()
 
 
 def test_number_of_an_enumeration_becomes_a_plain_number() -> None:

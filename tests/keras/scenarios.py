@@ -539,6 +539,7 @@ def look_at_hooks() -> dict[str, Any]:
         "updates": int(model.optimizer.iterations),
         "statistics": [tuple(variable.shape) for variable in hooks.statistics(model)],
         "frozen": [[tuple(variable.shape) for variable in hooks.statistics(one)] for one in frozen()],
+        "quantized": [hooks.statistics(one) for one in [quantized()] if one.layers[0]._non_trainable_variables],
         "state": sorted(tuple(variable.shape) for variable in hooks.state_variables(model)),
         "optimizers": len(hooks.optimizers(model)),
         "seeds": [tuple(state.shape) for state in hooks.seed_states(model)],
@@ -555,11 +556,20 @@ def look_at_hooks() -> dict[str, Any]:
 
 
 def frozen() -> list[Any]:
-    """Models whose first layer is frozen and has statistics, which a step of the first model changes all the same."""
-    models = [untrained(), compiled(keras.Sequential([keras.layers.Input((4,)), keras.layers.BatchNormalization()]))]
+    """Models whose first layer is frozen. What it holds is changed by a step of the first two models all the same."""
+    normalized = keras.layers.SpectralNormalization(keras.layers.Dense(2))
+    kinds = [normalized, keras.layers.BatchNormalization(), keras.layers.Normalization()]
+    models = [untrained(), *(compiled(keras.Sequential([keras.layers.Input((4,)), kind])) for kind in kinds)]
     for model in models:
         model.layers[0].trainable = False
     return models
+
+
+def quantized() -> Any:
+    """A model with a layer that is trained, and holds scales."""
+    model = compiled(keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)]))
+    model.quantize("int8")
+    return model
 
 
 def move_parts() -> list[str]:

@@ -25,7 +25,8 @@ def test_private_places_of_keras_are_where_they_were(tmp_path: Path, backend: st
     assert found["batch"] == [[5, 12], [5]]
     assert found["epochs"] == found["updates"] == 2  # from epoch 1 on, one batch in each
     assert found["statistics"] == [[4], [4]]
-    assert found["frozen"] == [[[12]], []]
+    assert found["frozen"] == [[[12]], [[1, 2]], [], []]
+    assert found["quantized"] == [[]]
     assert [shape for shape in found["state"] if shape == [12, 4]] == [[12, 4]]
     assert found["optimizers"] == 1
     assert found["settings"] == [[0.2, 0.5], 0.1, 0.9]

@@ -24,6 +24,7 @@ from ef_common.data import births
 from ef_common.data.torch_loader import PlannedLoader
 from ef_common.data.torch_walk import WalkedLoader
 from ef_common.errors import DataWorkersLost
+from ef_common.launch.ending import has_ended
 from ef_lightning import strategy_for
 from tests.lightning import training
 from tests.lightning.conftest import HOSTS, QUIET
@@ -248,19 +249,56 @@ def test_batch_that_is_not_in_the_plan_is_read_in_a_data_worker_and_the_plan_goe
         loader.next()
 
 
-class Completing(DataLoader[Any]):
-    """Completes each batch in its iterator, as PyTorch Geometric's loaders do."""
+class Complete:
+    """Completes what torch's iterator reads."""
+
+    def __init__(self, iterator: Any) -> None:
+        self.iterator = iterator
+
+    def _reset(self, *args: Any) -> None:
+        self.iterator._reset(*args)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return [*next(self.iterator), "complete"]
+
+
+class Wrapping(DataLoader[Any]):
+    """Completes each batch in an iterator that wraps torch's, as PyTorch Geometric's loaders do."""
+
+    def _get_iterator(self) -> Any:
+        return Complete(super()._get_iterator())
+
+
+class Generating(DataLoader[Any]):
+    """Completes each batch in a generator, which cannot begin again."""
 
     def _get_iterator(self) -> Any:
         return ([*batch, "complete"] for batch in super()._get_iterator())
 
 
-def test_batch_that_is_not_in_the_plan_comes_from_an_iterator_of_the_loaders_own() -> None:
-    loader = PlannedLoader(Completing(Slow(), 1))
+@pytest.mark.parametrize("kind", [Wrapping, Generating])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_batch_that_is_not_in_the_plan_comes_from_an_iterator_of_the_loaders_own(kind: Any, num_workers: int) -> None:
+    loader = PlannedLoader(kind(Slow(), 1, num_workers=num_workers))
     loader.read(lambda start: iter([[0], [1], [2]][start:]))
     found = [loader.next(), loader.fetch([3]), loader.next(), loader.next()]
     loader.close()
     assert [(int(index), last) for index, _, last in found] == [(n, "complete") for n in (0, 3, 1, 2)]
+
+
+def test_data_worker_of_a_wrapped_iterator_that_dies_during_a_step_costs_a_second_read(tmp_path: Path) -> None:
+    loader = PlannedLoader(Wrapping(Opened(tmp_path), 1, num_workers=1, worker_init_fn=_open))
+    loader.read(lambda start: iter([[0], [1], [2], [3]][start:]))
+    found = [loader.next(), loader.next()]
+    reader = psutil.Process(int(found[0][1]))
+    poll_until(lambda: has_ended(reader))  # torch would raise here
+    found += [loader.next(), loader.next()]
+    loader.close()
+    assert [(int(index), last) for index, _, last in found] == [(n, "complete") for n in range(4)]
+    assert list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("persistent", [False, True])

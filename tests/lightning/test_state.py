@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ef_common.collectives.torch_codec import TENSORS
 from ef_common.errors import ElasticFlowError
-from ef_lightning import strategy_for
+from ef_lightning import saved_modules, strategy_for
 from ef_lightning.state import state_kinds
 from tests.lightning import training
 from tests.lightning.conftest import HOSTS
@@ -366,6 +366,30 @@ def test_module_that_a_hook_puts_into_checkpoints_is_the_newcomers_own_in_the_st
     training.trainer(pl, strategy_for(host)(), max_steps=1, enable_checkpointing=False).fit(Own(), training.loader(9))
     assert [module is own for module in loaded] == [True] * (not has_another)
     assert has_another or own.running_mean.tolist() == [7.0, 7.0]
+
+
+class Newer(nn.Module):
+    """Keeps another number than its first version, and converts what that one has saved."""
+
+    _version = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.tensor(5.0))
+
+    def _load_from_state_dict(self, saved: dict[str, Any], prefix: str, local_metadata: Any, *rest: Any) -> None:
+        if local_metadata.get("version") != self._version:
+            saved[f"{prefix}scale"] = saved[f"{prefix}scale"] ** 2
+        super()._load_from_state_dict(saved, prefix, local_metadata, *rest)
+
+
+def test_state_of_a_module_in_a_checkpoint_is_sent_with_its_version() -> None:
+    member, newcomer = ({"epoch": 3, "loss": Newer()} for _ in range(2))
+    taken = TENSORS.loads(TENSORS.dumps(saved_modules.take_out(member)))
+    assert member == {"epoch": 3}
+    nn.init.zeros_(newcomer["loss"].scale)
+    assert saved_modules.put_back(member, taken, lambda: newcomer) == [newcomer["loss"]]
+    assert float(member["loss"].scale) == 5.0
 
 
 @pytest.mark.parametrize("averages", [False, True])
