@@ -186,7 +186,9 @@ TORCHMETRICS = (
 
 TORCH = (
     *listed("loader", "_iterator _dataset_kind", "PlannedLoader"),
+    *listed("loader", "_get_iterator()", "PlannedLoader"),
     *listed("iterator", "_shutdown_workers()", "PlannedLoader"),
+    *listed("iterator", "_reset(_)", "PlannedLoader"),
     *listed("iterator", "_try_get_data(_)", "PlannedLoader", replaced=True),
     *listed("iterator", "_worker_pids_set", "PlannedLoader", bool),
     *listed("iterator", "_workers _workers_status", "PlannedLoader", list),
