@@ -294,7 +294,8 @@ def _has_constants(layer: Any) -> bool:
     bear. A frozen layer of the user's may have statistics that go on all the same.
     """
     is_of_keras = type(layer).__module__.partition(".")[0] in ("keras", "keras_hub")
-    is_still = not layer.trainable and is_of_keras and not isinstance(layer, keras.layers.SpectralNormalization)
+    goes_on = isinstance(layer, (keras.layers.SpectralNormalization, keras.layers.JaxLayer))
+    is_still = not layer.trainable and is_of_keras and not goes_on
     return is_still or getattr(layer, "quantization_mode", None) is not None
 
 

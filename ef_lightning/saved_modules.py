@@ -1,12 +1,12 @@
-"""Modules in a checkpoint: a loss, or metrics, that `on_save_checkpoint` has put there.
+"""Parts of the model in a checkpoint: a loss, or metrics, that `on_save_checkpoint` has put there.
 
-Objects are not sent to newcomers. A newcomer runs the same program, so its own hook puts such a module there, too, and
-only the module's state is sent.
+Objects are not sent to newcomers. A part of the model is a part of the newcomer's model, too, under the same name, and
+its state is sent with that of the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch.nn import Module
@@ -14,49 +14,27 @@ from torch.nn import Module
 from ef_common.errors import ElasticFlowError
 
 
-def take_out(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Take the modules out of a checkpoint; returns the class and the state of each by its key."""
-    found = {key: value for key, value in checkpoint.items() if isinstance(value, Module)}
-    for key in found:
+def take_out(checkpoint: dict[str, Any], model: Module) -> dict[str, str]:
+    """Take the parts of the model out of a checkpoint; returns the name of each in the model, by its key."""
+    names = {id(part): name for name, part in model.named_modules()}
+    taken = {key: names[id(value)] for key, value in checkpoint.items() if id(value) in names}
+    for key in taken:
         del checkpoint[key]
-    return {key: {"class": _kind(module), "state": module.state_dict()} for key, module in found.items()}
+    return taken
 
 
-def put_back(
-    checkpoint: dict[str, Any], taken: Mapping[str, Any], own: Callable[[], Mapping[str, Any]]
-) -> list[Module]:
-    """Put this worker's own modules there, with the state of those that were taken out elsewhere.
-
-    Args:
-        checkpoint: Without modules.
-        taken: What :func:`take_out` has returned.
-        own: A checkpoint of this worker; not called if no module was taken out.
-
-    Returns:
-        These modules.
+def put_back(checkpoint: dict[str, Any], taken: Mapping[str, str], model: Module) -> list[Module]:
+    """Put the same parts of this worker's model there; returns them.
 
     Raises:
-        ElasticFlowError: This worker has others.
+        ElasticFlowError: Its model has no such part.
     """
-    found = own() if taken else {}
-    for key, wanted in taken.items():
-        module, received = found.get(key), _kind(found.get(key))
-        if not isinstance(module, Module) or received != wanted["class"]:
-            raise ElasticFlowError(_other(key, wanted["class"], received))
+    for key, name in taken.items():
         try:
-            module.load_state_dict(wanted["state"])
-        except RuntimeError as error:
-            raise ElasticFlowError(_other(key, wanted["class"], f"one of another form ({error})")) from error
-        checkpoint[key] = module
+            checkpoint[key] = model.get_submodule(name)
+        except AttributeError as error:
+            raise ElasticFlowError(
+                f"the others' on_save_checkpoint gives checkpoint[{key!r}] a part that this model lacks. Run the same "
+                f"program on all nodes. Expected: a module {name!r}"
+            ) from error
     return [checkpoint[key] for key in taken]
-
-
-def _kind(value: object) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
-
-
-def _other(key: str, expected: str, received: str) -> str:
-    return (
-        f"on_save_checkpoint has put another module into checkpoint[{key!r}] here than in the others. Run the same "
-        f"program on all nodes. Expected: {expected}. Received: {received}"
-    )

@@ -65,9 +65,14 @@ class SavedTree:
         return _kind(_find(self.tree, path))
 
     def copy_parts(self, parts: Sequence[Slice]) -> tuple[Callable[[Slice], Any], Release]:
-        flat = {part: bytes_of(_find(self.tree, part.path).contiguous()) for part in parts}
+        flat = {part: _bytes(_find(self.tree, part.path)) for part in parts}
         copy = self.copies.of({part: tensor[part.start : part.stop] for part, tensor in flat.items()})
         return lambda part: as_bytes(copy.tree[part]).numpy(), copy.release
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """Where the tensor is; those on a GPU go to the host in parts."""
+    return bytes_of(tensor.resolve_conj().resolve_neg().contiguous())
 
 
 def save(tree: Any, file: Any) -> None:

@@ -220,13 +220,14 @@ class TrainerState:
             raise UnsupportedError(f"{what}. Received: {error!r}") from error
 
     def _collect(self) -> dict[str, Any]:
-        checkpoint = self._dumped()
+        with self._trainer.strategy.making_checkpoint():  # in one member, while the others wait for the end of that
+            checkpoint = hooks.dump_checkpoint(self._trainer)
         for key in _NOT_SENT:
             checkpoint.pop(key, None)
         loader = self._loader()
         return {
             **self._running(),
-            "modules": take_out(checkpoint),
+            "modules": take_out(checkpoint, self._trainer.lightning_module),
             "checkpoint": checkpoint,
             "weights": unsaved_weights(self._trainer.lightning_module, checkpoint.get("state_dict")),
             "own_optimizer_states": list(map(is_own_state, self._trainer.optimizers, checkpoint["optimizer_states"])),
@@ -238,10 +239,6 @@ class TrainerState:
             "factors": self._factors(),
             "workers": self._workers.state(),
         }
-
-    def _dumped(self) -> dict[str, Any]:
-        with self._trainer.strategy.making_checkpoint():  # in one worker, while the others wait for the end of that
-            return hooks.dump_checkpoint(self._trainer)
 
     @property
     def _schedulers(self) -> list[Any]:
@@ -306,7 +303,8 @@ class TrainerState:
 
     def _adopt(self, state: dict[str, Any]) -> None:
         trainer = self._trainer
-        modules = put_back(state["checkpoint"], state.get("modules", {}), self._dumped)  # a saved state has none
+        taken = state.get("modules", {})  # not in a saved state
+        modules = put_back(state["checkpoint"], taken, trainer.lightning_module)
         self._received = state if hooks.in_epoch(state["loops"]) else None
         # The user's own hooks will be called with it: what they change in it must not be what is taken in again. The
         # validation stays set up until then, so that Lightning does not do it again meanwhile.

@@ -20,6 +20,7 @@ _NOTICE_S = 0.25
 """How long `next` waits for a batch before it looks whether the data workers live."""
 DEATH_ERRORS = (RuntimeError, OSError, EOFError)
 """What `next`, or a new pass, may raise when a data worker dies; `died_with` tells whether one has."""
+_PLAIN = torch.utils.data.DataLoader._get_iterator
 _FOUND = "DataLoader worker (pid(s)"
 """How torch begins what it says of data workers whose end it has not expected."""
 
@@ -32,7 +33,9 @@ def begin(loader: Any) -> Any:
     """
     heard = births() if getattr(loader, "num_workers", 0) else None
     iterator: Any = iter(loader)
-    inner = _of_torch(iterator)
+    inner = iterator
+    if getattr(type(loader), "_get_iterator", _PLAIN) is not _PLAIN:
+        inner = getattr(iterator, "iterator", iterator)  # PyTorch Geometric's loaders wrap it, to complete its batches
     if heard is not None and getattr(inner, "_worker_pids_set", False):
         torch._C._remove_worker_pids(id(inner))
         inner._worker_pids_set = False
@@ -42,9 +45,9 @@ def begin(loader: Any) -> Any:
 
 
 def _of_torch(iterator: Any) -> Any:
-    """The iterator that has the data workers. PyTorch Geometric's loaders wrap it, to complete its batches."""
+    """The iterator that has the data workers: this one, or the one that it wraps. Others' are their own affair."""
     inner = getattr(iterator, "iterator", None)
-    return inner if hasattr(inner, "_workers") else iterator
+    return inner if hasattr(inner, "_unborn") else iterator
 
 
 def died_with(iterator: Any, error: BaseException) -> bool:

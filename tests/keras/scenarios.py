@@ -555,10 +555,16 @@ def look_at_hooks() -> dict[str, Any]:
     }
 
 
+def _count(params: Any, state: Any, rng: Any, inputs: Any, training: bool) -> Any:
+    return inputs, {"seen": state["seen"] + len(inputs) if training else state["seen"]}
+
+
 def frozen() -> list[Any]:
     """Models whose first layer is frozen. What it holds is changed by a step of the first two models all the same."""
     normalized = keras.layers.SpectralNormalization(keras.layers.Dense(2))
     kinds = [normalized, keras.layers.BatchNormalization(), keras.layers.Normalization()]
+    if keras.backend.backend() == "jax":
+        kinds.append(keras.layers.JaxLayer(_count, params={}, state={"seen": np.zeros(3, np.float32)}))
     models = [untrained(), *(compiled(keras.Sequential([keras.layers.Input((4,)), kind])) for kind in kinds)]
     for model in models:
         model.layers[0].trainable = False

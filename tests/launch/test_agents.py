@@ -48,7 +48,7 @@ def end_as(status: int, why: str = "") -> Callable[..., None]:
     return body
 
 
-OURS: Any = SimpleNamespace(rdzv_backend=BACKEND, log_dir=None, redirects="0", tee="0")
+OURS: Any = SimpleNamespace(rdzv_backend=BACKEND, log_dir=None, logs_specs=None, redirects="0", tee="0")
 
 
 @pytest.fixture

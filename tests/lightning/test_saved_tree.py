@@ -45,6 +45,8 @@ def _trees() -> dict[str, Any]:
             wide.to(torch.complex64),
             wide.to(torch.float8_e4m3fn),
             wide.to(torch.uint8),
+            wide.to(torch.complex64).mul(1 + 2j).conj(),
+            wide.to(torch.complex64).mul(1 + 2j).conj().imag,
         ),
         "sparse": {"sparse": wide.to_sparse(), "dense": wide},
         "objects": {"set": {1, 2}, "held": OrderedDict(a=torch.ones(2000), b=slice(2)), 5: torch.ones(2000), "t": (1,)},

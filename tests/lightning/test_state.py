@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ef_common.collectives.torch_codec import TENSORS
 from ef_common.errors import ElasticFlowError
-from ef_lightning import saved_modules, strategy_for
+from ef_lightning import strategy_for
 from ef_lightning.state import state_kinds
 from tests.lightning import training
 from tests.lightning.conftest import HOSTS
@@ -335,61 +335,37 @@ def test_newcomer_has_the_others_weights_whatever_a_hook_puts_into_checkpoints(s
 
 
 @pytest.mark.parametrize("host", HOSTS)
-@pytest.mark.parametrize("has_another", [False, True])
-def test_module_that_a_hook_puts_into_checkpoints_is_the_newcomers_own_in_the_state_of_the_others(
-    host: str, has_another: bool
-) -> None:
+@pytest.mark.parametrize("lacks_it", [False, True])
+def test_part_of_the_model_that_a_hook_puts_into_checkpoints_is_the_newcomers_own(host: str, lacks_it: bool) -> None:
     pl = importlib.import_module(host)
-    own = nn.BatchNorm1d(2)  # not a part of the model
-    put: list[Any] = [own]
     loaded: list[Any] = []
 
     class Own(training.regression(pl)):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.losses = nn.ModuleList([nn.BatchNorm1d(2)])
+
         def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-            checkpoint["criterion"] = put[0]
+            checkpoint.update(criterion=self.losses[0], model=self)
 
         def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-            loaded.append(checkpoint["criterion"])
+            loaded.append([checkpoint["criterion"] is self.losses[0], checkpoint["model"] is self])
 
         def on_train_batch_end(self, *args: Any) -> None:
-            state = self.trainer.strategy.session.state
-            nn.init.constant_(own.running_mean, 7.0)
+            state, (loss,) = self.trainer.strategy.session.state, self.losses
+            nn.init.constant_(loss.running_mean, 7.0)
             received = TENSORS.loads(TENSORS.dumps(state._collect()))
-            nn.init.constant_(own.running_mean, 0.0)
-            if not has_another:
-                state._adopt(received)
-                return
-            for put[0] in (nn.MSELoss(), nn.BatchNorm1d(3), None):
-                with pytest.raises(ElasticFlowError, match="has put another module into checkpoint"):
+            nn.init.constant_(loss.running_mean, 0.0)
+            if lacks_it:
+                self.losses = nn.ModuleList()
+                with pytest.raises(ElasticFlowError, match=r"checkpoint\['criterion'\] a part that this model lacks"):
                     state._adopt(received)
+            else:
+                state._adopt(received)
+                assert loss.running_mean.tolist() == [7.0, 7.0]
 
     training.trainer(pl, strategy_for(host)(), max_steps=1, enable_checkpointing=False).fit(Own(), training.loader(9))
-    assert [module is own for module in loaded] == [True] * (not has_another)
-    assert has_another or own.running_mean.tolist() == [7.0, 7.0]
-
-
-class Newer(nn.Module):
-    """Keeps another number than its first version, and converts what that one has saved."""
-
-    _version = 2
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("scale", torch.tensor(5.0))
-
-    def _load_from_state_dict(self, saved: dict[str, Any], prefix: str, local_metadata: Any, *rest: Any) -> None:
-        if local_metadata.get("version") != self._version:
-            saved[f"{prefix}scale"] = saved[f"{prefix}scale"] ** 2
-        super()._load_from_state_dict(saved, prefix, local_metadata, *rest)
-
-
-def test_state_of_a_module_in_a_checkpoint_is_sent_with_its_version() -> None:
-    member, newcomer = ({"epoch": 3, "loss": Newer()} for _ in range(2))
-    taken = TENSORS.loads(TENSORS.dumps(saved_modules.take_out(member)))
-    assert member == {"epoch": 3}
-    nn.init.zeros_(newcomer["loss"].scale)
-    assert saved_modules.put_back(member, taken, lambda: newcomer) == [newcomer["loss"]]
-    assert float(member["loss"].scale) == 5.0
+    assert loaded == [[True, True]] * (not lacks_it)
 
 
 @pytest.mark.parametrize("averages", [False, True])

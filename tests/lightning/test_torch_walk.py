@@ -165,6 +165,36 @@ def leave_once(path: Path) -> None:
         os._exit(0)
 
 
+class Prefetching:
+    """An iterator of the user's around one of torch's that is kept."""
+
+    def __init__(self, iterator: Iterator[Any]) -> None:
+        self.iterator = iterator
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self.iterator)
+
+
+class Keeping(DataLoader[Any]):
+    """Reads with a loader of its own, whose data workers live from pass to pass."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.reader = DataLoader(*args, **kwargs)
+
+    def __iter__(self) -> Any:
+        return Prefetching(iter(self.reader))
+
+
+def test_data_workers_that_the_user_keeps_live_from_walk_to_walk() -> None:
+    loader = WalkedLoader(Keeping(walked.Numbers(6), 2, num_workers=1, persistent_workers=True))
+    for number in range(2):
+        assert [n for batch in loader.batches(number) for n in batch[0].tolist()] == list(range(6))
+
+
 def test_data_worker_that_leaves_with_status_0_counts_as_lost(tmp_path: Path) -> None:
     loader = WalkedLoader(DataLoader(Uneven(partial(leave_once, tmp_path / "left")), None, num_workers=2))
     assert list(loader.batches(0)) == list(range(7))
