@@ -290,8 +290,8 @@ def statistics(model: Any) -> list[Any]:
 def _has_constants(layer: Any) -> bool:
     """Whether no step changes what a layer holds beside its weights, as far as that is known.
 
-    These are left alone: a mean of equal values may have other last bits, which the indices of a quantized layer do not
-    bear. A frozen layer of the user's may have statistics that go on all the same.
+    Constants are left alone: a mean of equal values may differ from them in its last bits, and an index that a
+    quantized layer holds would become another one. A frozen layer of the user's may have statistics that still change.
     """
     is_of_keras = type(layer).__module__.partition(".")[0] in ("keras", "keras_hub")
     goes_on = isinstance(layer, (keras.layers.SpectralNormalization, keras.layers.JaxLayer))

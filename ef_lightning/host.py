@@ -73,7 +73,7 @@ def detect() -> LightningHost | None:
     if len(imported) > 1:
         raise MixedImportsError(
             "both `lightning.pytorch` and `pytorch_lightning` are imported, and a strategy of one does not work "
-            "in a Trainer of the other. Import only one of them, or say which one your Trainer is of: "
+            "in a Trainer of the other. Import only one of them, or name the one that your Trainer comes from: "
             "`ef_lightning.strategy_for('lightning.pytorch')()` or `ef_lightning.strategy_for('pytorch_lightning')()`"
         )
     candidates = imported or [name for name in NAMES if importlib.util.find_spec(name.split(".")[0]) is not None]

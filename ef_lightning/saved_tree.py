@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ef_common.collectives.torch_codec import as_bytes
-from ef_common.collectives.torch_tensors import bytes_of
+from ef_common.collectives.torch_tensors import bytes_of, in_one_piece
 from ef_common.data.source import Release
 from ef_common.storage.checkpoints import Content, WriteFile
 from ef_common.storage.layout import FileLayout, Path, Segment, Slice, StandIns
@@ -65,14 +65,9 @@ class SavedTree:
         return _kind(_find(self.tree, path))
 
     def copy_parts(self, parts: Sequence[Slice]) -> tuple[Callable[[Slice], Any], Release]:
-        flat = {part: _bytes(_find(self.tree, part.path)) for part in parts}
+        flat = {part: bytes_of(in_one_piece(_find(self.tree, part.path))) for part in parts}
         copy = self.copies.of({part: tensor[part.start : part.stop] for part, tensor in flat.items()})
         return lambda part: as_bytes(copy.tree[part]).numpy(), copy.release
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    """Where the tensor is; those on a GPU go to the host in parts."""
-    return bytes_of(tensor.resolve_conj().resolve_neg().contiguous())
 
 
 def save(tree: Any, file: Any) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ef_common.collectives.codec import ArrayLeaves, Codec
-from ef_common.collectives.torch_tensors import bytes_of
+from ef_common.collectives.torch_tensors import bytes_of, in_one_piece
 
 
 class TensorLeaves(ArrayLeaves):
@@ -62,7 +62,7 @@ class TensorLeaves(ArrayLeaves):
 
 def as_bytes(tensor: Tensor) -> Tensor:
     """The memory of a CPU tensor as bytes, without a copy if it is contiguous."""
-    return bytes_of(tensor.detach().cpu().resolve_conj().resolve_neg().contiguous())
+    return bytes_of(in_one_piece(tensor.cpu()))
 
 
 _INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]

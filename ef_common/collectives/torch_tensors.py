@@ -40,6 +40,11 @@ def tensor_of(value: Any) -> Tensor:
     return torch.from_numpy(array)
 
 
+def in_one_piece(tensor: Tensor) -> Tensor:
+    """The tensor without its graph, or a copy of its values if these do not lie in memory one after the other."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
 def bytes_of(value: Any) -> Tensor:
     """The memory of a contiguous tensor or array as bytes."""
     line = tensor_of(value).view(-1)

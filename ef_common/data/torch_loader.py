@@ -166,8 +166,7 @@ class PlannedLoader:
         Raises:
             DataWorkersLost: The worker processes die again and again.
         """
-        has_own_iterator = type(self._inner)._get_iterator is not DataLoader._get_iterator  # PyG's makes the batch
-        if self._inner.num_workers > 0 or has_own_iterator:
+        if self._inner.num_workers > 0 or processes.has_own_iterator(self._inner):
             self._is_aside = True
             self._begin(lambda start: iter([batch]), 0)
             return self._take(0)

@@ -33,15 +33,18 @@ def begin(loader: Any) -> Any:
     """
     heard = births() if getattr(loader, "num_workers", 0) else None
     iterator: Any = iter(loader)
-    inner = iterator
-    if getattr(type(loader), "_get_iterator", _PLAIN) is not _PLAIN:
-        inner = getattr(iterator, "iterator", iterator)  # PyTorch Geometric's loaders wrap it, to complete its batches
+    inner = getattr(iterator, "iterator", iterator) if has_own_iterator(loader) else iterator
     if heard is not None and getattr(inner, "_worker_pids_set", False):
         torch._C._remove_worker_pids(id(inner))
         inner._worker_pids_set = False
         inner._unborn = Unborn(heard, inner._workers)
         inner._try_get_data = functools.partial(_try_often, inner._try_get_data, inner._unborn)
     return iterator
+
+
+def has_own_iterator(loader: Any) -> bool:
+    """Whether a DataLoader's class wraps torch's iterator, as PyTorch Geometric's do to complete its batches."""
+    return getattr(type(loader), "_get_iterator", _PLAIN) is not _PLAIN
 
 
 def _of_torch(iterator: Any) -> Any:

@@ -685,7 +685,7 @@ def _be_agent(args: argparse.Namespace, device: int | None, records: Path, local
         for name in ("torch.distributed.elastic.multiprocessing.api", "ef_common.launch.deaths"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
     os.environ[environment.CRASH_RECORDS] = str(records)
-    if args.log_dir is args.logs_specs is None and args.redirects == args.tee == "0":
+    if args.log_dir is None and args.logs_specs is None and args.redirects == args.tee == "0":
         args.log_dir = str(records / "torchrun")  # else torchrun leaves a directory in /tmp for each agent
     os.setsid()  # Ctrl-C is for the launcher, which tells the workers
     for number in [*to_end(), SIGNAL]:

@@ -560,7 +560,7 @@ def _count(params: Any, state: Any, rng: Any, inputs: Any, training: bool) -> An
 
 
 def frozen() -> list[Any]:
-    """Models whose first layer is frozen. What it holds is changed by a step of the first two models all the same."""
+    """Models whose first layer is frozen. A step still changes what it holds in the first two, and in JAX's own."""
     normalized = keras.layers.SpectralNormalization(keras.layers.Dense(2))
     kinds = [normalized, keras.layers.BatchNormalization(), keras.layers.Normalization()]
     if keras.backend.backend() == "jax":

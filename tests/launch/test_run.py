@@ -736,6 +736,7 @@ def test_refused_run_leaves_no_folder(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 NOBODY = 2**30  # no process has this id
+LIMITS = {"heartbeat_timeout_s": 7.0, "hang_timeout_s": 30.0, "credentials": None, "linger_s": 60.0}
 
 
 def prepared(monkeypatch: pytest.MonkeyPatch, conf: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -758,13 +759,7 @@ def test_settings_of_a_local_job_come_to_its_coordinator(monkeypatch: pytest.Mon
     (tmp_path / "token").write_text("hunter2")
     conf = f"heartbeat_timeout=7,hang_timeout=30,last_call_timeout=4,on_minority=continue,token_file={tmp_path}/token"
     (_, token, settings), limits = prepared(monkeypatch, conf)
-    assert limits == {
-        "heartbeat_timeout_s": 7.0,
-        "hang_timeout_s": 30.0,
-        "credentials": None,
-        "linger_s": 60.0,
-        "launcher": os.getpid(),
-    }
+    assert limits == {**LIMITS, "launcher": os.getpid()}
     assert settings == Settings(1, 8, 4.0, 3, on_minority="continue")
     assert (token.secret, os.environ["ELASTICFLOW_TOKEN"]) == ("hunter2", "hunter2")
 
@@ -793,13 +788,7 @@ def test_settings_of_a_local_job_may_stand_in_the_environment(monkeypatch: pytes
     monkeypatch.setenv("ELASTICFLOW_HEARTBEAT_TIMEOUT", "7")
     monkeypatch.setenv("ELASTICFLOW_HANG_TIMEOUT", "30")
     (_, token, settings), limits = prepared(monkeypatch, "")
-    assert limits == {
-        "heartbeat_timeout_s": 7.0,
-        "hang_timeout_s": 30.0,
-        "credentials": None,
-        "linger_s": 60.0,
-        "launcher": os.getpid(),
-    }
+    assert limits == {**LIMITS, "launcher": os.getpid()}
     assert settings == Settings(1, 8, launcher.LAST_CALL_S, 3)
     assert len(token.secret) == 32
 
